@@ -100,4 +100,4 @@ ADMINISTRATION: Final = frozenset(
         Action.GROUP_DELETE,
     }
 )
-"""What an auditor wants to know of when it was allowed, too; users and tokens are told of when they were changed."""
+"""What an auditor wants to know of when it was allowed, too; changes of users and tokens are audited where they are made."""

@@ -32,7 +32,7 @@ NAME_LOGGED_MAX: Final = 255  # of a name that somebody made up, in the audit lo
 KEPT_AS: Final = "scram"  # what names without a verifier are answered with, the same after each start
 KEY: Final = "key"
 KEY_BYTES: Final = 32
-# Verified when there is no such user, so that the time an answer takes does not tell: a hash of random bytes nobody kept.
+# Verified when there is no such user, so that the time an answer takes gives nothing away: a hash of random bytes that nobody kept.
 _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 
 
@@ -111,7 +111,7 @@ class Identification(Authorization):
 
     def log_in(self, name: str, password: str, done: Completion[Principal], *, peer: str = "") -> None:
         """Call ``done``, later, with who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
-        when others had to go first. ``peer``: address of the connection, by which logins take turns.
+        when others had to go first. ``peer``: address of the connection, by which logins queue.
 
         Raises Busy(BUSY) when too many logins wait to be verified.
         """

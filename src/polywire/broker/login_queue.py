@@ -1,4 +1,4 @@
-"""Who is verified next: logins wait in turns by address, and who has guessed wrong waits longer.
+"""Who is verified next: logins are taken round-robin by address, and who has guessed wrong waits longer.
 
 Promises: pure; an address with many logins holds up those of others by one each; when there are too many, the last come of the address
 with the most, which have failed most, are given up first; every table has a limit. Must not know: passwords, users, threads.

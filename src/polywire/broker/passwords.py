@@ -1,6 +1,6 @@
 """Passwords: hashed with Argon2id, in threads of their own, because a hash is slow on purpose.
 
-Promises: the loop never waits for a hash; at most ``waiting_max`` wait for the thread, in turns by address, and who guessed wrong waits
+Promises: the loop never waits for a hash; at most ``waiting_max`` wait for the thread, round-robin by address, and who guessed wrong waits
 longer; each costs 19 MiB while it runs; what was verified
 is remembered by a keyed digest, never as it was given, so that a client that sends its password with every command pays once.
 Must not know: users, wires.
@@ -126,7 +126,7 @@ class Passwords:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _wait(self, origin: Origin, work: Callable[[], Result], done: Callable[[Result | Busy], None]) -> None:
-        """Have work done when its turn has come."""
+        """Queue work."""
         now = self._clock.monotonic()
         attempt = Attempt(
             origin,

@@ -8,7 +8,7 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
     epoch > known            accepted if it starts at 0 or 1 (wires differ), else Invalid(SEQUENCE_GAP)
     unknown                  accepted; the sequences known begin with this batch's, which may follow forgotten ones
     starts at last + 1       accepted
-    within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
+    within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten it
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
 
 A wire whose sequences wrap around (Kafka's do, behind 2^31 - 1) has them unwrapped first: ``unwrapped`` continues them where the producer is,
@@ -32,14 +32,14 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.types import Level
 
-PLACE_UNKNOWN = -1
+OFFSET_UNKNOWN = -1
 JUST_NOW_US = -1  # when a batch that came back in recovery was seen, until it is known which time it is
 WRAP: Final = 1 << 31  # sequences of wires that wrap are below
 FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` wire and Kafka count from 0, Cursus from 1
 
 
 class Remembered:
-    """One batch of a producer. ``offset`` is that of its first record, PLACE_UNKNOWN until the log told it.
+    """One batch of a producer. ``offset`` is that of its first record, OFFSET_UNKNOWN until the log has assigned it.
 
     Invariant: ``waiting`` is None once the log has answered; until then it holds the repeats that wait for the same answer.
     """
@@ -49,12 +49,12 @@ class Remembered:
     def __init__(self, base: int, last: int) -> None:
         self.base = base
         self.last = last
-        self.offset = PLACE_UNKNOWN
+        self.offset = OFFSET_UNKNOWN
         self.waiting: list[tuple[int, Level, Completion[int] | None]] | None = []
 
     def offset_of(self, sequence: int) -> int:
-        """Offset of the record with this sequence, PLACE_UNKNOWN when the place of the batch is not known."""
-        return PLACE_UNKNOWN if self.offset == PLACE_UNKNOWN else self.offset + sequence - self.base
+        """Offset of the record with this sequence, OFFSET_UNKNOWN when that of the batch is not known."""
+        return OFFSET_UNKNOWN if self.offset == OFFSET_UNKNOWN else self.offset + sequence - self.base
 
 
 class _Producer:
@@ -70,8 +70,8 @@ class _Producer:
         self.seen_at_us = seen_at_us
         self.window: deque[Remembered] = deque(maxlen=window)
 
-    def place(self, batch: Remembered, epoch: int) -> None:
-        """A batch of the window, if it is one, tells where it lies."""
+    def assign_offset(self, batch: Remembered, epoch: int) -> None:
+        """Note where a batch lies, if it is still in the window."""
         for remembered in self.window:
             if remembered.base == batch.base and epoch == self.epoch:
                 remembered.offset = batch.offset
@@ -128,7 +128,7 @@ class Producers:
         for remembered in reversed(known.window):
             if remembered.base <= base and last <= remembered.last:
                 return remembered
-        return settled(base, last, PLACE_UNKNOWN)
+        return settled(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
         """The sequence that one below WRAP stands for: of all that it may be, the nearest to what comes next.
@@ -159,12 +159,12 @@ class Producers:
         return None if known is None else (known.epoch, known.last)
 
     def offset_of(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Where one of the latest records of a producer lies, PLACE_UNKNOWN when that is not remembered."""
+        """Where one of the latest records of a producer lies, OFFSET_UNKNOWN when that is not remembered."""
         known = self._by_key.get((incarnation, producer))
         if known is None or known.epoch != epoch:
-            return PLACE_UNKNOWN
+            return OFFSET_UNKNOWN
         found = (batch for batch in reversed(known.window) if batch.base <= sequence <= batch.last)
-        return next((batch.offset_of(sequence) for batch in found), PLACE_UNKNOWN)
+        return next((batch.offset_of(sequence) for batch in found), OFFSET_UNKNOWN)
 
     def _living(self, key: tuple[int, bytes], now_us: int) -> _Producer | None:
         known = self._by_key.get(key)
@@ -186,16 +186,16 @@ class Producers:
         self._insert(key, known)
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
-        """A batch came back in recovery; one that the snapshot already holds at most tells its place.
+        """Take in a batch that recovery replays; of one that the snapshot holds, only its offset is new.
 
-        Live, a batch that does not follow would have been refused or answered as a repeat. So it can only be one that is told twice, or the
-        first of a producer that had been forgotten: that one lies behind everything that is known of it.
+        Live, a batch that does not follow would have been refused or answered as a repeat. So it can only be one that is replayed twice, or
+        the first of a producer that had been forgotten: that one lies behind everything that is known of it.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
-            newest = known.window[-1].offset if known.window else PLACE_UNKNOWN
-            if newest == PLACE_UNKNOWN or batch.offset <= newest:
-                known.place(batch, epoch)
+            newest = known.window[-1].offset if known.window else OFFSET_UNKNOWN
+            if newest == OFFSET_UNKNOWN or batch.offset <= newest:
+                known.assign_offset(batch, epoch)
                 return
         self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=JUST_NOW_US)
 
@@ -237,7 +237,7 @@ class Producers:
         return producer
 
     def encoded(self) -> Iterator[bytes]:
-        """All producers as they are now, longest idle first, encoded in pieces. A place that is told meanwhile may be among them."""
+        """All producers as they are now, longest idle first, encoded in pieces. Offsets that are assigned meanwhile may be among them."""
         found = self._views.open(list(self._by_key))
         return encoded(len(self._by_key), found, lambda producer: len(producer.window))
 

@@ -78,7 +78,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL).
         """
         check_alive(partition)
-        self._log.write()  # so that what this turn has taken counts
+        self._log.write()  # so that what this write batch holds counts
         if first_offset > partition.log.next_offset:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -161,7 +161,7 @@ class State:
             case changes.TopicConfigured():
                 self.catalog.apply_configured(change)
             case changes.TopicPurged():
-                pass  # the log's own entries trim; the change tells when, and gives the caller an answer
+                pass  # the log's own entries trim; the change says when, and completes the caller's request
             case changes.PositionsDeleted():
                 self.positions.delete(change)
                 self.touch(change.name)

@@ -18,7 +18,7 @@ from polywire.broker.scram import Verifier
 from polywire.errors import Corrupt, Denied, ErrorCode, Invalid
 
 DEFAULT_NAME: Final = "iggy"
-DEFAULT_PASSWORD: Final = "iggy"  # what Iggy's clients send when nobody told them anything
+DEFAULT_PASSWORD: Final = "iggy"  # what Iggy's clients send by default
 ROOT_ID: Final = 0
 
 

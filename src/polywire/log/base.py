@@ -1,9 +1,9 @@
 """The log's ports: what the broker asks of the log, and what the log asks of broker, loop and clock (decisions 0002, 0003).
 
-What takes time is told of by a ``Completion``, in log, broker and wires alike: a callback of one argument, the result or the BrokerError it
-ended with. It is called on the loop, exactly once unless it is taken back, and never from inside the call that began. A verb that raises
-calls none. What may be at hand is returned at once, and then the completion is never called. What can be taken back is a ``Handle``: after
-``cancel`` nothing is called any more.
+What takes time ends in a ``Completion``, in log, broker and wires alike: a callback with one argument, the result or a BrokerError. It is
+called on the loop, exactly once unless it is cancelled, and never from inside the call that began. A verb that raises calls none. What is at
+hand is returned at once, and then the completion is never called. What can be cancelled returns a ``Handle``: after ``cancel`` nothing is
+called.
 
 Promises: the broker sees partitions, batches and opaque changes; everything added between two commits is one atomic group.
 Must not know: topics, groups, wires.

@@ -54,7 +54,7 @@ class Finding:
 
 
 def examine(offline: OfflineLog) -> list[Finding]:
-    """Everything there is to tell about a directory."""
+    """Every finding about a directory."""
     found = [_seeds(offline)]
     diagnosis: Diagnosis | None = None
     try:
@@ -168,7 +168,7 @@ def _is_footer(copy: bytes) -> bool:
 
 
 def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
-    """A segment as it is, with the footer that verifies in both places."""
+    """A segment as it is, with the footer that verifies as both copies."""
     info, _ = read_footer(store, name)
     for at in range(0, info.data_bytes, COPY_BYTES):
         yield store.get(name, at, min(at + COPY_BYTES, info.data_bytes))
@@ -187,6 +187,6 @@ def _sound_half(content: bytes) -> bytes:
 
 
 def _replace(path: Path, parts: Iterable[Buffer]) -> None:
-    """Put a file in the place of one, whole or not at all."""
+    """Replace a file, whole or not at all."""
     temporary = path.with_name(f".{path.name}.rebuilt")
     replace_file(SYSTEM_FILES, path, parts, temporary=temporary, mode=COPY_MODE)

@@ -128,7 +128,7 @@ class FileLog:
 
     @property
     def congested(self) -> bool:
-        """Whether producers should be read no further for now; ``on_relief`` tells when they may."""
+        """Whether producers should be read no further for now; ``on_relief`` says when they may."""
         if self._flusher.unsynced_bytes > self.settings.unsynced_bytes_max:
             return True
         return not self._disk.full and not self._journal.free and self._journal.capacity < self.settings.slot_bytes // 2
@@ -508,7 +508,7 @@ class FileLog:
         if isinstance(error, Busy):
             self._disk.refused(error)
             self._refresh()
-            self._relieve()  # whoever waits is to be told that the disk is full
+            self._relieve()  # whoever waits gets the answer that the disk is full
         else:
             self._fail(error)
 

@@ -38,7 +38,7 @@ class Pending(Generic[_Result]):
             result.pin.release()
 
     def cancel(self) -> None:
-        """Tell nobody."""
+        """Call nobody."""
         self._then = None
 
 

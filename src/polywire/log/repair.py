@@ -1,7 +1,7 @@
 """The operator's way past a hole or a damaged group of the journal: what can be kept, and what is given up for it.
 
-Promises: looking changes nothing; a repair keeps the longest beginning of the journal that makes sense, tells group by group and offset by
-offset what it gives up, and leaves the slots that held it aside. Must not know: topics.
+Promises: looking changes nothing; a repair keeps the longest beginning of the journal that makes sense, reports group by group and offset by
+offset what it gives up, and sets aside the slots that held it. Must not know: topics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Offsets = tuple[int, int]
 @dataclass(slots=True)
 class GivenUp:
     """What a repair gives up. ``groups`` are those it cuts off; of some, ``unknown``, even the header is damaged, so that what they held is
-    known only as far as what follows tells.
+    known only as far as it follows from later groups.
 
     records: offsets by partition, which later records get once more. damaged: offsets by partition of batches that stay as they are, damaged:
         they cannot be read, but nothing else loses its offset.
@@ -108,7 +108,7 @@ class OfflineLog:
             through = broken.sequence - 1
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory; with ``through``, tells the group that makes no sense instead of raising Corrupt."""
+        """Recover in memory; with ``through``, returns the group that makes no sense instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -200,7 +200,7 @@ def _note_damaged(found: GivenUp, slot: Slot, entry: Entry) -> None:
 
 
 def _note_cut(found: GivenUp, group: FoundGroup) -> None:
-    """What a group that is cut off holds, as far as its directory and the headers of its batches tell."""
+    """What a group that is cut off holds, as far as its directory and the headers of its batches show."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE

@@ -101,7 +101,7 @@ class LogState:
         return bool(self._lost)
 
     def count_lost(self, count_max: int) -> None:
-        """Tell segments of so many runs that nobody needs."""
+        """Release up to so many runs that nobody needs from their segments' counts."""
         while self._lost and count_max > 0:
             runs, dropped = self._lost[0]
             count = min(len(runs), count_max)

@@ -34,7 +34,7 @@ class Wait:
         return True
 
     def wake(self) -> None:
-        """Its turn among the notifications."""
+        """Notify, unless it has left meanwhile."""
         if self.leave():
             self._wake()
 

@@ -15,7 +15,7 @@ from typing import Final
 
 BLOCK_BYTES: Final = (4 << 20) + (
     64 << 10
-)  # one FETCH frame of answer_bytes_max, and room for the batch that crosses it
+)  # one FETCH frame of answer_bytes_max, and space for the batch that crosses it
 BLOCKS_MAX: Final = 16  # 65 MiB: a frame being received, one being read, and those a consumer holds on to
 
 

@@ -65,20 +65,20 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
     if _length(header.body_bytes_raw) > min(limit, BATCH_BYTES_MAX):
         raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"expanded batch too large bytes={header.body_bytes_raw} max={limit}")
     body = memoryview(batch).cast("B")[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
-    room = bytearray(header.body_bytes_raw)
+    expanded = bytearray(header.body_bytes_raw)
     try:
         match header.flags & _KINDS:
             case BatchFlags.LZ4:
-                size = cramjam.lz4.decompress_block_into(body, room, output_len=len(room))
+                size = cramjam.lz4.decompress_block_into(body, expanded, output_len=len(expanded))
             case BatchFlags.ZSTD:
-                size = cramjam.zstd.decompress_into(body, room)
+                size = cramjam.zstd.decompress_into(body, expanded)
             case _:
                 raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: unknown compression")
     except cramjam.DecompressionError as error:
         raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not expand as its header says") from error
-    if size != len(room):
+    if size != len(expanded):
         raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body expands to too little bytes={size}")
-    return _with_body(batch, room, header.flags & ~_KINDS)
+    return _with_body(batch, expanded, header.flags & ~_KINDS)
 
 
 def _length(body_bytes: int) -> int:

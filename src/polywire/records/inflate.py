@@ -91,7 +91,7 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Blocks tell their sizes first, so that memory is taken once; one without a byte tells none."""
+    """Expand blocks. Their sizes are read first, so that memory is allocated once; an empty block has none."""
     if not all(map(len, blocks)):
         raise Damaged("a block is empty")
     try:

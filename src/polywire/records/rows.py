@@ -1,6 +1,6 @@
 """Records as values to and from a stored batch: for clients, slow paths and tests, never on a hot path (decision 0001).
 
-Promises: ``to_records(from_records(records))`` gives the records back, with what a batch cannot tell apart told once: an id of zeros is no
+Promises: ``to_records(from_records(records))`` gives the records back, but for what a batch cannot tell apart: an id of zeros is no
 id, empty event metadata are no metadata. Must not know: any wire.
 """
 

@@ -30,7 +30,7 @@ _RAW, _REPEATED, _COMPRESSED = 0, 1, 2  # types of blocks
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What stands in front of a frame's blocks. content: what it expands to, None when that is not told."""
+    """What stands in front of a frame's blocks. content: what it expands to, None when it does not say."""
 
     size: int
     window: int
@@ -44,7 +44,7 @@ class _Frame:
 
     start: int
     stop: int
-    room: int
+    capacity: int
     parts: int
 
 
@@ -52,15 +52,15 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
     """One frame, or several in a row. Raises Damaged, TooFar above ``limit`` bytes, for a large window and for too many small parts."""
     view = memoryview(packed).cast("B")
     frames = _frames(view, limit)
-    size = sum(frame.room for frame in frames)
+    size = sum(frame.capacity for frame in frames)
     out = memoryview(allocate(min(size, limit)))
     at = 0
     for frame in frames:
-        place = out[at : at + frame.room]
+        target = out[at : at + frame.capacity]
         try:
-            at += cramjam.zstd.decompress_into(view[frame.start : frame.stop], place)
+            at += cramjam.zstd.decompress_into(view[frame.start : frame.stop], target)
         except cramjam.DecompressionError as error:
-            if len(place) < frame.room and "whole buffer" in str(error):
+            if len(target) < frame.capacity and "whole buffer" in str(error):
                 raise TooFar from None
             raise Damaged(str(error)) from None
     return out[:at]
@@ -68,7 +68,7 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
     """Where the frames lie, those left out that are to be skipped. Raises Damaged, TooFar."""
-    at, told, left = 0, 0, parts_max(limit)
+    at, announced, left = 0, 0, parts_max(limit)
     found: list[_Frame] = []
     while at < len(view):
         left -= 1
@@ -81,8 +81,8 @@ def _frames(view: memoryview, limit: int) -> list[_Frame]:
         if head.window > WINDOW_BYTES_MAX:
             raise TooFar
         frame = _frame(view, at, head, left)
-        told += head.content or 0
-        if told > limit:
+        announced += head.content or 0
+        if announced > limit:
             raise TooFar
         found.append(frame)
         at, left = frame.stop, left - frame.parts

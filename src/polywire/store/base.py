@@ -1,6 +1,6 @@
 """The Store port: immutable named blobs, and the only consistency primitive there is, *write this name only if it does not exist*.
 
-Promises: a blob that can be seen is whole, and never changes; who puts a name that exists as new is told so and changes nothing. A name can
+Promises: a blob that can be seen is whole, and never changes; putting a name that exists as new is refused and changes nothing. A name can
 be given to another blob, which no promise rests on. Must not know: what a blob holds.
 """
 
@@ -15,7 +15,7 @@ from polywire.errors import Busy, Corrupt, ErrorCode, Invalid
 from polywire.matching import WORD, consists_of
 from polywire.types import Buffer
 
-BLOB_NAME_BYTES_MAX: Final = 200  # leaves room for the temporary suffix within the 255 bytes file systems allow
+BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for the temporary suffix within the 255 bytes file systems allow
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
 OPEN_BLOBS_MAX: Final = 64  # kept open, with up to two descriptors each: well below the usual limit of 1,024
 BLOCK_BYTES: Final = 4096  # direct reads begin and end at multiples of this, in memory and in the file
@@ -32,7 +32,7 @@ class BlobExists(Exception):
 
 
 class BlobMissing(Exception):
-    """There is no blob of this name. Whoever was told of the name decides what that means."""
+    """There is no blob of this name. Whoever asked for the name decides what that means."""
 
 
 def no_descriptor(error: OSError) -> Busy | None:
@@ -45,7 +45,7 @@ def no_descriptor(error: OSError) -> Busy | None:
 
 class Blob(Protocol):
     """One open blob, shared by all who opened it; it can be read after it was deleted. It is read, never mapped: touching a mapped page that
-    lies on a bad place of the disk, or behind the end of a file that was cut short, ends the process instead of the read."""
+    lies on a bad sector, or behind the end of a file that was cut short, ends the process instead of the read."""
 
     @property
     def size(self) -> int:
@@ -56,11 +56,11 @@ class Blob(Protocol):
 
     def read_now(self, out: Buffer, position: int) -> bool:
         """Fill the writable ``out`` from ``position`` if that waits for no disk; False when it would, or the blob ends before, or the store
-        cannot tell: then ``out`` holds anything."""
+        does not know: then ``out`` holds anything."""
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Bytes [start, stop), cut at the blob's end, read past the page cache where the store can, into ``block``: writable memory that
-        begins on a page and has room for two ``BLOCK_BYTES`` more. May wait for a disk, so never on the loop. Raises Unavailable."""
+        begins on a page and has space for two ``BLOCK_BYTES`` more. May wait for a disk, so never on the loop. Raises Unavailable."""
 
 
 class Store(Protocol):
@@ -79,7 +79,7 @@ class Store(Protocol):
         """
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as the blob of this name, in place of the one it named: who opens the name has one or the other, whole.
+        """Store the parts, in order, as the blob of this name, replacing the one it named: who opens the name gets one or the other, whole.
 
         Nothing is synced, so this is for what is made anew after a crash. Raises Busy(DISK_FULL), Unavailable; then nothing has changed.
         """
@@ -97,7 +97,7 @@ class Store(Protocol):
         """Remove a blob; a name that does not exist is no error."""
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """Remove a blob like ``delete``, its space a piece at a time: the name is gone with the first step, each tells how many bytes it
+        """Remove a blob like ``delete``, its space a piece at a time: the name is gone with the first step, each returns how many bytes it
         freed, 0 while others still read the blob. Who stops half-way, or deletes a blob for ever read, leaves the rest to the system."""
 
     def size(self, name: str) -> int:

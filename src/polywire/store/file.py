@@ -88,14 +88,14 @@ class FileBlob:
     def read_now(self, out: Buffer, position: int) -> bool:
         try:
             return self._file.read(out, position, now=True) == len(out)
-        except OSError:  # it would wait, the file system cannot tell, or who goes on to read it is told
+        except OSError:  # it would wait, the file system does not know, or the read that follows reports it
             return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
-        room = block[: -(-(stop - first) // BLOCK_BYTES) * BLOCK_BYTES]
+        space = block[: -(-(stop - first) // BLOCK_BYTES) * BLOCK_BYTES]
         with _storage_errors("read", self._path):
-            done = fill(self._direct_file(), room, first, stop - first)
+            done = fill(self._direct_file(), space, first, stop - first)
         if first + done < stop:
             raise Unavailable(ErrorCode.STORAGE_FAILED, f"file is shorter than it was path={str(self._path)!r}")
         return block[start - first : stop - first]

@@ -72,7 +72,7 @@ class File(Protocol):
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
         """Fill the writable ``out`` from ``position``; returns how many bytes that were: perhaps fewer for no reason, none at the file's end.
 
-        now: only if that waits for no disk; raises BlockingIOError where it would, or the system cannot tell.
+        now: only if that waits for no disk; raises BlockingIOError where it would, or the system does not know.
         """
 
     def write(self, parts: Sequence[Buffer], position: int) -> int:
@@ -91,13 +91,13 @@ class File(Protocol):
         """The file as it is now, as memory."""
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """Tell what becomes of ``size`` bytes from ``start`` on; a size of 0 means all that follow."""
+        """Advise the system what becomes of ``size`` bytes from ``start`` on; a size of 0 means all that follow."""
 
     def lock(self) -> None:
         """Keep others from locking it until it is closed. Raises BlockingIOError while another holds the lock."""
 
     def is_shared(self) -> bool | None:
-        """Whether anybody else, in any process, has this file open or mapped; None where the system cannot tell."""
+        """Whether anybody else, in any process, has this file open or mapped; None where the system does not know."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -160,7 +160,7 @@ def remove(files: Files, path: Path) -> None:
 
 
 def fill(file: File, out: memoryview, position: int, size: int) -> int:
-    """Read until there are ``size`` bytes, or no more; returns how many. ``out`` may have room for more than that."""
+    """Read until there are ``size`` bytes, or no more; returns how many. ``out`` may be longer than that."""
     done = 0
     while done < size and (count := file.read(out[done:], position + done)):
         done += count
@@ -191,7 +191,7 @@ def write_parts(file: File, parts: Sequence[Buffer], position: int) -> int:
 
 
 def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary: Path, mode: int) -> None:
-    """Put a file in the place of one, or of none: whole and on the disk, or not at all. Call it from one thread at a time."""
+    """Create or replace a file: whole and on the disk, or not at all. Call it from one thread at a time."""
     file = files.open(temporary, Access.REPLACE, mode)
     try:
         position = 0

@@ -1,4 +1,4 @@
-"""A mark in a data directory: how a process that was told of the directory finds out whether it sees the same one.
+"""A mark in a data directory: how a process that knows the directory by its path finds out whether it sees the broker's own.
 
 The broker that owns a directory writes a new token into its file ``LOCK`` at every start, before it writes any blob. So whoever opened a
 blob and then finds the token there has opened what that broker means by the blob's name, and no other directory that lies under the same
@@ -18,7 +18,7 @@ from polywire.store.system_files import SYSTEM_FILES
 
 MARK_FILE: Final = "LOCK"
 MARK_BYTES: Final = 16
-_CONTENT_BYTES_MAX: Final = 128  # a process id, a token, two line breaks, and room
+_CONTENT_BYTES_MAX: Final = 128  # a process id, a token, two line breaks, and some to spare
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
 _MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
 
 _FLAGS: Final[Mapping[Access, int]] = {
-    Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a pipe in a file's place must not keep us waiting
+    Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a pipe where a file should be must not keep us waiting
     Access.DIRECT: os.O_RDONLY | getattr(os, "O_DIRECT", 0),
     Access.WRITE: os.O_RDWR,
     Access.KEEP: os.O_RDWR | os.O_CREAT,

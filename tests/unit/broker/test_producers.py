@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.broker.producers import PLACE_UNKNOWN, WRAP
+from polywire.broker.producers import OFFSET_UNKNOWN, WRAP
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode
@@ -73,8 +73,8 @@ def test_what_is_stored_but_whose_place_is_forgotten_is_a_repeat() -> None:
     memory = MemoryBroker(BrokerSettings(producer_window=5))
     for at in range(7):
         produced(memory, 0, at)
-    assert produced(memory, 0, 0) == PLACE_UNKNOWN
-    assert produced(memory, 0, 1, 2) == PLACE_UNKNOWN
+    assert produced(memory, 0, 0) == OFFSET_UNKNOWN
+    assert produced(memory, 0, 1, 2) == OFFSET_UNKNOWN
     assert produced(memory, 0, 7) == 7
 
 

@@ -52,7 +52,7 @@ class Flusher:
         advanced: Callable[[], None],
         failed: Callable[[BrokerError], None],
     ) -> None:
-        """``sealing`` tells whether a slot is being sealed. ``advanced`` is called on the loop whenever ``synced`` has grown, after the
+        """``sealing`` returns whether a slot is being sealed. ``advanced`` is called on the loop whenever ``synced`` has grown, after the
         callbacks that waited for it."""
         self._journal = journal
         self._loop = loop

@@ -1,7 +1,7 @@
 """Finding the journal's unbroken chain after a stop of any kind (decision 0002).
 
 Promises: looks only, changes nothing. Proof that synced groups are damaged is Corrupt; anything else at the end is a
-torn tail, told and cut.
+torn tail, which is reported and cut off.
 Must not know: what the entries do.
 """
 
@@ -247,7 +247,7 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
     """A group that would be next, had it been written whole: two of its header's four facts, its number or its
-    predecessor among them, tell it from what lay there before."""
+    predecessor among them, distinguish it from what lay there before."""
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES
     spots = [(last.slot, after), (last.slot, boundary), *((slot, 0) for slot in slots if slot is not last.slot)]

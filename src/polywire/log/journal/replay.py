@@ -88,7 +88,7 @@ class Player:
             at = partition.unpack(snapshot.partitions, at)
         for incarnation, offset in snapshot.clean.items():
             compacted = self._state.partitions.get(incarnation)
-            if compacted is not None:  # some snapshots tell of partitions that had ended
+            if compacted is not None:  # a snapshot may name partitions that have ended since
                 self._state.cleaned(compacted, offset)
         new, removed = self._named()
         self._hand_out(sorted({*snapshot.segments, *new} - removed))

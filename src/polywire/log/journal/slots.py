@@ -80,7 +80,7 @@ class Slot:
         return self.mapping.find(pattern, start)
 
     def check_readable(self) -> None:
-        """Read everything once: a bad place of the disk that is touched through the mapping ends the process. Raises Corrupt."""
+        """Read everything once: touching a bad sector through the mapping would end the process. Raises Corrupt."""
         block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
             for at in range(0, self.size, len(block)):
@@ -210,7 +210,7 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def arrange(self, slots: Iterable[Slot]) -> None:
-        """Number these fillings anew, oldest first; their names do not tell."""
+        """Renumber these slots, oldest first: their file names do not say which is older."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
@@ -265,7 +265,7 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Leave a slot of which only readers need anything to them, nameless: another takes its place. The caller closes it in the end."""
+        """Unlink a slot that only readers still need; another file replaces it. The caller closes it when they are done."""
         del self.slots[slot.serial], self.views[slot.serial]
         self._files.unlink(slot.path)
 

@@ -11,7 +11,7 @@ partitions as objects, the broker's state.
 24 u64 compacted partitions               u64 segment that holds a run of it), (u64 compacted partition, u64 offset
 32 u64 zero                               up to which it is), broker's state, u64 XXH64 of everything before
 ```
-The blob holds all this twice, each copy filled with zeros to the same multiple of a page: one damaged place costs one copy. Versions 1 and
+The blob holds all this twice, each copy filled with zeros to the same multiple of a page: one damaged spot costs one copy. Versions 1 and
 2 held it once, without zeros; version 1 had 0 at 24.
 """
 
@@ -37,7 +37,7 @@ _CLEAN: Final = Struct("<QQ")
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a blob holds; ``partitions`` are packed one after the other; ``tokens`` are (token, expiry, segment that holds a run of it);
-    ``clean`` tells how far some of the partitions were compacted when all of ``segments`` counted.
+    ``clean`` is how far some of the partitions were compacted when all of ``segments`` counted.
     """
 
     sequence: int

@@ -39,7 +39,7 @@ READERS_MAX: Final = 8  # reads remembered of a partition: as many readers as go
 PARTITIONS_READ_MAX: Final = 256  # of which reads are remembered
 STOPS_MAX: Final = (
     WINDOWS_MAX + GLANCES_MAX
-)  # one a window: who reads a window beside somebody else looks for its place
+)  # one a window: who reads a window beside somebody else looks for where it begins
 PIECE_MARGIN_BYTES: Final = (
     2 * BLOCK_BYTES
 )  # a piece is read from the block it begins in to the end of the block it ends in
@@ -195,7 +195,7 @@ class ColdReads:
     ) -> None:
         """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``completed`` is called on the loop with it, with the
         error, or with None when a segment was removed before it was read: ask again for what there is now.
-        segments: those that hold the read, in order. Who asks for the same place meanwhile gets the same window."""
+        segments: those that hold the read, in order. Whoever asks for the same offset meanwhile gets the same window."""
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
         if completed is not None:

@@ -1,7 +1,7 @@
 """Looking things up in one partition: which offset has a time or a Kafka 0.7 address, which address an offset has, and where sealed
 records lie.
 
-Promises: what memory tells is answered at once; what a segment, a compressed body or a staged one must tell is found in the reader's thread
+Promises: what memory knows is answered at once; what lies in a segment, a compressed body or a staged one is looked up in the reader's thread
 and answered on the loop. Must not know: who asks.
 """
 

@@ -27,7 +27,7 @@ _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
 
 Append = tuple[Buffer, Level, Completion[int] | None]
-"""A batch that was added, the level it is to reach, and who is told then."""
+"""A batch that was added, the level it is to reach, and its completion."""
 
 
 class Wait(Protocol):
@@ -37,7 +37,7 @@ class Wait(Protocol):
     is_due: bool
 
     def wake(self) -> None:
-        """Its turn has come."""
+        """The record is there, or the partition has ended."""
 
 
 class PartitionReader(Protocol):

@@ -1,7 +1,7 @@
 """Damage to stored batches: which of what was read from a segment is sound, what is not, and what a reader gets of it.
 
-Promises: bytes count as a batch only when header and body have their checksums; every damaged stretch is named with its offsets and place,
-and what lies behind it stays readable. Must not know: who reads.
+Promises: bytes count as a batch only when header and body have their checksums; every damaged stretch is reported with its offsets and
+position, and what lies behind it stays readable. Must not know: who reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.store.base import Blob
 
 RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers of history as go through it at a time
 VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a minute
-SALVAGE_BYTES: Final = 64 * 1024  # read at once where the disk has a bad place: what is lost around it
+SALVAGE_BYTES: Final = 64 * 1024  # read at once around a bad sector: what is lost with it
 DAMAGES_NOTED_MAX: Final = 4096  # remembered so that each is logged once; beyond that some are logged again
 
 logger: Final = structlog.get_logger("polywire.log")
@@ -48,7 +48,7 @@ class Damage:
     next_offset: int
 
     def error(self) -> Corrupt:
-        """What a reader is told who asks for one of these records."""
+        """The error for whoever reads one of these records."""
         return Corrupt(
             ErrorCode.CORRUPT,
             f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
@@ -57,7 +57,7 @@ class Damage:
 
 
 class Piece(NamedTuple):
-    """Whole sound batches back to back, or damage in their place."""
+    """Whole sound batches back to back, or the damage that stands where they were."""
 
     data: memoryview
     end: int

@@ -39,7 +39,7 @@ Source = tuple[Segment, SegmentRun]
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
-    a checksum did not match. ``over`` is told in the end, once the new blob is on the disk or was not needed, or why neither is so."""
+    a checksum did not match. ``over`` is completed once the new blob is on the disk or turned out not to be needed, or with the error."""
 
     old: Sequence[Sealed]
     runs: Mapping[int, Sequence[Source]]
@@ -137,7 +137,7 @@ def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
 
 
 def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
-    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``merge.damaged`` was told."""
+    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, with the segment added to ``merge.damaged``."""
     sources = [
         RunSource.of_segments(runs, damaged=merge.damaged.append, compression=merge.compression[incarnation])
         for incarnation, runs in merge.runs.items()

@@ -484,7 +484,7 @@ class Sealer:
         self.advance()
 
     def _not_merged(self, merge: Merge, error: BrokerError) -> None:
-        """A damaged segment is kept as it is: its readers are told, and what is sound of it can be read."""
+        """Keep a damaged segment as it is: readers of the damage get an error, and the rest stays readable."""
         if isinstance(error, Busy):
             return  # no space: another pass of the timer tries again
         if not isinstance(error, (Corrupt, Missing)):

@@ -37,7 +37,7 @@ Key = tuple[int, bytes]
 class Taken:
     """What lies in full slots, as the loop has taken it down for a thread.
 
-    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``tail_index.spans_of`` tells.
+    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``tail_index.spans_of`` returns them.
     ``image``: the state after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these
     slots.
     """
@@ -215,7 +215,7 @@ def seal(
 
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
     """The segments count now: readers get these runs from them, and unsealed entries go. Rests whenever others may have the loop: of each
-    partition, readers find every record in one place at any moment."""
+    partition, readers find every record in exactly one of the two at any moment."""
     for item in sealed:
         item.live += 1  # until the end: none of it is dead before all is handed out
     count = 0

@@ -292,7 +292,7 @@ class Segment:
         return pieces
 
     def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
-        """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such places."""
+        """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such positions."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
         for number in range(run.index_start, run.index_start + run.index_count):
@@ -307,7 +307,7 @@ class Segment:
         try:
             blob = self._store.open(self.name)
         except BlobMissing:
-            return None  # who goes on to read it is told
+            return None  # the read that follows reports it
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None
 

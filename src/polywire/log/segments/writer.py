@@ -107,8 +107,8 @@ class RunSource:
     ) -> RunSource:
         """A run that joins runs of one partition (or token) from older segments, in order; for merging and merge blobs.
 
-        They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
-        told, and writing raises Corrupt.
+        They are read while they are written, in the writer's thread. Where a stored batch does not match its checksums, ``damaged``
+        is called with its segment, and writing raises Corrupt.
         """
         return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
 
@@ -138,7 +138,7 @@ class StoredParts(Iterable[Part]):
     def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
         try:
             return segment.read_past(block, start, stop)
-        except Unavailable as error:  # a bad place on the disk is no reason to stop what does not need it
+        except Unavailable as error:  # a bad sector is no reason to stop what does not need it
             raise self._broken(segment, error.message) from error
 
     def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
@@ -344,7 +344,7 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
     """A part's batches as they are written: merged and compressed, and verified before that gives them another checksum. One that is
-    damaged is kept just as it is, under the checksum that it does not have: its readers are told, and the rest of the run is sound."""
+    damaged is copied as it is, with the checksum that it does not match: its readers get an error, and the rest of the run stays sound."""
     copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
     for whole in _verified(part, copied_from):
         if whole.sound:

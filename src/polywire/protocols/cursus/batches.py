@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote, topic_name
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
@@ -51,7 +51,7 @@ class Batch:
     last_epoch: int
 
 
-def read_batch(body: Buffer, scratch: Scratch) -> Batch:
+def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
     """Read a batch in the first layout that fits (spec: cursus#older-batch-layouts). Raises Refused ``batch_decode_failed``."""
     scratch.reserve(len(body))
     layouts = (decoder.POSITIONAL, decoder.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS

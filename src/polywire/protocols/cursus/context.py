@@ -22,7 +22,7 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
@@ -197,10 +197,10 @@ class GenerationsUsed:
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
-    turns: next partition of a keyless record, per topic id. scratch: reused arrays. reply_buffers: of large replies.
+    round_robin: next partition of a keyless record, per topic id. scratch: reused arrays. reply_buffers: of large replies.
     generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
-    off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
+    off_loop: the queue of long frames. large_scratch: for the messages of the one in hand.
     byte_positions: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
     piece_bytes_max: of the messages that are stored as one batch.
     """
@@ -210,12 +210,12 @@ class CursusState:
     guard: Guard
     off_loop: OffLoopQueue
     round_robin: dict[bytes, int] = field(default_factory=dict)
-    scratch: Scratch = field(default_factory=Scratch)
+    scratch: ScratchArrays = field(default_factory=ScratchArrays)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
     reply_buffers: ReplyBuffers = field(default_factory=ReplyBuffers)
-    large_scratch: Scratch = field(default_factory=Scratch)
+    large_scratch: ScratchArrays = field(default_factory=ScratchArrays)
     byte_positions: dict[int, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
     repeats: Repeats | None = field(init=False)

@@ -26,7 +26,7 @@ from polywire.protocols.cursus.messages import (
     topic_word,
 )
 from polywire.protocols.cursus.reply_slots import Answer
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.protocols.cursus.session import CursusSession
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
@@ -88,7 +88,7 @@ def find_partition(topic: Topic, number: int) -> Partition:
 # Batches
 
 
-def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) -> BatchAppend | None:
+def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
     """A batch frame, to be stored; None when something is wrong with it, which is answered in its place. Raises NotYet."""
     try:
         session.state.guard.admit_batch(session)
@@ -119,7 +119,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 
 
 def _runs(
-    body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool, piece_bytes_max: int
+    body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
     """The stored batches that a received one becomes; nearly always one. Raises Refused."""
     details = scratch.details
@@ -144,7 +144,7 @@ def _runs(
     return _nameless(body, scratch, batch.count, piece_bytes_max)
 
 
-def _nameless(body: memoryview, scratch: Scratch, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
+def _nameless(body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
     """Too many producers to keep apart: their names are not stored."""
     runs: list[ProducerSpan] = []
     start = 0
@@ -198,7 +198,7 @@ class BatchAppend:
         self,
         session: CursusSession,
         body: memoryview,
-        scratch: Scratch,
+        scratch: ScratchArrays,
         batch: Batch,
         partition: Partition,
         runs: Iterable[ProducerSpan],

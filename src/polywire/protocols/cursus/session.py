@@ -31,7 +31,7 @@ from polywire.protocols.cursus.messages import (
     read_text,
 )
 from polywire.protocols.cursus.reply_slots import Answer
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
@@ -78,7 +78,7 @@ class Pushing(Protocol):
 class TakeBatch(Protocol):
     """Handles a batch frame; it makes its own answer, once what it returns was stored. Raises NotYet."""
 
-    def __call__(self, session: CursusSession, body: memoryview, scratch: Scratch, /) -> Stored | None: ...
+    def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
 
 
 class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):

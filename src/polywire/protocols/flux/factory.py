@@ -13,7 +13,7 @@ from polywire.protocols.flux import fetch, groups, produce, replicas, topics
 from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.flux.reply_slots import Scratch
+from polywire.protocols.flux.reply_slots import ScratchArrays
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
@@ -60,7 +60,7 @@ class FluxFactory:
     def __init__(self, broker: FluxBroker, settings: FluxSettings | None = None) -> None:
         self._broker = broker
         self.state: Final = FluxState(broker, settings or FluxSettings())
-        self._scratch = Scratch()
+        self._scratch = ScratchArrays()
         self._commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
 
     @property

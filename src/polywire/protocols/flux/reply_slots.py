@@ -1,6 +1,6 @@
 """Reply slots: the order of answers of one FLUX connection, and what fills them.
 
-Promises: an answer is filled once, by a callback of the broker or of a timer; a run of PRODUCE lines is one answer, written by one
+Promises: an answer is filled once, by a callback of the broker or of a timer; consecutive PRODUCE lines have one answer, written by one
 compiled call.
 Must not know: how lines are read, sockets.
 """
@@ -36,7 +36,7 @@ class ReplyOwner(Protocol):
     def state(self) -> FluxState: ...
 
     @property
-    def scratch(self) -> Scratch: ...
+    def scratch(self) -> ScratchArrays: ...
 
     @property
     def closed(self) -> bool:
@@ -46,13 +46,13 @@ class ReplyOwner(Protocol):
         """An answer became known."""
 
 
-class Scratch:
+class ScratchArrays:
     """Arrays that every session of a factory uses in turn; nothing in them outlives a call of ``receive``.
 
-    Invariant: ``seats`` are zeros between calls.
+    Invariant: ``slots`` are zeros between calls.
     """
 
-    __slots__ = ("bounds", "groups", "ids", "out", "records", "rows", "seats", "spans", "work")
+    __slots__ = ("bounds", "groups", "ids", "out", "records", "rows", "slots", "spans", "work")
 
     def __init__(self) -> None:
         most = decoder.RUN_RECORDS_MAX
@@ -62,7 +62,7 @@ class Scratch:
         self.groups = memoryview(array("i", bytes(4 * most)))
         self.rows = memoryview(array("i", bytes(4 * most)))
         self.bounds = memoryview(array("i", bytes(4 * 2 * most)))
-        self.seats = memoryview(array("i", bytes(4 * PARTITION_COUNT_MAX)))
+        self.slots = memoryview(array("i", bytes(4 * PARTITION_COUNT_MAX)))
         self.ids = bytearray(decoder.LINE_BYTES_MAX)
         self.out = bytearray(decoder.LINE_BYTES_MAX)
 
@@ -129,11 +129,11 @@ class Produced(Answer):
         self.session.answered()
 
 
-class Run(Answer):
-    """The answers of a run of PRODUCE lines.
+class ProducedLines(Answer):
+    """The answers to consecutive PRODUCE lines, filled as one.
 
     ids: correlation ids, each ended by LF. groups: group of each record. A group is one batch for one partition.
-    numbers: per group partition number, offset of its first record, lowest hw to tell.
+    numbers: per group partition number, offset of its first record, lowest hw to answer.
     """
 
     __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
@@ -145,7 +145,7 @@ class Run(Answer):
         self.numbers = array("q")
         self.partitions: list[Partition | None] = []
         self.errors: dict[int, Refused] = {}
-        self.waiting = 1  # the run itself, until all its batches are handed over
+        self.waiting = 1  # itself, until all its batches are handed over
 
     def add_group(self, partition: Partition | None) -> int:
         """One more batch; returns the group's number."""
@@ -155,7 +155,7 @@ class Run(Answer):
         return len(self.partitions) - 1
 
     def fill_groups(self, group: int, count: int, records: memoryview | None) -> None:
-        """Put records into one group, by their numbers within the run (None: all of it)."""
+        """Put records into one group, by their numbers among the lines (None: all of them)."""
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
@@ -173,7 +173,7 @@ class Run(Answer):
         self.finish_one()
 
     def finish_one(self) -> None:
-        """One thing less to wait for."""
+        """A batch, or the last of them being handed over, is done."""
         self.waiting -= 1
         if self.waiting == 0:
             self.fill([self._replies()])

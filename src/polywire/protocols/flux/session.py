@@ -22,7 +22,7 @@ from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
+from polywire.protocols.flux.reply_slots import Answer, Produced, ProducedLines, ScratchArrays
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
@@ -78,7 +78,7 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
         self,
         broker: FluxBroker,
         state: FluxState,
-        scratch: Scratch,
+        scratch: ScratchArrays,
         commands: Mapping[str, Command],
         output: Output,
         resume: Callable[[], None],
@@ -265,50 +265,56 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
         """Several records: one batch per topic and partition."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, size)
-        run = Run(
+        answer = ProducedLines(
             self, bytes(memoryview(scratch.ids)[: decoder.pack_ids(data, scratch.work, count, scratch.ids)]), count
         )
-        self._answers.append(run)
+        self._answers.append(answer)
         names = [self._topic_text(data, number) for number in range(topics)]
         if topics == 1:
-            self._produce_topic(run, names[0], data, scratch.work[: 4 * count], count, None)
+            self._produce_topic(answer, names[0], data, scratch.work[: 4 * count], count, None)
         else:
             for number, name in enumerate(names):
                 part = decoder.select(scratch.work, count, number, scratch.spans, scratch.records)
-                self._produce_topic(run, name, data, scratch.spans[: 4 * part], part, scratch.records)
-        run.finish_one()
+                self._produce_topic(answer, name, data, scratch.spans[: 4 * part], part, scratch.records)
+        answer.finish_one()
 
     def _topic_text(self, data: memoryview, number: int) -> str:
         at = self.scratch.work[_TOPICS_AT + 2 * number]
         return str(data[at : at + self.scratch.work[_TOPICS_AT + 2 * number + 1]], "ascii")
 
     def _produce_topic(
-        self, run: Run, name: str, data: memoryview, spans: memoryview, count: int, records: memoryview | None
+        self,
+        answer: ProducedLines,
+        name: str,
+        data: memoryview,
+        spans: memoryview,
+        count: int,
+        records: memoryview | None,
     ) -> None:
         """Split one topic's records by partition and hand them over. ``records``: their numbers within the run."""
         scratch = self.scratch
-        base = len(run.partitions)
+        base = len(answer.partitions)
         try:
             topic = self.topic_to_write(name)
             partitions = topic.written_to()
         except BrokerError as error:
-            run.fill_groups(base, count, records)
-            run.fail(run.add_group(None), refused(error))
+            answer.fill_groups(base, count, records)
+            answer.fail(answer.add_group(None), refused(error))
             return
         kind = topic.settings.key_hash or _HASH
         found = partitions_of(data, spans, len(partitions), kind)
         numbers = memoryview(found).cast("B").cast("i")
-        groups, rows, bounds = run.groups, scratch.rows, scratch.bounds
-        total = decoder.divide(numbers, count, records, base, scratch.seats, groups, rows, bounds)
+        groups, rows, bounds = answer.groups, scratch.rows, scratch.bounds
+        total = decoder.divide(numbers, count, records, base, scratch.slots, groups, rows, bounds)
         start = 0
         for group in range(total):
             end, partition = bounds[2 * group], partitions[bounds[2 * group + 1]]
-            number = run.add_group(partition)
+            number = answer.add_group(partition)
             if self.state.is_writable(partition):
                 batch = from_spans(data, spans, rows[start:end] if total > 1 else None)
-                self.append_queue.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
+                self.append_queue.produce(partition, batch, Level.WRITTEN, partial(answer.stored, number))
             else:
-                run.fail(number, not_leader())
+                answer.fail(number, not_leader())
             start = end
 
 

@@ -68,7 +68,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
 def _members_partition(
     session: IggySession, topic: Topic, group: str, number: int | None, reader: Reader
 ) -> Partition | None:
-    """The partition a member reads next: the one it names in D3, else its own in turn; None when it has none."""
+    """The partition a member reads next: the one it names in D3, else its own round-robin; None when it has none."""
     key = (topic.id, group)
     if key not in session.members:
         raise Refused(errors.NO_MEMBER)
@@ -80,9 +80,9 @@ def _members_partition(
             raise Refused(errors.NOT_OWNED)
         chosen = number
     else:
-        turn = session.turns.get(key, 0)
-        session.turns[key] = turn + 1
-        chosen = owned[turn % len(owned)]
+        polls = session.poll_counts.get(key, 0)
+        session.poll_counts[key] = polls + 1
+        chosen = owned[polls % len(owned)]
     session.members[key] = (topic, chosen)
     return topic.partitions[chosen]
 

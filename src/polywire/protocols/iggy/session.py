@@ -66,10 +66,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         "client_id",
         "epoch",
         "members",
+        "poll_counts",
         "principal",
         "recognition",
         "shared",
-        "turns",
     )
 
     def __init__(
@@ -85,7 +85,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.client_id: Final = shared.enter(self, output.peer)
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
         """Groups joined over this connection, by topic id and group name: the topic and the last partition polled."""
-        self.turns: Final[dict[tuple[bytes, str], int]] = {}
+        self.poll_counts: Final[dict[tuple[bytes, str], int]] = {}
         self._commands = commands
         self._replays: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         self._number = 0
@@ -278,7 +278,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         for key, (topic, _) in list(self.members.items()):
             if self.broker.find_topic(topic.name.full) is not topic:
                 del self.members[key]
-                self.turns.pop(key, None)
+                self.poll_counts.pop(key, None)
         return [(topic, group) for (_, group), (topic, _) in self.members.items()]
 
     def leave_groups(self) -> None:
@@ -289,7 +289,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
         """Stop being a member of a group, whether or not it still is one."""
         topic, _ = self.members.pop((topic_id, group))
-        self.turns.pop((topic_id, group), None)
+        self.poll_counts.pop((topic_id, group), None)
         try:
             self.broker.groups.leave(group, topic.name.full, self.member_id, None, wire="iggy", by=ITSELF, done=done)
         except BrokerError as error:
