@@ -156,7 +156,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
                 if member.wire == "flux":
                     found += [(id_, partition, member.id) for partition in member.partitions]
         for consumer in self.consumers:
-            if consumer.id in broker.consumers.member_ids("g"):
+            if broker.consumers.topics_of("g", consumer.id):
                 found += [(id_, one, consumer.id) for id_, held in consumer.reading.items() for one in held]
         return found
 

@@ -97,8 +97,13 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
-        made = open_groups(self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners)
-        self._commits, self.groups, self.classic, self.consumers, classic = made
+        groups = open_groups(
+            self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners
+        )
+        self._commits: Final = groups.commits
+        self.groups: Final = groups.coordinator
+        self.classic: Final = groups.classic
+        self.consumers: Final = groups.consumers
         self.transactions: Final = Transactions(
             log,
             state,
@@ -111,7 +116,7 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
             new_producer_id=self.new_producer_id,
         )
         self._expiry = Expiry(
-            self, state, self.groups, settings, loop, elapsed, classic, abort_late=self.transactions.abort_late
+            self, state, self.groups, settings, loop, elapsed, groups.table, abort_late=self.transactions.abort_late
         )
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():

@@ -250,7 +250,7 @@ def test_who_does_not_let_go_in_time_is_gone(memory: MemoryBroker) -> None:
     for _ in range(5):
         memory.advance(REBALANCE_S / 5 + 0.1)
         two.beat(is_full=False)
-        if one.id in memory.broker.consumers.member_ids("g"):
+        if memory.broker.consumers.topics_of("g", one.id):
             one.beat(is_full=False)
     two.beat(is_full=False)
     assert two.partitions == [0, 1, 2, 3]

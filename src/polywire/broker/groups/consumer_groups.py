@@ -294,11 +294,6 @@ class ConsumerGroups:
         """Groups that have members here."""
         return sorted(self._entries)
 
-    def member_ids(self, group: str) -> Set[str]:
-        """Those who have been heard of."""
-        entry = self._entries.get(group)
-        return frozenset() if entry is None else entry.group.members.keys()
-
     def topics(self, group: str) -> Set[str]:
         """Full names of the topics that members say they read, none of a group that is not there."""
         entry = self._entries.get(group)
