@@ -63,8 +63,10 @@ class SharingMachine(ConsumerGroupMachine):
         """Those whom the broker knows in this generation; one that was left behind is told so when it commits."""
         broker = self.memory.broker
         found = super().read_now()
+        view = broker.classic.view("g")
+        known = set() if view is None else {member.id for member in view.members}
         for member in self.classic:
-            if broker.classic.has_member("g", member.id):
+            if member.id in known:
                 ids = {topic: broker.topic(topic).id for topic in member.reading}
                 found += [(ids[topic], one, member.id) for topic, held in member.reading.items() for one in held]
         return found
