@@ -100,10 +100,10 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         groups = open_groups(
             self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners
         )
-        self._commits: Final = groups.commits
-        self.groups: Final = groups.coordinator
-        self.classic: Final = groups.classic
-        self.consumers: Final = groups.consumers
+        self._commits = groups.commits
+        self.groups = groups.coordinator
+        self.classic = groups.classic
+        self.consumers = groups.consumers
         self.transactions: Final = Transactions(
             log,
             state,

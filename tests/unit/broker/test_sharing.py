@@ -67,12 +67,29 @@ class Classic:
     def _on_joined(self, answer: IdGiven | Joined | BrokerError) -> None:
         if isinstance(answer, Joined):
             self.generation, self.leader = answer.generation, answer.leader
-            mine = {self.id: WRITING.encode({topic: range(4) for topic in self.topics})} if self.leads else {}
+            assigned = self._assigned(answer) if self.leads else {}
             try:
-                self.memory.broker.classic.sync("g", self.id, self.generation, mine, done=self._on_synced)
+                self.memory.broker.classic.sync("g", self.id, self.generation, assigned, done=self._on_synced)
             except Conflict:
                 self.join()
+            except Missing:
+                self.begin_anew()
         self.joined.append(answer)
+
+    def _assigned(self, joined: Joined) -> dict[str, bytes]:
+        """What a leader deals out: everything to itself, but for what others keep."""
+        kept = {member.id: WRITING.decode(member.metadata) for member in joined.members if member.id != self.id}
+        found = {id_: WRITING.encode(held) for id_, held in kept.items()}
+        free: dict[str, list[int]] = {}
+        for topic in self.topics:
+            there = self.memory.broker.find_topic(topic)
+            taken = {one for held in kept.values() for one in held.get(topic, ())}
+            free[topic] = [one for one in range(0 if there is None else len(there.partitions)) if one not in taken]
+        return found | {self.id: WRITING.encode(free)}
+
+    def begin_anew(self) -> None:
+        """It is no member any more, and reads nothing; it comes back under another id."""
+        self.id, self.reading, self.is_known, self.generation = f"{self.id}+", {}, False, -1
 
     @property
     def leads(self) -> bool:
@@ -91,6 +108,9 @@ class Classic:
         try:
             self.memory.broker.classic.heartbeat("g", self.id, self.generation)
         except Conflict:  # the group rebalances, or has done so
+            self.join()
+        except Missing:
+            self.begin_anew()
             self.join()
 
     @property

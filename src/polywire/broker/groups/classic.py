@@ -123,10 +123,6 @@ class ClassicGroup:
         """All members, in the order in which they came."""
         return self._members.values()
 
-    def has_member(self, member_id: str) -> bool:
-        """Whether this id is a member."""
-        return member_id in self._members
-
     @property
     def can_be_shared(self) -> bool:
         """Whether the broker can assign for all of them."""

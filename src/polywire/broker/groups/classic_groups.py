@@ -8,7 +8,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -464,11 +464,6 @@ class ClassicGroups:
         """All positions of a group in a topic, by partition number."""
         return self._commits.held(topic, group)
 
-    def has_member(self, group: str, member_id: str) -> bool:
-        """Whether somebody is a member."""
-        entry = self._entries.get(group)
-        return entry is not None and entry.group.has_member(member_id)
-
     def subscribed_topics(self, group: str) -> Set[str]:
         """Full names of the topics that members say they read, none of a group that is not there."""
         entry = self._entries.get(group)
@@ -487,7 +482,7 @@ class ClassicGroups:
     def names(self) -> list[str]:
         """All groups there are: with members or positions, of any wire."""
         found = {name for _, name, _ in self._state.positions.owners(PositionKind.GROUP)}
-        found.update(name for _, name in self._state.groups)
+        found.update(self._state.group_topics)
         return sorted(found.union(self._entries))
 
     def view(self, group: str) -> ClassicView | None:
@@ -495,17 +490,25 @@ class ClassicGroups:
         entry = self._entries.get(group)
         if entry is not None and entry.members:
             known = entry.group
-            return ClassicView(group, known.phase, known.protocol_type, known.protocol, known.members)
+            members = (*known.members, *self._others(group, () if entry.sharing is None else entry.sharing))
+            return ClassicView(group, known.phase, known.protocol_type, known.protocol, members)
         topics = self.topics(group)
-        members = [
-            MemberView(member.id, None, member.wire, "", b"", b"")
-            for view in (self._coordinator.view(group, topic) for topic in topics)
-            if view is not None
-            for member in view.members
-        ]
+        members = self._others(group, ())
         if entry is None and not topics:
             return None
-        return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=tuple(members))
+        return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=members)
+
+    def _others(self, group: str, ours: Container[str]) -> tuple[MemberView, ...]:
+        """Members that the coordinator knows beside those of a classic group."""
+        views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
+        found = {
+            member.id: MemberView(member.id, None, member.wire, "", b"", b"")
+            for view in views
+            if view is not None
+            for member in view.members
+            if member.id not in ours
+        }
+        return tuple(found.values())
 
     def owner(self, group: str) -> int:
         """Whose group it is, UNOWNED where nobody is a member."""

@@ -33,7 +33,7 @@ class Sharing:
         self._lacks: dict[bytes, int] = {}
         self.by = by
 
-    def __contains__(self, seat: str) -> bool:
+    def __contains__(self, seat: object) -> bool:
         return seat in self._taken
 
     def begin(self, group: ClassicGroup) -> None:

@@ -10,7 +10,7 @@ members hold is not: after a restart they join again, and have their seats until
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,14 +20,16 @@ from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat, ConsumerGroup, Member, MemberPhase
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.seats import Seats, Share
+from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupView
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State, group_size
+from polywire.broker.topics import Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
-from polywire.types import Level, PositionKind
+from polywire.types import Assignor, Level, PositionKind
 
 RETRY_S: Final = 1.0  # after the disk was full
 
@@ -40,6 +42,9 @@ class Host(Protocol):
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
         """Refuse what belongs to another user. Raises Denied(DENIED)."""
+
+    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+        """The topic of this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +242,12 @@ class ConsumerGroups:
     # Positions
 
     def has_member(self, group: str, member_id: str) -> bool:
-        """Whether somebody is a member, or was one when the broker stopped and has a seat."""
+        """Whether somebody is a member here, or had a seat when the broker stopped and has not come back."""
         entry = self._entries.get(group)
         if entry is not None and member_id in entry.group.members:
             return True
         topics = self._state.group_topics.get(group, ())
-        return any(self._coordinator.has_member(group, topic, member_id) for topic in topics)
+        return any(self._seats.is_left(group, topic, member_id) for topic in topics)
 
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NOBODY
@@ -294,6 +299,41 @@ class ConsumerGroups:
         """Groups that have members here."""
         return sorted(self._entries)
 
+    def view(self, group: str) -> ConsumerGroupView | None:
+        """A group with its members on all wires, None where none of them is here."""
+        entry = self._entries.get(group)
+        if entry is None:
+            return None
+        known = entry.group
+        found = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
+        there = [view for view in found if view is not None]
+        ours = {member.seat.id for member in known.members.values()}
+        return ConsumerGroupView(
+            name=group,
+            epoch=known.epoch,
+            assignor=next((view.assignor for view in there), Assignor.ROUND_ROBIN),
+            is_settled=all(
+                member.phase is MemberPhase.STABLE and member.epoch in (known.epoch, AWAY)
+                for member in known.members.values()
+            ),
+            members=(*(self._member_view(group, member) for member in known.members.values()), *_others(there, ours)),
+        )
+
+    def _member_view(self, group: str, member: Member) -> ConsumerView:
+        shares = self._seats.shares(group, member.seat)
+        names = {id_: topic.name.full for id_ in member.told if (topic := self._host.topic_of_id(id_)) is not None}
+        return ConsumerView(
+            id=member.id,
+            client_id=member.said.client_id,
+            client_host=member.said.client_host,
+            reading={names[id_]: sorted(held) for id_, held in member.told.items() if id_ in names},
+            target={topic: shares[id_].partitions for topic, id_ in member.seat.topics.items() if id_ in shares},
+            instance_id=member.said.instance_id,
+            rack_id=member.said.rack_id,
+            epoch=max(member.epoch, 0),
+            topics=sorted(member.topics),
+        )
+
     def topics(self, group: str) -> Set[str]:
         """Full names of the topics that members say they read, none of a group that is not there."""
         entry = self._entries.get(group)
@@ -305,3 +345,16 @@ class ConsumerGroups:
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         return frozenset() if member is None else member.topics
+
+
+def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
+    """Members that are none of this wire's consumers, with what they read in all topics."""
+    reading: dict[tuple[str, str], dict[str, Sequence[int]]] = {}
+    for view in views:
+        for member in view.members:
+            if member.id not in ours:
+                reading.setdefault((member.id, member.wire), {})[view.topic] = member.partitions
+    return [
+        ConsumerView(id_, wire, "", held, held, topics=sorted(held), is_consumer=False)
+        for (id_, wire), held in reading.items()
+    ]

@@ -100,6 +100,17 @@ class Seats:
         found = self._host.find_topic(topic)
         return None if found is None else found.id
 
+    def is_left(self, group: str, topic: str, seat: str) -> bool:
+        """Whether there is a seat that nobody has taken since the broker began."""
+        if not self._coordinator.has_member(group, topic, seat):
+            return False
+        topic_id = self.topic_id(topic)
+        if topic_id is None:
+            return True
+        is_taken = seat in self._coordinator.held(group, topic_id)
+        self._coordinator.forget_held(group, topic_id)
+        return not is_taken
+
     def held(self, group: str, topic_id: bytes) -> Holdings:
         """Who has to let go of which partitions of a topic before others have them."""
         return self._coordinator.held(group, topic_id)

@@ -5,6 +5,7 @@ Promises: values. Must not know: how they come about.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from polywire.types import Assignor
@@ -39,3 +40,30 @@ class GroupView:
     members: tuple[MemberView, ...]
     partition_count: int = 0
     changed_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A member of a group that has consumers, as lists show it. reading: partitions by topic's full name. target: what it should read."""
+
+    id: str
+    client_id: str
+    client_host: str
+    reading: Mapping[str, Collection[int]]
+    target: Mapping[str, Collection[int]]
+    instance_id: str | None = None
+    rack_id: str | None = None
+    epoch: int = 0
+    topics: Collection[str] = ()
+    is_consumer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupView:
+    """A group that has consumers, with its members on all wires."""
+
+    name: str
+    epoch: int
+    assignor: Assignor
+    is_settled: bool
+    members: tuple[ConsumerView, ...]

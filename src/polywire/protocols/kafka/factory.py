@@ -75,6 +75,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.OFFSET_DELETE, positions.offset_delete, (Action.GROUP_DELETE,)),
     Command(Api.DESCRIBE_CLUSTER, cluster.describe_cluster, (Action.CLUSTER_DESCRIBE,)),
     Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),
+    Command(Api.CONSUMER_GROUP_DESCRIBE, group_lists.consumer_group_describe, (Action.GROUP_DESCRIBE,)),
 )
 
 

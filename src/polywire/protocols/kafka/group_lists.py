@@ -1,25 +1,28 @@
-"""Groups as tools see them: ListGroups, DescribeGroups, DeleteGroups (spec: kafka#describing-groups, kafka#deleting-groups).
+"""Groups as tools see them: ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups (spec: kafka#describing-groups,
+kafka#consumer-groups, kafka#deleting-groups).
 
 Promises: groups of all wires are told of, by name, to who may use all of their topics; long lists keep nobody waiting. Must not know: frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_groups import ClassicView
+from polywire.broker.groups.views import ConsumerGroupView
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.kafka.subscription import CONSUMER
 from polywire.protocols.runtime.slices import Slices
-from polywire.types import Level
+from polywire.types import Assignor, Level
 
 STATES: Final = {
     Phase.EMPTY: "Empty",
@@ -28,7 +31,8 @@ STATES: Final = {
     Phase.STABLE: "Stable",
     Phase.DEAD: "Dead",
 }
-TYPE: Final = "classic"
+CLASSIC: Final = "classic"
+ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 MISSING_SINCE: Final = 6  # version of DescribeGroups that says of a group that there is none
 _OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
 """Numbers of Kafka's operations on a group, and what each takes here."""
@@ -62,20 +66,95 @@ def list_groups(peer: Peer, reply: Reply, request: Any, /) -> Any:
         return response(error=group_error(error), groups=[])
     states = {state.casefold() for state in request.states_filter or ()}
     types = {type_.casefold() for type_ in request.types_filter or ()}
-    if types and TYPE not in types:
-        return response(groups=[])
-    _sliced(peer, reply, _listed(peer, response.Groups, states), lambda groups: response(groups=groups))
+    entries = _listed(peer, response.Groups, states, types)
+    _sliced(peer, reply, entries, lambda groups: response(groups=groups))
     return None
 
 
-def _listed(peer: Peer, made: Any, states: set[str]) -> Iterator[Any]:
+def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterator[Any]:
     for name in peer.broker.classic.names():
-        view = peer.broker.classic.view(name)
-        wanted = view is not None and (not states or STATES[view.phase].casefold() in states)
-        if view is None or not wanted or not _may(peer, Action.GROUP_DESCRIBE, name):
+        entry = _entry(peer, made, name)
+        if (
+            entry is None
+            or (states and entry.group_state.casefold() not in states)
+            or (types and entry.group_type not in types)
+            or not _may(peer, Action.GROUP_DESCRIBE, name)
+        ):
             yield None
-            continue
-        yield made(group_id=name, protocol_type=view.protocol_type, group_state=STATES[view.phase], group_type=TYPE)
+        else:
+            yield entry
+
+
+def _entry(peer: Peer, made: Any, name: str) -> Any:
+    """One group in a list."""
+    told = peer.broker.consumers.view(name)
+    if told is not None:
+        return made(group_id=name, protocol_type=CONSUMER, group_state=_state(told), group_type=CONSUMER)
+    view = peer.broker.classic.view(name)
+    if view is None:
+        return None
+    return made(group_id=name, protocol_type=view.protocol_type, group_state=STATES[view.phase], group_type=CLASSIC)
+
+
+def _state(view: ConsumerGroupView) -> str:
+    return "Stable" if view.is_settled else "Reconciling"
+
+
+def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
+    """ConsumerGroupDescribe: groups that have consumers of the newer protocol, with their members on all wires."""
+    response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
+    entries = (
+        _told(peer, response.Groups, name, want_operations=request.want_operations) for name in request.group_ids
+    )
+    _sliced(peer, reply, entries, lambda groups: response(groups=groups))
+
+
+def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
+    if not _may(peer, Action.GROUP_DESCRIBE, name):
+        return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
+    view = peer.broker.consumers.view(name)
+    if view is None:
+        return made(error=WireError.GROUP_ID_NOT_FOUND, message="no such group", group_id=name, members=[])
+    members = made.Members
+    return made(
+        group_id=name,
+        group_state=_state(view),
+        group_epoch=view.epoch,
+        assignment_epoch=view.epoch,
+        assignor_name=ASSIGNORS[view.assignor],
+        members=[
+            members(
+                member_id=member.id,
+                instance_id=member.instance_id,
+                rack_id=member.rack_id,
+                member_epoch=member.epoch,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                subscribed_topic_names=list(member.topics),
+                assignment=_partitions(peer, members.Assignment, member.reading),
+                target_assignment=_partitions(peer, members.TargetAssignment, member.target),
+                member_type=int(member.is_consumer),
+            )
+            for member in view.members
+        ],
+        operations=_operations(peer, name) if want_operations else NO_OPERATIONS,
+    )
+
+
+def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]) -> Any:
+    found = [(peer.broker.find_topic(name), numbers) for name, numbers in partitions.items() if numbers]
+    return made(
+        topic_partitions=[
+            made.TopicPartitions(topic_id=topic.id, topic_name=topic.name.full, partitions=list(numbers))
+            for topic, numbers in found
+            if topic is not None
+        ]
+    )
+
+
+def _operations(peer: Peer, name: str) -> int:
+    """What the peer may do with a group, as bits of Kafka's operations."""
+    return sum(1 << bit for bit, action in _OPERATIONS if _may(peer, action, name))
 
 
 def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
@@ -93,9 +172,7 @@ def _described(peer: Peer, made: Any, version: int, name: str, *, want_operation
     if not _may(peer, Action.GROUP_DESCRIBE, name):
         return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
     view = peer.broker.classic.view(name)
-    operations = NO_OPERATIONS
-    if want_operations:
-        operations = sum(1 << bit for bit, action in _OPERATIONS if _may(peer, action, name))
+    operations = _operations(peer, name) if want_operations else NO_OPERATIONS
     if view is not None:
         return _described_view(made, view, operations)
     missing = version >= MISSING_SINCE

@@ -55,7 +55,7 @@ def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
     body = response(topics=topics)
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
-    is_consumer = not classic.has_member(*member[:2]) and consumers.has_member(*member[:2])
+    is_consumer = consumers.has_member(*member[:2])
     try:
         authorize_group(peer, Action.OFFSET_COMMIT, ())
         check = consumers.check_epoch if is_consumer else classic.check_commit
@@ -145,8 +145,7 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any) -> Any:
     group, consumers = asked.group_id, peer.broker.consumers
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
-        of_consumer = asked.member_epoch >= 0 and not peer.broker.classic.has_member(group, asked.member_id or "")
-        if of_consumer and consumers.has_member(group, asked.member_id or ""):
+        if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
             consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
         return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics)))
     except BrokerError as error:

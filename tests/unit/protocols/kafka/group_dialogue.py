@@ -25,6 +25,7 @@ HANDLERS: dict[Api, Callable[..., Any]] = {
     Api.OFFSET_DELETE: positions.offset_delete,
     Api.LIST_GROUPS: group_lists.list_groups,
     Api.DESCRIBE_GROUPS: group_lists.describe_groups,
+    Api.CONSUMER_GROUP_DESCRIBE: group_lists.consumer_group_describe,
     Api.DELETE_GROUPS: group_lists.delete_groups,
     Api.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
     Api.INIT_PRODUCER_ID: producers.init_producer_id,

@@ -131,6 +131,8 @@ def _groups(topic: str) -> Iterator[Asked]:
     word = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic], "topic_partitions": []}
     beat = frame_of(Api.CONSUMER_GROUP_HEARTBEAT, group_id="told", member_id="m", **word)
     yield Asked(Api.CONSUMER_GROUP_HEARTBEAT, a.GROUP_JOIN, beat)
+    described = frame_of(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP])
+    yield Asked(Api.CONSUMER_GROUP_DESCRIBE, a.GROUP_DESCRIBE, described)
     topics = schema.request(Api.OFFSET_DELETE).Topics
     one = topics(name=topic, partitions=[topics.Partitions()])
     yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[one]))

@@ -161,3 +161,45 @@ def test_a_name_whose_members_share_the_work_out_themselves(peer: Asker) -> None
     assert peer.ask(Api.JOIN_GROUP, 0, **asked).error == WireError.NONE
     assert beat(peer).error == WireError.GROUP_ID_NOT_FOUND
     assert peer.broker.consumers.names() == []
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_groups_are_described_with_members_of_all_wires(peer: Asker, version: int) -> None:
+    epoch = beat(peer, instance_id="i", rack_id="r").member_epoch
+    peer.broker.groups.join("g", "t", "z", wire="flux")
+    beat(peer, epoch=epoch, instance_id="i")
+
+    def described() -> Any:
+        found, missing = peer.ask(
+            Api.CONSUMER_GROUP_DESCRIBE, version, group_ids=["g", "x"], want_operations=True
+        ).groups
+        assert (missing.error, missing.message) == (WireError.GROUP_ID_NOT_FOUND, "no such group")
+        assert (found.error, found.assignor_name, found.group_epoch > epoch) == (WireError.NONE, "uniform", True)
+        assert found.operations > 0
+        return found
+
+    found = described()
+    one, other = found.members
+    assert found.group_state == "Reconciling"
+    assert (one.member_id, one.instance_id, one.rack_id, one.member_epoch) == ("m1", "i", "r", epoch)
+    assert (one.client_id, one.client_host, one.subscribed_topic_names) == ("me", "/127.0.0.1", ["t"])
+    assert [list(topic.partitions) for topic in one.assignment.topic_partitions] == [[0, 2]]
+    assert [list(topic.partitions) for topic in one.target_assignment.topic_partitions] == [[0, 2]]
+    assert (other.member_id, other.client_id, other.assignment.topic_partitions) == ("z", "flux", [])
+    if version:
+        assert (one.member_type, other.member_type) == (1, 0)
+    owned = [OWNED(topic_id=peer.broker.topic("t").id, partitions=[0, 2])]
+    beat(peer, epoch=epoch, instance_id="i", topic_partitions=owned)
+    found = described()
+    assert found.group_state == "Stable"
+    assert [list(topic.partitions) for topic in found.members[1].assignment.topic_partitions] == [[1]]
+
+
+def test_lists_tell_which_groups_have_consumers(peer: Asker) -> None:
+    beat(peer)
+    peer.broker.groups.join("other", "t", "z", wire="flux")
+    listed = {group.group_id: group for group in peer.ask(Api.LIST_GROUPS, 5).groups}
+    assert {name: group.group_type for name, group in listed.items()} == {"g": "consumer", "other": "classic"}
+    assert (listed["g"].protocol_type, listed["g"].group_state) == ("consumer", "Stable")
+    only = peer.ask(Api.LIST_GROUPS, 5, types_filter=["consumer"], states_filter=["stable"]).groups
+    assert [group.group_id for group in only] == ["g"]

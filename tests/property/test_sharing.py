@@ -1,0 +1,95 @@
+"""Groups of all sorts of members at once: what holds for consumers beside one other wire holds with classic members, too."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import initialize, rule
+
+from polywire.errors import BrokerError
+from tests.property.test_consumer_groups import TOPICS, ConsumerGroupMachine
+from tests.unit.broker.test_sharing import Classic
+
+CLASSIC_MAX = 3
+ROUNDS = 40  # of signs of life, three seconds apart, until everybody has what it should
+
+
+class SharingMachine(ConsumerGroupMachine):
+    """Classic members come and go as well, some of which read on while they join."""
+
+    @initialize()
+    def begin(self) -> None:
+        super().begin()
+        self.classic: list[Classic] = []
+
+    def of(self, index: int) -> Classic | None:
+        return self.classic[index % len(self.classic)] if self.classic else None
+
+    @rule(topics=st.sets(st.sampled_from(TOPICS), min_size=1), keeps=st.booleans())
+    def classic_comes(self, topics: set[str], keeps: bool) -> None:
+        if len(self.classic) < CLASSIC_MAX:
+            self.made += 1
+            member = Classic(self.memory, f"c{self.made:02}", *topics, keeps=keeps)
+            member.join()
+            self.classic.append(member)
+
+    @rule(index=st.integers(0, 2))
+    def classic_beats(self, index: int) -> None:
+        member = self.of(index)
+        if member is not None:
+            member.beat()
+
+    @rule(index=st.integers(0, 2))
+    def classic_goes(self, index: int) -> None:
+        member = self.of(index)
+        if member is not None:
+            with suppress(BrokerError):
+                self.memory.broker.classic.leave("g", member.id)
+            self.classic.remove(member)
+
+    @rule(index=st.integers(0, 2))
+    def classic_vanishes(self, index: int) -> None:
+        member = self.of(index)
+        if member is not None:
+            self.classic.remove(member)
+
+    @rule()
+    def answers_arrive(self) -> None:
+        self.memory.run()
+
+    def read_now(self) -> list[tuple[bytes, int, str]]:
+        """Those whom the broker knows in this generation; one that was left behind is told so when it commits."""
+        broker = self.memory.broker
+        found = super().read_now()
+        view = broker.classic.view("g")
+        known = set() if view is None else {member.id for member in view.members}
+        for member in self.classic:
+            if member.id in known:
+                ids = {topic: broker.topic(topic).id for topic in member.reading}
+                found += [(ids[topic], one, member.id) for topic, held in member.reading.items() for one in held]
+        return found
+
+    def teardown(self) -> None:
+        """Left alone, everything that somebody wants is read, by one member."""
+        memory = self.memory
+        for _ in range(ROUNDS):
+            for member in self.classic:
+                member.beat()
+            for consumer in self.consumers:
+                consumer.beat(memory)
+            for topic, other in self.others:
+                memory.broker.groups.join("g", topic, other, wire="flux")
+            memory.advance(3.0)
+        self.nobody_reads_what_another_reads()
+        told = {topic for one in self.consumers for topic in one.topics} | {topic for topic, _ in self.others}
+        shared = {topic for member in self.classic for topic in member.topics}
+        read = {(topic, partition) for topic, partition, _ in self.read_now()}
+        for topic in (told | shared if told & shared else told) & set(TOPICS):  # alone, members see to it themselves
+            found = memory.broker.topic(topic)
+            assert {(found.id, number) for number in range(len(found.partitions))} <= read, topic
+
+
+SharingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSharing = SharingMachine.TestCase
