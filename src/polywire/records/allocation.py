@@ -14,8 +14,8 @@ MAPPED_BYTES_MIN: Final = 1024 * 1024  # below, the allocator's own memory is qu
 _PRIVATE: Final = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
-def allocate(size: int) -> bytearray | mmap.mmap:
-    """Writable memory of ``size`` bytes, all zero, at least one."""
-    if size < MAPPED_BYTES_MIN:
+def allocate(size: int, *, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytearray | mmap.mmap:
+    """Writable memory of ``size`` bytes, all zero, at least one; from ``mapped_bytes_min`` on it is mapped."""
+    if size < mapped_bytes_min:
         return bytearray(size)
     return mmap.mmap(-1, size, flags=_PRIVATE) if _PRIVATE else mmap.mmap(-1, size)

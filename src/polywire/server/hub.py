@@ -160,6 +160,9 @@ class Hub:
         for connection in list(self.connections):
             connection.sweep()
         self.logins.sweep()
+        if not self.ingest.uncommitted:
+            self.memory.settle()
+        self.memory.arena.sweep()
         self.memory.given_back()
         if self.refused:
             log.warning("connections refused: limit reached", count=self.refused, limit=self.limits.connections_max)

@@ -204,3 +204,16 @@ def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
     session.size = session.need = session.frame_bytes_max = 3_000_000
     assert arrives(place, following, 2_000_000) < 2_000_000
     assert taken(place) <= 5 * 1024 * 1024
+
+
+def test_of_many_that_had_much_to_send_nothing_is_kept_when_they_rest() -> None:
+    place = Place()
+    for _ in range(100):
+        transport = place.connect()
+        place.wires[0].opened[-1].size = 1000
+        send(transport, b"x" * 200_000)
+    assert taken(place) > 0
+    for _ in range(5):
+        place.hub.sweep()
+    assert taken(place) == 0
+    assert place.hub.memory.arena.kept_bytes == 0

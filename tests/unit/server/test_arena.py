@@ -1,0 +1,88 @@
+"""Receive buffers, reused: what nobody takes for a while goes back to the allocator, what is in use is not touched."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from polywire.server.arena import BUFFER_BYTES_MIN, KEPT_BYTES_MAX, Arena
+
+SIZE = 64 * 1024
+
+
+def give_all(arena: Arena, count: int) -> None:
+    for buffer in [arena.take(SIZE) for _ in range(count)]:
+        arena.give(buffer)
+    arena.settle()
+
+
+def test_a_buffer_is_handed_out_again_once_nothing_views_it() -> None:
+    arena = Arena(1 << 20)
+    first = arena.take(SIZE)
+    arena.give(first)
+    other = arena.take(SIZE)
+    assert other is not first
+    arena.settle()
+    assert arena.take(SIZE) is first
+
+
+def test_what_nobody_has_taken_for_two_seconds_is_kept_no_longer() -> None:
+    arena = Arena(1 << 20)
+    give_all(arena, 10)
+    assert arena.kept_bytes == 10 * SIZE
+    arena.sweep()
+    assert arena.kept_bytes == 10 * SIZE
+    arena.sweep()
+    assert arena.kept_bytes == 0
+
+
+def test_what_is_taken_again_and_again_is_kept() -> None:
+    arena = Arena(1 << 20)
+    give_all(arena, 10)
+    seen = set()
+    for _ in range(10):
+        buffer = arena.take(SIZE)
+        seen.add(id(buffer))
+        arena.give(buffer)
+        arena.settle()
+        arena.sweep()
+    assert len(seen) <= 2
+    assert arena.kept_bytes == SIZE
+
+
+def test_what_was_not_taken_for_a_second_can_still_be_taken() -> None:
+    arena = Arena(1 << 20)
+    buffer = arena.take(SIZE)
+    arena.give(buffer)
+    arena.settle()
+    arena.sweep()
+    assert arena.take(SIZE) is buffer
+    assert arena.kept_bytes == 0
+    assert arena.out_bytes == SIZE
+
+
+def test_what_may_be_viewed_still_is_kept_by_no_sweep() -> None:
+    arena = Arena(1 << 20)
+    arena.give(arena.take(SIZE))
+    arena.sweep()
+    arena.sweep()
+    arena.settle()
+    arena.sweep()
+    arena.sweep()
+    assert arena.kept_bytes == 0
+    assert not arena.viewed
+
+
+def test_no_more_is_kept_than_may_be() -> None:
+    arena = Arena(1 << 30)
+    give_all(arena, KEPT_BYTES_MAX // SIZE + 10)
+    assert arena.kept_bytes == KEPT_BYTES_MAX
+    arena.take(BUFFER_BYTES_MIN)
+    assert arena.kept_bytes == KEPT_BYTES_MAX
+
+
+@pytest.mark.parametrize("size", [16 * 1024, SIZE, 1 << 20])
+def test_what_is_large_goes_back_to_the_system_at_once(size: int) -> None:
+    """The allocator's heap is given back from its end only, where something small may lie."""
+    assert isinstance(Arena(1 << 30).take(size), mmap.mmap)
