@@ -30,7 +30,7 @@ STATES: Final = {
 }
 TYPE: Final = "classic"
 MISSING_SINCE: Final = 6  # version of DescribeGroups that says of a group that there is none
-_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
+GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
 """Numbers of Kafka's operations on a group, and what each takes here."""
 
 
@@ -95,7 +95,7 @@ def _described(peer: Peer, made: Any, version: int, name: str, *, want_operation
     view = peer.broker.classic.view(name)
     operations = NO_OPERATIONS
     if want_operations:
-        operations = sum(1 << bit for bit, action in _OPERATIONS if _may(peer, action, name))
+        operations = sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
     if view is not None:
         return _described_view(made, view, operations)
     missing = version >= MISSING_SINCE
