@@ -265,6 +265,13 @@ class Wires:
             "Kafka itself does."
         ),
     ] = Durability.SYNCED
+    kafka_replication_factor_max: Annotated[
+        int,
+        Parameter(
+            help="Replicas that Kafka clients may ask for when they create a topic, for applications that always ask for 3. "
+            "One is kept, and the answer says so."
+        ),
+    ] = 1
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
@@ -330,6 +337,7 @@ def serve(
             flux_line_bytes_max=wires.flux_line_bytes_max,
             kafka_advertise=wires.kafka_advertise,
             kafka_acks_all=Level[wires.kafka_acks_all.name],
+            kafka_replication_factor_max=wires.kafka_replication_factor_max,
             kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,
         )

@@ -26,6 +26,7 @@ OFF: Final = "off"
 AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
 FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
+KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # as the wire counts
 FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
@@ -120,6 +121,7 @@ class ServeConfig:
     cursus_dedup_minutes: how long the legacy dialect of the Cursus wire drops a payload that its topic has had; 0 for never.
     kafka_advertise: ``HOST:PORT`` by which clients of the Kafka wire reach this broker, ``auto``: where each has connected to.
     kafka_acks_all: what acks=all of the Kafka wire means, ``written`` or ``synced``.
+    kafka_replication_factor_max: how many copies clients of the Kafka wire may ask for when they make a topic; one is kept.
     kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
     iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
@@ -167,6 +169,7 @@ class ServeConfig:
     flux_line_bytes_max: int = LINE_BYTES_MAX
     kafka_advertise: str = AUTO
     kafka_acks_all: Level = Level.SYNCED
+    kafka_replication_factor_max: int = 1
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
 
@@ -205,6 +208,7 @@ class ServeConfig:
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
+            ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),
         ):
             if not 0 <= value <= limit:
                 raise Invalid(

@@ -295,6 +295,7 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         host="" if kafka_at is None else kafka_at.host,
         port=0 if kafka_at is None else kafka_at.port,
         acks_all=config.kafka_acks_all,
+        replication_factor_max=config.kafka_replication_factor_max,
         data_dir=config.data_dir,
     )
     off_loop = OffLoopQueue(broker.loop)

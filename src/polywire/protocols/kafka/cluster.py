@@ -1,5 +1,5 @@
-"""What is asked of the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs (spec: kafka#apiversions,
-kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
+"""What is asked of the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs, and what only a broker among others
+would have more to say to (spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
 
 Promises: the broker is the only node, leads everything and coordinates everything. Must not know: frames, records.
 """
@@ -7,6 +7,7 @@ Promises: the broker is the only node, leads everything and coordinates everythi
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from typing import Any, Final
 
 from polywire.broker.actions import Action
@@ -15,6 +16,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import NODE_ID
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
@@ -25,7 +27,7 @@ BROKERS: Final = 1  # type of endpoint
 LOG_DIR: Final = "polywire-data"  # where nobody says where the data is
 _EDGES: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _WORDS: Final = _EDGES | {"-", "."}
-_CLUSTER_OPERATIONS: Final = (
+CLUSTER_OPERATIONS: Final = (
     (5, Action.TOPIC_CREATE),
     (7, Action.CLUSTER_ALTER),
     (8, Action.CLUSTER_DESCRIBE),
@@ -34,7 +36,7 @@ _CLUSTER_OPERATIONS: Final = (
     (11, Action.CLUSTER_ALTER),
     (12, Action.CLUSTER_DESCRIBE),
 )
-_TOPIC_OPERATIONS: Final = (
+TOPIC_OPERATIONS: Final = (
     (3, Action.FETCH),
     (4, Action.PRODUCE),
     (5, Action.TOPIC_CREATE),
@@ -104,7 +106,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
     host, port = session.shared.address(session.output.local)
     operations = NO_OPERATIONS
     if request.want_cluster_operations:
-        operations = sum({1 << bit for bit, action in _CLUSTER_OPERATIONS if session.permits(action)})
+        operations = sum({1 << bit for bit, action in CLUSTER_OPERATIONS if session.permits(action)})
     return response(
         endpoint_type=BROKERS,
         cluster_id=session.shared.cluster_id,
@@ -116,12 +118,11 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 def topic_operations(session: KafkaSession, topic: Topic) -> int:
     """What the peer may do with a topic, as bits of Kafka's operations."""
-    return sum({1 << bit for bit, action in _TOPIC_OPERATIONS if session.permits(action, topic)})
+    return sum({1 << bit for bit, action in TOPIC_OPERATIONS if session.permits(action, topic)})
 
 
 def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """DescribeLogDirs: one directory, in which every partition has its bytes."""
-    del answer
     response = schema.response(Api.DESCRIBE_LOG_DIRS)
     try:
         session.authorize(Action.SERVER_DESCRIBE)
@@ -132,30 +133,87 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
     if directory is not None:
         usage = shutil.disk_usage(directory)
         total, usable = usage.total, usage.free
-    made = response.Results(
-        log_dir=LOG_DIR if directory is None else str(directory.absolute()),
-        topics=_sizes(session, request, response.Results.Topics),
-        total_bytes=total,
-        usable_bytes=usable,
-    )
-    return response(results=[made])
+    name = LOG_DIR if directory is None else str(directory.absolute())
+
+    def made(topics: list[Any]) -> Any:
+        told = response.Results(log_dir=name, topics=topics, total_bytes=total, usable_bytes=usable)
+        return response(results=[told])
+
+    entries = _sizes(session, request, response.Results.Topics)
+    return answer_in_slices(session.broker, answer, entries, made)
 
 
-def _sizes(session: KafkaSession, request: Any, made: Any) -> list[Any]:
-    """Bytes of the partitions asked for, of all when none are named."""
+def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
+    """Bytes of the partitions asked for, of all when none are named; None while a topic's are gathered."""
     if request.topics is None:
         asked = {topic: range(len(topic.partitions)) for topic in session.broker.topics()}
     else:
         named = ((session.broker.find_topic(entry.topic), entry.partitions) for entry in request.topics)
         asked = {topic: numbers for topic, numbers in named if topic is not None}
-    return [
-        made(
-            name=topic.name.full,
-            partitions=[
-                made.Partitions(index=number, partition_size=topic.partitions[number].log.stored_bytes)
-                for number in numbers
-                if 0 <= number < len(topic.partitions)
-            ],
-        )
-        for topic, numbers in asked.items()
-    ]
+    for topic, numbers in asked.items():
+        told = []
+        for step, number in enumerate(numbers):
+            if 0 <= number < len(topic.partitions):
+                told.append(made.Partitions(index=number, partition_size=topic.partitions[number].log.stored_bytes))
+            if not step % PARTITIONS_PER_STEP:
+                yield None
+        yield made(name=topic.name.full, partitions=told)
+
+
+# What a lone broker has nothing to tell of
+
+
+def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ElectLeaders: every partition has the one leader that there is."""
+    response = schema.response(Api.ELECT_LEADERS)
+    try:
+        session.authorize(Action.CLUSTER_ALTER)
+    except BrokerError:
+        return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
+    made = response.ReplicaElectionResults
+
+    def entries() -> Iterator[Any]:
+        for asked in request.topic_partitions or ():  # with none named, those that need no election are left out
+            topic = session.broker.find_topic(asked.topic)
+            count = 0 if topic is None else len(topic.partitions)
+            yield made(
+                topic=asked.topic,
+                partition_result=[
+                    made.PartitionResult(
+                        partition_id=number,
+                        error=WireError.ELECTION_NOT_NEEDED
+                        if 0 <= number < count
+                        else WireError.UNKNOWN_TOPIC_OR_PARTITION,
+                    )
+                    for number in asked.partitions
+                ],
+            )
+
+    return answer_in_slices(
+        session.broker, answer, entries(), lambda results: response(replica_election_results=results)
+    )
+
+
+def list_partition_reassignments(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ListPartitionReassignments: nothing is on its way to another broker."""
+    del answer, request
+    return _nothing(session, Api.LIST_PARTITION_REASSIGNMENTS)
+
+
+def describe_client_quotas(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeClientQuotas: there are none."""
+    del answer, request
+    return _nothing(session, Api.DESCRIBE_CLIENT_QUOTAS, entries=[])
+
+
+def list_config_resources(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ListConfigResources: nothing but topics and the broker has settings, and these are listed elsewhere."""
+    del answer, request
+    return _nothing(session, Api.LIST_CONFIG_RESOURCES)
+
+
+def _nothing(session: KafkaSession, api: Api, **fields: Any) -> Any:
+    """An empty list, for who has logged in."""
+    if not session.permits(Action.CLUSTER_DESCRIBE):
+        return schema.response(api)(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
+    return schema.response(api)(**fields)

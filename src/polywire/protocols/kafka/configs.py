@@ -19,7 +19,7 @@ from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import NODE_ID
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
-from polywire.protocols.kafka.replies import Gathering, refuse
+from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
@@ -197,24 +197,26 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """DescribeConfigs: settings of topics, and what tools ask of a broker."""
-    del answer
     response = schema.response(Api.DESCRIBE_CONFIGS)
-    results = []
-    for asked in request.resources:
-        made = response.Results(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
-        results.append(made)
-        try:
-            described = _describe(session, asked)
-        except BrokerError as error:
-            refuse(made, error, _refusal(error, asked.resource_type))
-            continue
-        names = asked.configuration_keys
-        made.configs = [
-            _told_config(response.Results.Configs, one, synonyms=request.include_synonyms)
-            for one in described
-            if names is None or one.name in names
-        ]
-    return response(results=results)
+    entries = (
+        _described(session, response.Results, asked, synonyms=request.include_synonyms) for asked in request.resources
+    )
+    return answer_in_slices(session.broker, answer, entries, lambda results: response(results=results))
+
+
+def _described(session: KafkaSession, made: Any, asked: Any, *, synonyms: bool) -> Any:
+    """What one resource is told to be set to."""
+    told = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
+    try:
+        described = _describe(session, asked)
+    except BrokerError as error:
+        refuse(told, error, _refusal(error, asked.resource_type))
+        return told
+    names = None if asked.configuration_keys is None else frozenset(asked.configuration_keys)
+    told.configs = [
+        _told_config(made.Configs, one, synonyms=synonyms) for one in described if names is None or one.name in names
+    ]
+    return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,15 @@ class KafkaSettings:
     """Settings of the Kafka wire.
 
     host, port: by which clients reach this broker; empty and 0: by what each has connected to. acks_all: what acks=all means.
-    answer_bytes_max: bytes of records in one answer, unless a single batch has more. data_dir: where the broker's files are, for what tools
-    ask about disks.
+    answer_bytes_max: bytes of records in one answer, unless a single batch has more. replication_factor_max: how many copies topics may ask
+    for, of which one is kept. data_dir: where the broker's files are, for what tools ask about disks.
     """
 
     host: str = ""
     port: int = 0
     acks_all: Level = Level.SYNCED
     answer_bytes_max: int = 8 * 1024 * 1024
+    replication_factor_max: int = 1
     data_dir: Path | None = None
 
 

@@ -23,6 +23,7 @@ from polywire.protocols.kafka import (
     producers,
     topics,
     transactions,
+    users,
 )
 from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
@@ -61,6 +62,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.ADD_OFFSETS_TO_TXN, transactions.add_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
     Command(Api.END_TXN, transactions.end, (Action.TRANSACTION,)),
     Command(Api.TXN_OFFSET_COMMIT, transactions.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
+    Command(Api.DESCRIBE_ACLS, users.describe_acls, (Action.USER_DESCRIBE,)),
     Command(Api.DESCRIBE_CONFIGS, configs.describe_configs, (Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE)),
     Command(Api.ALTER_CONFIGS, configs.alter_configs, (Action.TOPIC_ALTER, Action.CLUSTER_ALTER)),
     Command(Api.DESCRIBE_LOG_DIRS, cluster.describe_log_dirs, (Action.SERVER_DESCRIBE,)),
@@ -74,6 +76,12 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DELETE_GROUPS, group_lists.delete_groups, (Action.GROUP_DELETE,)),
     Command(Api.OFFSET_DELETE, positions.offset_delete, (Action.GROUP_DELETE,)),
     Command(Api.DESCRIBE_CLUSTER, cluster.describe_cluster, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.ELECT_LEADERS, cluster.elect_leaders, (Action.CLUSTER_ALTER,)),
+    Command(Api.LIST_PARTITION_REASSIGNMENTS, cluster.list_partition_reassignments, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.DESCRIBE_CLIENT_QUOTAS, cluster.describe_client_quotas, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, users.describe_user_scram_credentials, (Action.USER_DESCRIBE,)),
+    Command(Api.LIST_CONFIG_RESOURCES, cluster.list_config_resources, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.DESCRIBE_TOPIC_PARTITIONS, topics.describe_topic_partitions, (Action.TOPIC_DESCRIBE,)),
     Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),
     Command(Api.CONSUMER_GROUP_DESCRIBE, group_lists.consumer_group_describe, (Action.GROUP_DESCRIBE,)),
 )

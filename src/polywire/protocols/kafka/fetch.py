@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.kafka import encoder, schema
@@ -85,21 +85,32 @@ class Fetching:
         for asked in request.topics:
             told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
             body.responses.append(told)
+            topic: Topic | BrokerError
+            try:
+                topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
+            except BrokerError as error:
+                topic = error
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
                 told.partitions.append(entry)
-                try:
-                    topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
-                    partition = partition_of(topic, one.partition)
-                except BrokerError as error:
-                    self._refuse(entry, missing_error(error, asked.topic_id))
-                    continue
-                stale = leader_error(partition, one.current_leader_epoch)
-                if stale is not None:
-                    self._refuse(entry, stale)
-                else:
-                    self._asked.append((partition, one, entry))
+                self._ask(topic, asked.topic_id, one, entry)
         return body
+
+    def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
+        """See whether a partition can be fetched; topic: or what is wrong with it, looked up once for all its partitions."""
+        if isinstance(topic, BrokerError):
+            self._refuse(entry, missing_error(topic, topic_id))
+            return
+        try:
+            partition = partition_of(topic, one.partition)
+        except BrokerError as error:
+            self._refuse(entry, missing_error(error, topic_id))
+            return
+        stale = leader_error(partition, one.current_leader_epoch)
+        if stale is not None:
+            self._refuse(entry, stale)
+        else:
+            self._asked.append((partition, one, entry))
 
     def _refuse(self, entry: Any, error: WireError) -> None:
         entry.error, entry.records = error, b""

@@ -34,7 +34,7 @@ STATES: Final = {
 CLASSIC: Final = "classic"
 ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 MISSING_SINCE: Final = 6  # version of DescribeGroups that says of a group that there is none
-_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
+GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
 """Numbers of Kafka's operations on a group, and what each takes here."""
 
 
@@ -154,7 +154,7 @@ def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]
 
 def _operations(peer: Peer, name: str) -> int:
     """What the peer may do with a group, as bits of Kafka's operations."""
-    return sum(1 << bit for bit, action in _OPERATIONS if _may(peer, action, name))
+    return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 
 
 def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:

@@ -117,9 +117,15 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.SASL_AUTHENTICATE: _served(0, 2),
     Api.CREATE_PARTITIONS: _served(0, 3),
     Api.DELETE_GROUPS: _served(0, 2),
+    Api.ELECT_LEADERS: _served(0, 2),
     Api.INCREMENTAL_ALTER_CONFIGS: _served(0, 1),
+    Api.LIST_PARTITION_REASSIGNMENTS: _served(0, 0),
     Api.OFFSET_DELETE: _served(0, 0),
+    Api.DESCRIBE_CLIENT_QUOTAS: _served(0, 1),
+    Api.DESCRIBE_USER_SCRAM_CREDENTIALS: _served(0, 0),
     Api.DESCRIBE_CLUSTER: _served(0, 2),
+    Api.LIST_CONFIG_RESOURCES: _served(0, 1),
+    Api.DESCRIBE_TOPIC_PARTITIONS: _served(0, 0),
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
@@ -194,6 +200,8 @@ class WireError(IntEnum):
     UNSTABLE_OFFSET_COMMIT = 88
     THROTTLING_QUOTA_EXCEEDED = 89
     PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
     UNKNOWN_TOPIC_ID = 100
     FENCED_MEMBER_EPOCH = 110
     UNRELEASED_INSTANCE_ID = 111

@@ -6,6 +6,7 @@ Promises: an answer is filled once, when everything that it waits for is known. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.errors import BrokerError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from polywire.protocols.kafka.context import KafkaBroker
 
 AT_ONCE_MAX: Final = 64  # entries that are made without a pause
+PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are made without a pause
 
 
 class Gathering:
@@ -55,16 +57,21 @@ def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> Non
 
 
 def answer_in_slices(
-    broker: KafkaBroker, answer: Answer, entries: Iterator[Any], count: int, made: Callable[[list[Any]], Any]
+    broker: KafkaBroker, answer: Answer, entries: Iterator[Any], made: Callable[[list[Any]], Any]
 ) -> Any:
     """The body that ``made`` makes of entries, None are left out: at once where they are few, else with others' requests in between, and then
-    None now."""
-    if count <= AT_ONCE_MAX:
-        return made([entry for entry in entries if entry is not None])
+    None now. What is long gives None now and then while it is made."""
+    first = [entry for _, entry in zip(range(AT_ONCE_MAX), entries, strict=False)]
+    following = next(entries, _END)
+    if following is _END:
+        return made([entry for entry in first if entry is not None])
 
     def done(found: list[Any] | BrokerError) -> None:
         assert not isinstance(found, BrokerError), "entries have errors of their own"
         answer.ok(made(found))
 
-    answer.cancel = Slices(broker, entries, done).cancel
+    answer.cancel = Slices(broker, chain(first, [following], entries), done).cancel
     return None
+
+
+_END: Final = object()  # behind the last entry

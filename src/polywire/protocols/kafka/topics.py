@@ -1,5 +1,5 @@
-"""Topics: Metadata, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata, kafka#createtopics, kafka#deletetopics,
-kafka#createpartitions).
+"""Topics: Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata, kafka#other-calls,
+kafka#createtopics, kafka#deletetopics, kafka#createpartitions).
 
 Promises: a topic that is made on the way is there in the same answer; who may not know of a topic is told the same whether or not it exists.
 Must not know: frames, records.
@@ -7,21 +7,23 @@ Must not know: frames, records.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.topics import Topic
-from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.cluster import topic_operations
 from polywire.protocols.kafka.configs import entries_of, settings_of
 from polywire.protocols.kafka.context import NODE_ID, epoch_of
+from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, topic_of
 from polywire.protocols.kafka.messages import NO_ID, NO_OPERATIONS, Api, WireError
-from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import TopicName
@@ -29,6 +31,7 @@ from polywire.types import TopicName
 NAME_BYTES_MAX: Final = 249
 BY_ID_SINCE: Final = 12  # version of Metadata that asks by id; two before it have the field
 REPLICATION_FACTOR: Final = 1
+PAGE_PARTITIONS_MAX: Final = 2_000  # of an answer to DescribeTopicPartitions, as in the reference
 DEFAULT: Final = -1  # of a number in CreateTopics
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -46,11 +49,10 @@ def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     version = answer.request.version
     asked = request.topics
     if asked is None or (version == 0 and not asked):
-        topics = session.broker.topics()
-        entries, count = _all_entries(session, topics, request), len(topics)
+        entries = _all_entries(session, session.broker.topics(), request)
     else:
-        entries, count = _asked_entries(session, asked, request, version), len(asked)
-    return answer_in_slices(session.broker, answer, entries, count, partial(_metadata, session))
+        entries = _asked_entries(session, asked, request, version)
+    return answer_in_slices(session.broker, answer, entries, partial(_metadata, session))
 
 
 def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
@@ -67,11 +69,10 @@ def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
 
 def _all_entries(session: KafkaSession, topics: list[Topic], request: Any) -> Iterator[Any]:
     for topic in topics:
-        try:
-            seen = session.permits(Action.TOPIC_DESCRIBE, topic)
-        except Denied:  # nobody's
-            seen = False
-        yield _entry(session, topic, request) if seen else None
+        if session.permits(Action.TOPIC_DESCRIBE, topic):
+            yield from _entry(session, topic, request)
+        else:
+            yield None
 
 
 def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, version: int) -> Iterator[Any]:
@@ -86,7 +87,7 @@ def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, versio
             named = one.name if one.topic_id == NO_ID else None
             yield made(error=missing_error(error, one.topic_id), name=named, topic_id=one.topic_id)
         else:
-            yield _entry(session, topic, request)
+            yield from _entry(session, topic, request)
 
 
 def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_create: bool) -> Topic:
@@ -105,25 +106,76 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
     return broker.ensure_topic(name, by=session.caller)
 
 
-def _entry(session: KafkaSession, topic: Topic, request: Any) -> Any:
-    """What clients are told of a topic: this broker leads all of it."""
+def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
+    """What clients are told of a topic; None while it is made."""
     made = schema.response(Api.METADATA).Topics
-    nodes = [NODE_ID]
-    return made(
+    partitions: list[Any] = []
+    for partition in topic.partitions[:]:
+        partitions.append(led(made.Partitions, partition))
+        if not len(partitions) % PARTITIONS_PER_STEP:
+            yield None
+    yield made(
         name=topic.name.full,
         topic_id=topic.id,
-        partitions=[
-            made.Partitions(
-                index=partition.number,
-                leader_id=NODE_ID,
-                leader_epoch=epoch_of(partition),
-                replica_nodes=nodes,
-                isr_nodes=nodes,
-            )
-            for partition in topic.partitions
-        ],
+        partitions=partitions,
         operations=topic_operations(session, topic) if request.want_topic_operations else NO_OPERATIONS,
     )
+
+
+def led(made: Any, partition: Partition) -> Any:
+    """A partition as records of this type say it: this broker leads all of them, and has the one copy."""
+    nodes = [NODE_ID]
+    return made(
+        index=partition.number,
+        leader_id=NODE_ID,
+        leader_epoch=epoch_of(partition),
+        replica_nodes=nodes,
+        isr_nodes=nodes,
+    )
+
+
+def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeTopicPartitions: topics in the order of their names, page by page."""
+    response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
+    following: list[Any] = []
+
+    def made(topics: list[Any]) -> Any:
+        return response(topics=topics, next_cursor=following[0] if following else None)
+
+    return answer_in_slices(session.broker, answer, _paged(session, request, following), made)
+
+
+def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterator[Any]:
+    """The topics of a page. following: gets the cursor of the next one, if there is more."""
+    response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
+    names = sorted({one.name for one in request.topics} or {topic.name.full for topic in session.broker.topics()})
+    begin = ("", 0) if request.cursor is None else (request.cursor.topic_name, max(request.cursor.index, 0))
+    left = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
+    for name in names[bisect_left(names, begin[0]) :]:
+        start = begin[1] if name == begin[0] else 0
+        if not left:
+            following.append(response.NextCursor(topic_name=name, index=start))
+            return
+        try:
+            topic = topic_of(session, Action.TOPIC_DESCRIBE, name)
+        except BrokerError as error:
+            yield response.Topics(error=wire_error(error), name=name, partitions=[]) if request.topics else None
+            continue
+        shown = topic.partitions[start : start + left]
+        left -= len(shown)
+        yield _described(session, topic, shown)
+        if start + len(shown) < len(topic.partitions):
+            following.append(response.NextCursor(topic_name=name, index=start + len(shown)))
+            return
+
+
+def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) -> Any:
+    made = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS).Topics
+    partitions = [led(made.Partitions, partition) for partition in shown]
+    for one in partitions:
+        one.eligible_leader_replicas = one.last_known_elr = ()
+    operations = topic_operations(session, topic)
+    return made(name=topic.name.full, topic_id=topic.id, partitions=partitions, operations=operations)
 
 
 # Topics begin, grow and end
@@ -158,7 +210,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
         raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
-    wrong = _check_numbers(asked)
+    wrong = _check_numbers(asked, session.shared.settings.replication_factor_max)
     if wrong is not None:
         refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "one broker keeps one copy of each partition"), wrong)
         return
@@ -193,8 +245,8 @@ def _made(entry: Any, topic: Topic) -> None:
     entry.topic_id = topic.id
 
 
-def _check_numbers(asked: Any) -> WireError | None:
-    """What is wrong with how many partitions and copies are asked for."""
+def _check_numbers(asked: Any, factor_max: int) -> WireError | None:
+    """What is wrong with how many partitions and copies are asked for; of up to ``factor_max`` copies one is kept."""
     if asked.assignments:
         numbers = [one.index for one in asked.assignments]
         if (asked.num_partitions, asked.replication_factor) != (DEFAULT, DEFAULT):
@@ -205,7 +257,8 @@ def _check_numbers(asked: Any) -> WireError | None:
         return None if alone else WireError.INVALID_REPLICA_ASSIGNMENT
     if asked.num_partitions == 0 or asked.num_partitions < DEFAULT:
         return WireError.INVALID_PARTITIONS
-    return None if asked.replication_factor in (DEFAULT, REPLICATION_FACTOR) else WireError.INVALID_REPLICATION_FACTOR
+    is_right = asked.replication_factor == DEFAULT or REPLICATION_FACTOR <= asked.replication_factor <= factor_max
+    return None if is_right else WireError.INVALID_REPLICATION_FACTOR
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:

@@ -80,9 +80,26 @@ def requests(topic: str, missing: str) -> Iterator[Asked]:
     sizes = schema.request(Api.DESCRIBE_LOG_DIRS).Topics(topic=topic, partitions=[0])
     yield Asked(Api.DESCRIBE_LOG_DIRS, a.SERVER_DESCRIBE, frame_of(Api.DESCRIBE_LOG_DIRS, topics=[sizes]))
     yield Asked(Api.DESCRIBE_CLUSTER, a.CLUSTER_DESCRIBE, frame_of(Api.DESCRIBE_CLUSTER))
+    yield from _tools(topic)
     yield from _configs(topic)
     yield from _groups(topic)
     yield from _transactions(topic)
+
+
+def _tools(topic: str) -> Iterator[Asked]:
+    """What consoles and tools ask of a cluster."""
+    a = Action
+    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    yield Asked(Api.DESCRIBE_ACLS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_ACLS, **every))
+    yield Asked(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_USER_SCRAM_CREDENTIALS))
+    elected = schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=topic, partitions=[0])
+    yield Asked(Api.ELECT_LEADERS, a.CLUSTER_ALTER, frame_of(Api.ELECT_LEADERS, topic_partitions=[elected]))
+    for api in (Api.LIST_PARTITION_REASSIGNMENTS, Api.DESCRIBE_CLIENT_QUOTAS, Api.LIST_CONFIG_RESOURCES):
+        yield Asked(api, a.CLUSTER_DESCRIBE, frame_of(api))
+    named = schema.request(Api.DESCRIBE_TOPIC_PARTITIONS).Topics(name=topic)
+    yield Asked(
+        Api.DESCRIBE_TOPIC_PARTITIONS, a.TOPIC_DESCRIBE, frame_of(Api.DESCRIBE_TOPIC_PARTITIONS, topics=[named])
+    )
 
 
 def _configs(topic: str) -> Iterator[Asked]:

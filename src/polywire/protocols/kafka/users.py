@@ -1,0 +1,192 @@
+"""Users as Kafka's tools see them: DescribeAcls, a view of the one table of permissions, and DescribeUserScramCredentials (spec: kafka#acls,
+kafka#other-calls).
+
+Promises: what a rule says is allowed is allowed; nothing is allowed without one, but that a topic's access list may take away what a rule
+gives; long lists keep nobody waiting. Must not know: frames, how permissions are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from polywire.broker.access import User
+from polywire.broker.actions import Action
+from polywire.broker.permissions import split_resource_name
+from polywire.broker.scram import Mechanism
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.cluster import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from polywire.protocols.kafka.group_lists import GROUP_OPERATIONS
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.replies import answer_in_slices
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.types import DEFAULT_STREAM, TopicName
+
+RULES_MAX: Final = 20_000  # of one answer, some 50 bytes each: who asks for more names a user or a resource
+ANY: Final = 1  # of every filter
+TOPIC: Final = 2  # types of resources
+GROUP: Final = 3
+CLUSTER: Final = 4
+TRANSACTIONAL_ID: Final = 5
+WRITE: Final = 4  # operations
+DESCRIBE: Final = 8
+MATCH: Final = 2  # how names are compared
+LITERAL: Final = 3
+PREFIXED: Final = 4
+ALLOW: Final = 3
+EVERY: Final = "*"
+CLUSTER_NAME: Final = "kafka-cluster"
+NUMBERS: Final = {Mechanism.SHA_256: 1, Mechanism.SHA_512: 2}
+
+
+class Resource(NamedTuple):
+    """What a rule is about."""
+
+    kind: int
+    name: str
+    pattern: int
+
+
+def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeAcls."""
+    response = schema.response(Api.DESCRIBE_ACLS)
+    access = session.broker.access
+    try:
+        session.authorize(Action.USER_DESCRIBE)
+    except BrokerError as denied:
+        return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED, message=denied.message)
+    if access.is_open:
+        return response(error=WireError.SECURITY_DISABLED, message="this broker has no users")
+    found = _Rules(response.Resources)
+
+    def made(_: list[Any]) -> Any:
+        if found.count > RULES_MAX:
+            message = f"name a user, there are more rules than {RULES_MAX}"
+            return response(error=WireError.POLICY_VIOLATION, message=message)
+        return response(resources=found.resources())
+
+    return answer_in_slices(session.broker, answer, found.gather(session, request), made)
+
+
+class _Rules:
+    """Rules by what they are about. Invariant: ``count`` is how many there are, at most one resource's above ``RULES_MAX``."""
+
+    __slots__ = ("_by_resource", "_made", "count")
+
+    def __init__(self, made: Any) -> None:
+        self._made: Final = made
+        self._by_resource: dict[Resource, list[Any]] = {}
+        self.count = 0
+
+    def gather(self, session: KafkaSession, request: Any) -> Iterator[None]:
+        """Find those that are asked for, step by step."""
+        if request.permission_type not in (ANY, ALLOW) or request.host_filter not in (None, EVERY):
+            return
+        for user in session.broker.access.users():
+            principal = f"User:{user.name}"
+            if request.principal_filter not in (None, principal):
+                yield None
+                continue
+            for resource, operations in _rules(session, user, request):
+                self._add(resource, principal, operations)
+                yield None
+
+    def _add(self, resource: Resource, principal: str, operations: list[int]) -> None:
+        if not operations or self.count > RULES_MAX:
+            return
+        self.count += len(operations)
+        self._by_resource.setdefault(resource, []).extend(
+            self._made.Acls(principal=principal, host=EVERY, operation=number, permission_type=ALLOW)
+            for number in operations
+        )
+
+    def resources(self) -> list[Any]:
+        """All of them."""
+        return [
+            self._made(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
+            for (kind, name, pattern), acls in self._by_resource.items()
+        ]
+
+
+def _rules(session: KafkaSession, user: User, request: Any) -> Iterator[tuple[Resource, list[int]]]:
+    """What a user may do: resources, and those operations on them that are asked for."""
+    for resource, operations in _allowed(session, user):
+        is_meant = request.resource_type_filter in (ANY, resource.kind) and _names(request, resource)
+        yield resource, [number for number in operations if is_meant and request.operation in (ANY, number)]
+
+
+def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list[int]]]:
+    """All that a user may do."""
+    if user.grants is None or not user.active:
+        return
+    grants = user.grants.opened()
+    cluster = [
+        number for number, action in CLUSTER_OPERATIONS if action.is_everybodys or grants.everywhere & action.bits
+    ]
+    yield Resource(CLUSTER, CLUSTER_NAME, LITERAL), cluster
+    yield Resource(TOPIC, EVERY, LITERAL), _operations(grants.everywhere)
+    for stream, bits in grants.streams.items():
+        if stream != DEFAULT_STREAM:
+            yield Resource(TOPIC, f"{stream}.", PREFIXED), _operations(bits)
+            continue
+        for topic in session.broker.topics():  # no beginning of names is theirs alone
+            if topic.name.stream == DEFAULT_STREAM:
+                yield Resource(TOPIC, topic.name.full, LITERAL), _operations(bits)
+    for resource, bits in grants.topics.items():
+        yield Resource(TOPIC, TopicName(*split_resource_name(resource)).full, LITERAL), _operations(bits)
+    groups = [number for number, action in GROUP_OPERATIONS if grants.allow_somewhere(action.bits)]
+    yield Resource(GROUP, EVERY, LITERAL), groups  # with the topics that it may read for groups
+    if grants.allow_somewhere(Action.TRANSACTION.bits):
+        yield Resource(TRANSACTIONAL_ID, EVERY, LITERAL), [WRITE, DESCRIBE]  # with the topics that it may write to
+
+
+def _operations(bits: int) -> list[int]:
+    return [number for number, action in TOPIC_OPERATIONS if bits & action.bits]
+
+
+def _names(request: Any, resource: Resource) -> bool:
+    """Whether a filter's name and pattern mean this resource."""
+    name, pattern = request.resource_name_filter, request.pattern_type_filter
+    if pattern not in (ANY, MATCH, resource.pattern):
+        return False
+    if name is None or name == resource.name:
+        return True
+    if pattern != MATCH:
+        return False
+    return resource.name == EVERY if resource.pattern == LITERAL else name.startswith(resource.name)
+
+
+def describe_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeUserScramCredentials: who may log in by SCRAM."""
+    response = schema.response(Api.DESCRIBE_USER_SCRAM_CREDENTIALS)
+    access = session.broker.access
+    try:
+        session.authorize(Action.USER_DESCRIBE)
+    except BrokerError as denied:
+        return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED, message=denied.message)
+
+    def entries() -> Iterator[Any]:
+        if not request.users:
+            for user in access.users():
+                yield _credentials(response.Results, user.name, user) if user.verifiers else None
+            return
+        for name, copies in Counter(one.name for one in request.users).items():
+            told = _credentials(response.Results, name, access.find_user(name))
+            if copies > 1:
+                told = response.Results(user=name, error=WireError.DUPLICATE_RESOURCE, message="it stands there twice")
+            yield told
+
+    return answer_in_slices(session.broker, answer, entries(), lambda results: response(results=results))
+
+
+def _credentials(made: Any, name: str, user: User | None) -> Any:
+    if user is None or not user.verifiers:
+        return made(user=name, error=WireError.RESOURCE_NOT_FOUND, message="no such user has verifiers of SCRAM")
+    told = [
+        made.CredentialInfos(mechanism=NUMBERS[verifier.mechanism], iterations=verifier.iterations)
+        for verifier in user.verifiers
+    ]
+    return made(user=name, credential_infos=told)

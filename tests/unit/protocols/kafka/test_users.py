@@ -1,0 +1,127 @@
+"""What tools are told of users: rules as a view of permissions, and who may log in by SCRAM (spec: kafka#acls, kafka#other-calls)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.broker.scram import Mechanism, make_verifier
+from polywire.protocols.kafka import schema, users
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.types import TopicName
+from tests.unit.protocols.kafka.dialogue import Dialogue, World
+
+HASH = hash_password("secret")
+VERIFIERS = tuple(make_verifier("secret", mechanism) for mechanism in Mechanism)
+ADMIN = ConfiguredUser("admin", HASH, EVERYTHING, VERIFIERS)
+READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = 3, 4, 5, 6, 7, 8
+
+
+def rules(peer: Dialogue, **filters: Any) -> dict[tuple[int, str, int], dict[str, list[int]]]:
+    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    answer = peer.ask(Api.DESCRIBE_ACLS, **(every | filters))
+    assert answer.error == WireError.NONE, answer.message
+    found: dict[tuple[int, str, int], dict[str, list[int]]] = {}
+    for resource in answer.resources:
+        key = resource.resource_type, resource.resource_name, resource.pattern_type
+        assert key not in found
+        found[key] = {}
+        for acl in resource.acls:
+            assert (acl.host, acl.permission_type) == ("*", 3)
+            found[key].setdefault(acl.principal, []).append(acl.operation)
+    return found
+
+
+def world_of(*others: ConfiguredUser) -> tuple[World, Dialogue]:
+    world = World()
+    broker = world.memory.broker
+    broker.create_topic(TopicName("default", "clicks"), 1)
+    broker.access.configure([ADMIN, *others])
+    world.memory.run()
+    peer = world.connect()
+    peer.certified = broker.access.certified("admin")
+    return world, peer
+
+
+def user(name: str, *words: str) -> ConfiguredUser:
+    return ConfiguredUser(name, HASH, parse_grants(words))
+
+
+def test_without_users_there_are_no_rules() -> None:
+    answer = World().connect().ask(Api.DESCRIBE_ACLS, resource_type_filter=1, operation=1, permission_type=1)
+    assert answer.error == WireError.SECURITY_DISABLED
+
+
+def test_rules_are_what_users_may_do() -> None:
+    _, peer = world_of(
+        user("reader", "consume@shop"),
+        user("loader", "produce@shop/orders", "produce@default/clicks"),
+        user("keeper", "manage_topics@default"),
+        user("nobody", "read_servers"),
+    )
+    seen = rules(peer, resource_type_filter=2)
+    assert seen[2, "shop.", 4] == {"User:reader": [READ, DESCRIBE, 10]}
+    assert seen[2, "shop.orders", 3] == {"User:loader": [WRITE, DESCRIBE, 10]}
+    assert set(seen[2, "clicks", 3]) == {"User:loader", "User:keeper"}
+    assert {CREATE, DELETE, ALTER} <= set(seen[2, "clicks", 3]["User:keeper"])
+    assert set(seen[2, "*", 3]) == {"User:admin"}
+    assert set(rules(peer, resource_type_filter=3)) == {(3, "*", 3)}
+    assert set(rules(peer, resource_type_filter=3)[3, "*", 3]) == {"User:admin", "User:keeper"}
+    assert rules(peer, resource_type_filter=5) == {
+        (5, "*", 3): {"User:admin": [WRITE, DESCRIBE], "User:keeper": [WRITE, DESCRIBE]}
+    }
+    cluster = rules(peer, resource_type_filter=4)[4, "kafka-cluster", 3]
+    assert ALTER in cluster["User:admin"]
+    assert ALTER not in cluster["User:nobody"]
+    assert DESCRIBE in cluster["User:nobody"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"principal_filter": "User:loader", "resource_type_filter": 2}, {"shop.orders"}),
+        ({"principal_filter": "loader"}, set()),
+        ({"host_filter": "10.0.0.1"}, set()),
+        ({"permission_type": 2}, set()),
+        ({"resource_name_filter": "shop.", "pattern_type_filter": 4}, {"shop."}),
+        ({"resource_name_filter": "shop.", "pattern_type_filter": 3}, set()),
+        ({"resource_name_filter": "shop.orders", "pattern_type_filter": 2}, {"shop.", "shop.orders", "*"}),
+        ({"resource_name_filter": "shop.orders", "pattern_type_filter": 1}, {"shop.orders"}),
+        ({"resource_type_filter": 2, "operation": WRITE}, {"shop.orders", "*"}),
+    ],
+)
+def test_rules_are_filtered(filters: dict[str, Any], expected: set[str]) -> None:
+    _, peer = world_of(user("reader", "consume@shop"), user("loader", "produce@shop/orders"))
+    named = {"resource_type_filter": 2} if "resource_name_filter" in filters else {}
+    assert {name for _, name, _ in rules(peer, **(named | filters))} == expected
+
+
+def test_there_is_a_limit_to_the_rules_of_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "RULES_MAX", 10)
+    _, peer = world_of(user("reader", "consume@shop"))
+    assert rules(peer, principal_filter="User:reader")
+    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    answer = peer.ask(Api.DESCRIBE_ACLS, **every)
+    assert (answer.error, list(answer.resources)) == (WireError.POLICY_VIOLATION, [])
+
+
+def test_who_may_log_in_by_scram() -> None:
+    _, peer = world_of(user("reader", "consume"))
+    every = peer.ask(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, users=None)
+    assert [entry.user for entry in every.results] == ["admin"]
+    assert [(info.mechanism, info.iterations) for info in every.results[0].credential_infos] == [(1, 16384), (2, 16384)]
+    named = schema.request(Api.DESCRIBE_USER_SCRAM_CREDENTIALS).Users
+    told = peer.ask(
+        Api.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        users=[named(name=name) for name in ("admin", "reader", "none", "two", "two")],
+    )
+    assert [(entry.user, entry.error) for entry in told.results] == [
+        ("admin", WireError.NONE),
+        ("reader", WireError.RESOURCE_NOT_FOUND),
+        ("none", WireError.RESOURCE_NOT_FOUND),
+        ("two", WireError.DUPLICATE_RESOURCE),
+    ]
