@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import partial
 from importlib import import_module
-from inspect import cleandoc
+from inspect import Parameter, cleandoc
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,21 +106,29 @@ def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def _command(words: Sequence[str], command: App) -> Iterator[str]:
     collection = command.assemble_argument_collection(parse_docstring=True)
     arguments = [argument for argument in collection if not argument.children]
-    given = [argument for argument in arguments if not argument.required]
-    needed = [argument.name.removeprefix("--").upper() for argument in arguments if argument.required]
+    positional = [argument for argument in arguments if argument.required and not _is_option(argument)]
+    given = [argument for argument in arguments if argument not in positional]
+    needed = [argument.name.removeprefix("--").upper() for argument in positional]
+    needed += [f"{argument.name} {argument.name.removeprefix('--').upper()}" for argument in given if argument.required]
     environment = "POLYWIRE_SERVE_" if words[-1] == "serve" else ""
     yield from ["", f"## {' '.join(words)}", ""]
     yield from ["```", " ".join([*words, *needed, "[OPTIONS]"]), "```", ""]
     text = cleandoc(command.default_command.__doc__ or "").partition("\nParameters\n")[0]
     yield from [text.strip(), ""]
-    for argument in arguments:
-        if argument.required:
-            yield from [f"`{argument.name.removeprefix('--').upper()}`: {argument.parameter.help}", ""]
-    yield from table(
-        ("option", "default", "environment", "meaning"), [_option(argument, environment) for argument in given]
-    )
+    for argument in positional:
+        yield from [f"`{argument.name.removeprefix('--').upper()}`: {argument.parameter.help}", ""]
+    if given:
+        yield from table(
+            ("option", "default", "environment", "meaning"), [_option(argument, environment) for argument in given]
+        )
+        yield ""
     title, *lines = str(command.help_epilogue).splitlines()
-    yield from ["", title, "", "```sh", *(line.strip() for line in lines), "```"]
+    yield from [title, "", "```sh", *(line.strip() for line in lines), "```"]
+
+
+def _is_option(argument: Argument) -> bool:
+    """Whether it can be given by its name only."""
+    return argument.field_info.kind is Parameter.KEYWORD_ONLY
 
 
 def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
@@ -134,6 +142,8 @@ def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
     if not variable and environment:
         variable = environment + argument.name.removeprefix("--").replace("-", "_").upper()
     match default:
+        case Parameter.empty:
+            shown = "required"
         case None | False:
             shown = ""
         case True:

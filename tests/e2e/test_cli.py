@@ -296,6 +296,60 @@ def test_nobody_listens() -> None:
     refused = Command("polywire://127.0.0.1:1")("topic", "list", code=1)
     assert refused.stdout == ""
     assert refused.stderr.startswith("error: cannot connect, is a broker running?")
+    assert "code=" not in refused.stderr, "nobody was there to answer a code"
+
+
+def test_groups_are_reset(broker: BrokerProcess, command: Command, topic: str) -> None:
+    command("topic", "create", topic, "-p", "2")
+    command("record", "produce", topic, "-p", "1", "--format", "raw", typed="".join(f"{n}\n" for n in range(20)))
+    reset = ("group", "reset", "billing", topic, "--output", "jsonl", "--to")
+
+    def positions(done: subprocess.CompletedProcess[str]) -> list[tuple[Any, Any, Any]]:
+        return [(row["position"], row["new_position"], row["lag_records"]) for row in objects(done.stdout)]
+
+    def lag() -> Any:
+        groups = objects(command("group", "list", "--output", "jsonl").stdout)
+        return [group["lag_records"] for group in groups if group["topic"] == topic]
+
+    would = command(*reset, "latest", "--dry-run")
+    assert positions(would) == [(None, 0, 0), (None, 20, 0)]
+    assert would.stderr == f"would move group=billing topic={topic} partitions=2\n"
+    assert lag() == []
+    moved = command(*reset, "15", "-p", "1")
+    assert positions(moved) == [(None, 15, 5)]
+    assert moved.stderr == f"moved group=billing topic={topic} partitions=1\n"
+    assert positions(command(*reset, "99", "-p", "1")) == [(15, 20, 0)]
+    assert positions(command(*reset, "earliest")) == [(None, 0, 0), (20, 0, 20)]
+    assert lag() == [20]
+    assert "--to takes earliest" in command(*reset, "soon", code=1).stderr
+    assert "code=topic_missing" in command("group", "reset", "g", f"{topic}-none", "--to", "latest", code=1).stderr
+
+    async def joined() -> None:
+        client = await connect(broker.url("polywire"))
+        assert isinstance(client, PolywireClient)
+        await client.join("billing", topic, "m")
+        refused = await asyncio.to_thread(command, *reset, "latest", code=1)
+        assert "stop them first group='billing' members=1 code=group_not_empty" in refused.stderr
+        await client.close()
+
+    asyncio.run(joined())
+
+
+def test_unread_partitions_without_a_commit_are_lag(broker: BrokerProcess, command: Command, topic: str) -> None:
+    command("topic", "create", topic, "-p", "2")
+    for partition in ("0", "1"):
+        command("record", "produce", topic, "-p", partition, "--format", "raw", typed="a\nb\n")
+    command("group", "reset", "half", topic, "--to", "1", "-p", "0")
+    rows = objects(command("group", "describe", "half", "--output", "jsonl").stdout)
+    assert [(row["position"], row["lag_records"]) for row in rows if row["topic"] == topic] == [(1, 1), (None, 2)]
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out(broker: BrokerProcess, tmp_path: Path) -> None:
+    taken = broker.url("polywire").rpartition("/")[2]
+    words = ["serve", "--data-dir", str(tmp_path / "other"), "--polywire", taken]
+    off = [word for wire in ("flux", "cursus", "iggy", "kafka", "kafka07") for word in (f"--{wire}", "off")]
+    refused = Command("")(*words, *off, code=1)
+    assert f"choose another address with --polywire HOST:PORT listener=polywire address={taken}" in refused.stderr
 
 
 def test_the_any_port_recognises_wires(broker: BrokerProcess, topic: str) -> None:

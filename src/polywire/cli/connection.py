@@ -32,14 +32,18 @@ Address = Annotated[
 ]
 
 
+class NotConnected(Exception):
+    """No broker could be reached; what is known of why is the message."""
+
+
 def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]]) -> Result:
-    """Connect, run ``work``, close. Raises the kinds of ``polywire.errors``, Unavailable when nobody answers."""
+    """Connect, run ``work``, close. Raises NotConnected when nobody answers, and the kinds of ``polywire.errors``."""
 
     async def connected() -> Result:
         try:
             client = await connect(address)
         except Unavailable as error:
-            raise Unavailable(error.code, f"cannot connect, is a broker running? {error.message}") from error
+            raise NotConnected(f"cannot connect, is a broker running? {error.message}") from error
         try:
             return await work(client)
         finally:

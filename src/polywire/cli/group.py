@@ -1,6 +1,6 @@
-"""``polywire group``: who reads what, and how far behind.
+"""``polywire group``: who reads what, how far behind, and where they go on.
 
-Promises: looking changes nothing. Must not know: files of the broker.
+Promises: looking, and every --dry-run, changes nothing. Must not know: files of the broker.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from cyclopts import App, Parameter
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
-from polywire.cli.usage import examples
+from polywire.cli.start_position import parse_start, spans
+from polywire.cli.usage import Topic, examples
 from polywire.client.base import WireClient
 from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
-from polywire.errors import ErrorCode, Missing
+from polywire.errors import Conflict, ErrorCode, Missing
 
 app = App(
     name="group",
-    help="List, describe and delete consumer groups. Spark queries appear as groups if the option commitGroup is set.",
+    help="List, describe, reset and delete consumer groups. Spark queries appear as groups if the option commitGroup is set.",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
 
+OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Move only this partition.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
@@ -60,6 +62,59 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
     print_list(run_with_client(address, work), columns=columns, form=output)
 
 
+@app.command(
+    help_epilogue=examples(
+        "polywire group reset billing orders --to earliest --dry-run",
+        "polywire group reset billing orders --to 2026-01-31T08:00:00Z",
+        "polywire group reset billing orders --to 120 --partition 3",
+    )
+)
+def reset(
+    name: str,
+    topic: Topic,
+    *,
+    to: str,
+    partition: OnlyReset = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = ListFormat.TABLE,
+    address: Address = ADDRESS_DEFAULT,
+) -> None:
+    """Move the committed offsets of a group that has no members, and show where they were and are.
+
+    Parameters
+    ----------
+    name
+        Name of the group.
+    to
+        Where to go on: earliest, latest, an offset (or the nearest one there is), or an ISO 8601 time.
+    dry_run
+        Show what would be moved without moving it.
+    """
+    start = parse_start(to, option="--to")
+
+    async def work(client: WireClient) -> list[dict[str, object]]:
+        wire = polywire_only(client, "committed offsets are moved")
+        known = next((group for group in await wire.groups(name) if group.topic == topic), None)
+        if known is not None and known.members:
+            raise Conflict(
+                ErrorCode.GROUP_NOT_EMPTY,
+                f"group has members, stop them first group={name!r} members={len(known.members)}",
+            )
+        before = {} if known is None else known.positions
+        rows: list[dict[str, object]] = []
+        for span in await spans(wire, topic, partition=partition, start=start):
+            offset = min(span.offset, span.next_offset)
+            if not dry_run:
+                await wire.commit(name, topic, span.partition, offset)
+            row = {"topic": topic, "partition": span.partition, "position": before.get(span.partition)}
+            rows.append(row | {"new_position": offset, "lag_records": span.next_offset - offset})
+        return rows
+
+    rows = run_with_client(address, work)
+    print_list(rows, columns=("topic", "partition", "position", "new_position", "lag_records"), form=output)
+    note(f"{'would move' if dry_run else 'moved'} group={name} topic={topic} partitions={len(rows)}")
+
+
 @app.command(help_epilogue=examples("polywire group delete billing orders --dry-run"))
 def delete(
     name: str,
@@ -96,14 +151,13 @@ def delete(
 
 
 def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
-    known = [lag for lag in lags if lag.records is not None]
     return {
         "group": group.name,
         "topic": group.topic,
         "members": len(group.members),
         "generation": None if group.generation < 0 else group.generation,
-        "lag_records": sum(lag.records or 0 for lag in known) if known else None,
-        "lag_seconds": max(round(lag.seconds or 0.0, 3) for lag in known) if known else None,
+        "lag_records": sum(lag.records for lag in lags) if lags else None,
+        "lag_seconds": max(round(lag.seconds, 3) for lag in lags) if lags else None,
         "owner": group.owner,
     }
 
@@ -120,7 +174,7 @@ def _rows(group: GroupInfo, lags: list[PartitionLag]) -> list[dict[str, object]]
                 "position": lag.position,
                 "next_offset": lag.next_offset,
                 "lag_records": lag.records,
-                "lag_seconds": None if lag.seconds is None else round(lag.seconds, 3),
+                "lag_seconds": round(lag.seconds, 3),
                 "member": None if owner is None else owner.id,
                 "wire": None if owner is None else owner.wire,
             }

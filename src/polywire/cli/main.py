@@ -15,6 +15,8 @@ from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
 from polywire.cli import doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
+from polywire.cli.completion import completion_of
+from polywire.cli.connection import NotConnected
 from polywire.cli.output import note
 from polywire.cli.usage import HELP_FORMAT, examples
 from polywire.errors import BrokerError
@@ -34,6 +36,7 @@ app = App(
         "polywire record consume greetings",
     ),
     version=VERSION,
+    version_flags=["--version", "-V"],
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
@@ -48,6 +51,7 @@ app.command(pipeline.app)
 app.command(user.app)
 app.command(log.app)
 app.command(doctor.app)
+app.command(completion_of(app))
 
 
 def main() -> None:
@@ -63,6 +67,9 @@ def run(words: Sequence[str]) -> int:
     except CycloptsError as error:
         note(f"error: {error} (see --help)", style="red")
         return EXIT_USAGE
+    except NotConnected as error:
+        note(f"error: {error}", style="red")
+        return EXIT_FAILED
     except BrokerError as error:
         note(f"error: {error.message} code={error.code.value}", style="red")
         return EXIT_FAILED

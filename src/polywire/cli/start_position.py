@@ -1,4 +1,4 @@
-"""Where consuming begins: what ``--from`` takes, and the offsets it means in each partition.
+"""Where to begin in a topic: what ``--from`` and ``--to`` take, and the offsets it means in each partition.
 
 Promises: a start that cannot be meant is refused before anything is read. Must not know: printing, any wire.
 """
@@ -39,8 +39,8 @@ class Span:
     next_offset: int
 
 
-def parse_start(text: str) -> Start:
-    """What ``--from`` means. Raises Invalid(INVALID_REQUEST)."""
+def parse_start(text: str, *, option: str = "--from") -> Start:
+    """What an option that says where to begin means. Raises Invalid(INVALID_REQUEST)."""
     if text in (Bound.EARLIEST.value, Bound.LATEST.value):
         return Bound(text)
     if text.isascii() and text.isdigit():
@@ -49,7 +49,7 @@ def parse_start(text: str) -> Start:
         return FromTime(parse_time_us(text))
     except ValueError as error:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"--from takes earliest, latest, an offset or an ISO 8601 time got={text!r}"
+            ErrorCode.INVALID_REQUEST, f"{option} takes earliest, latest, an offset or an ISO 8601 time got={text!r}"
         ) from error
 
 

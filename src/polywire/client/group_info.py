@@ -46,15 +46,15 @@ class GroupInfo:
 class PartitionLag:
     """How far a group is behind in one partition.
 
-    records: that can still be read. seconds: since the first of them was stored, 0 when there is none. Both None where the group has no
-    position. position may lie outside of what can be read: it is kept as it was committed.
+    records: that can still be read; all there are where the group has committed nothing. seconds: since the first of them was stored, 0 when
+    there is none. position: as it was committed, also outside of what can be read; None where nothing was.
     """
 
     partition: int
     position: int | None
     next_offset: int
-    records: int | None
-    seconds: float | None
+    records: int
+    seconds: float
 
 
 class Queries(Protocol):
@@ -90,9 +90,7 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
 
 async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us: int) -> PartitionLag:
     position = group.positions.get(part.partition)
-    if position is None:
-        return PartitionLag(part.partition, None, part.next_offset, None, None)
-    begin = max(position, part.first_offset)
+    begin = part.first_offset if position is None else max(position, part.first_offset)
     records = max(0, part.next_offset - begin)
     seconds = 0.0
     if records:

@@ -6,6 +6,7 @@ Promises: all listeners accept before ``open_listeners`` returns, or none is lef
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,9 +61,16 @@ async def open_listeners(
             opened.append(await _listen(hub, name, address, spoken, spoken_tls, plain_too=name == ANY and any_plain))
         except OSError as error:
             close_listeners(opened)
-            reason = error.strerror or str(error)
-            raise Busy(ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}") from error
+            raise _cannot_listen(name, address, error) from error
     return opened
+
+
+def _cannot_listen(name: str, address: Address, error: OSError) -> Busy:
+    reason = error.strerror or str(error)
+    advice = ""
+    if error.errno == errno.EADDRINUSE:
+        advice = f", something else listens there: stop it or choose another address with --{name} HOST:PORT"
+    return Busy(ErrorCode.BUSY, f"cannot listen{advice} listener={name} address={address} reason={reason!r}")
 
 
 async def _listen(

@@ -42,8 +42,22 @@ def test_help_has_examples_and_fits_eighty_columns(
     assert all(line.startswith("  ") and "polywire " in line for line in lines)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == EXIT_DONE
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_noun(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", shell]) == EXIT_DONE
+    script = capsys.readouterr().out
+    assert "polywire" in script
+    assert not [noun for noun in app if not noun.startswith("-") and noun not in script]
+
+
+def test_completion_of_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "csh"]) == EXIT_USAGE
+    assert "csh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([option]) == EXIT_DONE
     assert capsys.readouterr().out.strip() == VERSION
 
 

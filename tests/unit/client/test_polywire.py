@@ -47,8 +47,8 @@ def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -
             ("m", "polywire", (0, 1, 2))
         ]
         behind, done, unknown = await lags_of(client, group)
-        assert (behind.records, done.records, done.seconds, unknown.records) == (6, 0, 0.0, None)
-        assert behind.seconds is not None
+        assert (behind.records, done.records, done.seconds) == (6, 0, 0.0)
+        assert (unknown.position, unknown.records) == (None, unknown.next_offset), "all of it is unread"
         assert 0 <= behind.seconds < 20
         await client.delete_topic("t")
         assert await lags_of(client, group) == []
