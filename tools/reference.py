@@ -39,6 +39,7 @@ from tests.behaviour.wires import WIRES
 from tests.permissions.cases import Player, cases, commands, expected
 from tests.specs.pages import PAGES, STATEMENTS, Page, Statement
 from tests.test_house import kinds_raised
+from tools.client_reference import client_page
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 FOLDER: Final = DOCS / "reference"
@@ -54,6 +55,7 @@ def pages() -> dict[str, str]:
     """Text of every page by file name."""
     writers: dict[str, Callable[[], Iterator[str]]] = {
         "cli.md": cli_page,
+        "client.md": client_page,
         "compatibility.md": compatibility_page,
         "errors.md": errors_page,
         "limits.md": limits_page,

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+from polywire.client.rows import rows_of
 from polywire.errors import ErrorCode, Invalid
 from polywire.records import columns
 from polywire.records.batch import from_columns, layout, walk
@@ -231,40 +232,23 @@ def decode_batches(payload: Buffer, topic: str, partition: int, offset: int) -> 
             whole = to_records(source, place)
             found += [from_stored(record, topic, partition) for record in whole if record.offset >= offset]
             continue
-        places = layout(source, place).tolist()
-        skipped = max(0, offset - base_offset)
-        values = _payloads(source, places, Column.VALUE_OFFSETS, skipped)
-        keys: Iterable[bytes | None] = repeat(None)
-        if places[2 * Column.KEY_OFFSETS] >= 0:
-            keys = _payloads(source, places, Column.KEY_OFFSETS, skipped)
-        offsets = range(base_offset + skipped, base_offset + count)
-        rows: Any = zip(
-            values,
-            keys,
-            repeat(NO_HEADERS),
-            repeat(topic),
-            repeat(partition),
-            offsets,
-            repeat(time_us),
-            repeat(None),
-            strict=False,
+        found += rows_of(
+            Record,
+            source,
+            layout(source, place),
+            max(0, offset - base_offset),
+            count,
+            base_offset,
+            headers=NO_HEADERS,
+            topic=topic,
+            partition=partition,
+            append_time_us=time_us,
         )
-        found += map(_make, rows)
     return found
 
 
 def _offsets(parts: Iterable[Any]) -> bytes:
     return array("i", accumulate(map(len, parts), initial=0)).tobytes()
-
-
-def _payloads(source: Buffer, places: Sequence[int], column: Column, skipped: int) -> list[bytes]:
-    """What a column of offsets cuts the bytes behind it into, without the first ``skipped`` ones."""
-    view = memoryview(source).cast("B")
-    at, size = places[2 * column] + 4 * skipped, places[2 * column + 1] - 4 * skipped
-    ends = view[at : at + size].cast("i").tolist()
-    at, size = places[2 * column + 2], places[2 * column + 3]
-    data = bytes(view[at : at + size])
-    return [data[start:stop] for start, stop in pairwise(ends)]
 
 
 def _header(name: str, value: HeaderValue) -> Header:

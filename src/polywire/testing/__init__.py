@@ -43,7 +43,7 @@ def broker(
         data_dir: where a process keeps its files; None: in a temporary directory.
 
     Example:
-        with polywire.testing.broker() as broker, polywire.connect_sync(broker.url()) as client:
+        with polywire.testing.broker() as running, polywire.connect_sync(running.url()) as client:
             client.send("orders", "hello")
     """
     if process:

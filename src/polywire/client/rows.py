@@ -1,0 +1,107 @@
+"""The rows of a plain stored batch as tuples of a class that derives from ``tuple``: one call for all of them.
+
+A row refers to nothing that could refer back to it, so the garbage collector, which would look at each of a million rows several times,
+need not know of it.
+
+Promises: each row is (value, key, headers, topic, partition, offset, append time, None); the batch is a valid one. Must not know: what the
+class is, sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cython
+
+from polywire.records.memory import Lendable
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
+    from cython.cimports.cpython.ref import Py_INCREF
+    from cython.cimports.cpython.tuple import PyTuple_SET_ITEM
+    from cython.cimports.cpython.type import PyType_GenericAlloc
+    from cython.cimports.polywire.client.collector import PyObject_GC_UnTrack
+    from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_i64
+else:
+    from polywire.records.memory import Lent, lend, load_i32, load_i64
+
+_FIELDS = cython.declare(cython.Py_ssize_t, 8)
+_VALUE_OFFSETS = cython.declare(cython.Py_ssize_t, 0)  # where the position of a column lies in a layout, in bytes
+_VALUE_BYTES = cython.declare(cython.Py_ssize_t, 16)
+_KEY_OFFSETS = cython.declare(cython.Py_ssize_t, 48)
+_KEY_BYTES = cython.declare(cython.Py_ssize_t, 64)
+
+
+@cython.cfunc
+def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> object:
+    """The bytes of one row of a column; None where there is no such column."""
+    start: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    if offsets_at < 0:
+        return None
+    start = bytes_at + load_i32(source.p, offsets_at + 4 * row)
+    stop = bytes_at + load_i32(source.p, offsets_at + 4 * row + 4)
+    if cython.compiled:
+        return PyBytes_FromStringAndSize(cython.cast(cython.p_char, source.p) + start, stop - start)
+    return bytes(source.p[start:stop])
+
+
+@cython.cfunc
+@cython.inline
+def _put(made: object, place: cython.Py_ssize_t, field: object) -> cython.void:
+    """Make a field of a tuple that nobody has seen yet; the tuple takes over one reference."""
+    if cython.compiled:
+        Py_INCREF(field)
+        PyTuple_SET_ITEM(made, place, field)
+
+
+def rows_of(
+    kind: Any,
+    batch: Buffer,
+    layout: Lendable,
+    first: int,
+    record_count: int,
+    base_offset: int,
+    *,
+    headers: object,
+    topic: str,
+    partition: int,
+    append_time_us: int,
+) -> list[Any]:
+    """Rows ``first`` to ``record_count`` of a batch with the columns of keys and values alone, as ``kind``s.
+
+    layout: where its columns lie, as ``batch.layout`` tells it.
+    """
+    source: Lent = lend(batch)
+    places: Lent = lend(layout)
+    count: cython.Py_ssize_t = record_count
+    begin: cython.Py_ssize_t = first
+    base: cython.longlong = base_offset
+    value_offsets: cython.Py_ssize_t = load_i64(places.p, _VALUE_OFFSETS)
+    value_bytes: cython.Py_ssize_t = load_i64(places.p, _VALUE_BYTES)
+    key_offsets: cython.Py_ssize_t = load_i64(places.p, _KEY_OFFSETS)
+    key_bytes: cython.Py_ssize_t = load_i64(places.p, _KEY_BYTES)
+    row: cython.Py_ssize_t
+    number: object = partition
+    time_us: object = append_time_us
+    rows: list[Any] = []
+    for row in range(begin, count):
+        value: object = _part(source, value_offsets, value_bytes, row)
+        key: object = _part(source, key_offsets, key_bytes, row)
+        offset: object = base + row
+        if cython.compiled:
+            made = PyType_GenericAlloc(kind, _FIELDS)
+            _put(made, 0, value)
+            _put(made, 1, key)
+            _put(made, 2, headers)
+            _put(made, 3, topic)
+            _put(made, 4, number)
+            _put(made, 5, offset)
+            _put(made, 6, time_us)
+            _put(made, 7, None)
+            PyObject_GC_UnTrack(cython.cast(cython.p_void, made))
+            rows.append(made)
+        else:
+            rows.append(tuple.__new__(kind, (value, key, headers, topic, number, offset, time_us, None)))
+    return rows

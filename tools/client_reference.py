@@ -1,0 +1,119 @@
+"""The page of docs/reference on the Python client, made of its docstrings.
+
+Promises: every public call of the public names is on it, and has a docstring. Must not know: other pages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from textwrap import dedent
+from typing import Any, Final
+
+import polywire
+from polywire import testing
+from polywire.client import lane, twin
+from polywire.client.client import Client
+from polywire.client.consumer import Consumer
+from polywire.client.producer import Producer, Receipt, Receipts
+from polywire.client.record import Record
+
+CLASSES: Final = (
+    Client,
+    Producer,
+    Receipt,
+    Receipts,
+    lane.Delivery,
+    Consumer,
+    Record,
+    twin.SyncClient,
+    twin.SyncProducer,
+    twin.SyncReceipt,
+    twin.SyncConsumer,
+)
+FUNCTIONS: Final = (("polywire.connect", polywire.connect), ("polywire.connect_sync", polywire.connect_sync))
+TESTING: Final = (("polywire.testing.broker", testing.broker),)
+_SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)
+
+
+def client_page() -> Iterator[str]:
+    """The page, line by line."""
+    yield "# The Python client, call by call"
+    yield ""
+    yield "The [guide](../client/guide.md) says how they go together."
+    for name, call in (*FUNCTIONS, *TESTING):
+        yield from _call(f"`{name}{_signature(call)}`", call, level=2)
+    for kind in CLASSES:
+        yield ""
+        yield f"## `{kind.__name__}`"
+        yield from _text(kind)
+        if "__init__" in vars(kind) and kind.__init__.__doc__:
+            yield from _call(f"`{kind.__name__}{_signature(kind.__init__)}`", kind.__init__, level=3)
+        elif "__new__" in vars(kind):
+            yield from _call(f"`{kind.__name__}{_signature(kind.__new__)}`", kind.__new__, level=3)
+        for name, member in vars(kind).items():
+            if name.startswith("_"):
+                continue
+            if isinstance(member, property):
+                yield from _call(f"`{kind.__name__}.{name}`", member, level=3)
+            elif callable(member):
+                yield from _call(f"`{kind.__name__}.{name}{_signature(member)}`", member, level=3)
+
+
+def _call(title: str, call: Any, *, level: int) -> Iterator[str]:
+    yield ""
+    yield f"{'#' * level} {title}"
+    yield from _text(call)
+
+
+def _signature(call: Any) -> str:
+    found = inspect.signature(call)
+    parameters = [one for name, one in found.parameters.items() if name not in ("self", "cls")]
+    shown = [f"*{one.name}" if one.kind is one.VAR_POSITIONAL else one.name for one in parameters]
+    shown = [
+        name if one.default is one.empty else f"{name}={_default(one.default)}"
+        for name, one in zip(shown, parameters, strict=True)
+    ]
+    shown = [
+        f"**{one.name}" if one.kind is one.VAR_KEYWORD else name for name, one in zip(shown, parameters, strict=True)
+    ]
+    first = next((at for at, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
+    if first is not None and not any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        shown.insert(first, "*")
+    return f"({', '.join(shown)})"
+
+
+def _default(value: object) -> str:
+    return str(value) if type(value).__module__ == "polywire.types" else repr(value)
+
+
+def _text(thing: Any) -> Iterator[str]:
+    """A docstring as Markdown: sections become paragraphs, arguments a list, examples code."""
+    text = inspect.getdoc(thing)
+    assert text, f"{thing} says nothing"
+    parts = _SECTION.split(text.replace("``", "`"))
+    yield ""
+    yield parts[0].strip()
+    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        yield ""
+        if name == "Example":
+            yield "```python"
+            yield dedent(body.strip("\n")).rstrip()
+            yield "```"
+            continue
+        yield f"{'Arguments' if name == 'Args' else name}:"
+        yield ""
+        yield from _items(dedent(body.strip("\n")))
+
+
+def _items(body: str) -> Iterator[str]:
+    """`name: meaning` as a list; what is indented further goes on."""
+    item: list[str] = []
+    for line in [*body.splitlines(), ""]:
+        if item and (not line or not line.startswith(" ")):
+            name, _, meaning = " ".join(item).partition(": ")
+            yield f"* `{name}`: {meaning}"
+            item = []
+        if line:
+            item.append(line.strip())
