@@ -23,7 +23,7 @@ _names = count(1)
 
 LIVES, TRANSACTIONS, COPIES = 2, 8, 3  # copies: a transaction writes to each of the partitions of a topic
 
-each_member = pytest.mark.parametrize("peer", (*PEERS, *NEXT), ids=lambda peer: peer.name)
+each_member = pytest.mark.parametrize("peer", [*PEERS, *NEXT], ids=lambda peer: peer.name)
 each = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 
 

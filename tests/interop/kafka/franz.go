@@ -38,7 +38,7 @@ func (peer franz) write(topic, codec string, count int) {
 
 // The position is moved by what it offers for reading and writing in one; without a member there is none to move.
 func (peer franz) transact(topic string, count int) {
-	client := peer.client(kgo.TransactionalID("franz-"+topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	client := peer.client(kgo.AllowAutoTopicCreation(), kgo.TransactionalID("franz-"+topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	defer client.Close()
 	ctx := context.Background()
 	for number := range count {
