@@ -175,7 +175,7 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
         assert sorted(third.records) == [(partition, produced) for partition in range(PARTITIONS)]
 
 
-@each_member
+@each
 def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
     toolbox.command(peer)
     if not peer.static:

@@ -90,4 +90,4 @@ const [, verb, address, ...words] = process.argv.slice(2);
 const kafka = new Kafka({ brokers: [address], logLevel: logLevel.ERROR, retry: { retries: 20, maxRetryTime: 2000 } });
 const failed = (error) => (console.error(error), process.exit(1));
 // ends by itself only where the broker was there all the time: after one that was away something goes on connecting
-({ write, transact, read, member, admin })[verb](kafka, ...words).then(() => process.exit(0), failed);
+({ write, transact, read, member, admin })[verb](kafka, ...words).then(() => process.stdout.write("", () => process.exit(0)), failed);
