@@ -1,85 +1,204 @@
-"""Unmodified clients of today's Kafka against a real broker: each writes with every codec it has, and in transactions, the broker is killed,
-and each reads what all of them wrote, as a member of a group.
+"""Unmodified clients of today's Kafka against a real broker that is killed in between: records in every codec, groups, administration.
 
-The clients are not part of this project. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has them (spec: kafka#clients-to-test-with);
-without it the tests are skipped, and said.
+The clients are not part of this project. Environment variables name where they are (spec: kafka#clients-to-test-with):
+``POLYWIRE_KAFKA_CLIENTS`` an interpreter with the Python ones, ``POLYWIRE_KAFKA_JAVA`` and ``POLYWIRE_KAFKA_JAVA_OLD`` class paths,
+``POLYWIRE_KAFKA_NODE`` a folder of modules, ``POLYWIRE_KAFKA_GO`` a Go module that requires them. What is not there is skipped, and said.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import count
 
 import pytest
 
+from polywire.client.sync import connect
+from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess
+from tests.interop.kafka_peer import NEXT, PEERS, Member, Peer, Toolbox, drive, until
 
-CLIENTS = {"confluent-kafka": "confluent_kafka", "kafka-python": "kafka", "aiokafka": "aiokafka"}
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-RECORDS = 200
-LIVES, TRANSACTIONS = 2, 8
-PARTITIONS = 3
-SECONDS_MAX = 90.0
-DRIVER = Path(__file__).parent / "kafka" / "clients.driver"
+RECORDS = 100
+PARTITIONS = 6
+_names = count(1)
+
+LIVES, TRANSACTIONS, COPIES = 2, 8, 3  # copies: a transaction writes to each of the partitions of a topic
+
+each_member = pytest.mark.parametrize("peer", [*PEERS, *NEXT], ids=lambda peer: peer.name)
+each = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 
 
 @pytest.fixture(scope="module")
-def interpreter() -> str:
-    found = os.environ.get("POLYWIRE_KAFKA_CLIENTS", "")
-    if not Path(found).is_file():
-        pytest.skip("clients of Kafka are not here: POLYWIRE_KAFKA_CLIENTS names no interpreter")
-    for client, module in CLIENTS.items():
-        if subprocess.run([found, "-c", f"import {module}"], capture_output=True, check=False).returncode:
-            pytest.skip(f"a client of Kafka is not here: {client}")
-    return found
+def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
+    return Toolbox(tmp_path_factory.mktemp("drivers"))
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("kafka") / "data", wires=["kafka"]) as process:
+    with BrokerProcess(tmp_path_factory.mktemp("kafka") / "data", wires=["kafka", "polywire"]) as process:
         yield process
 
 
-def run(
-    interpreter: str, broker: BrokerProcess, client: str, what: str, topic: str, codec: str, count: int = RECORDS
-) -> list[list[object]]:
+def address(broker: BrokerProcess) -> str:
     host, port = broker.addresses["kafka"]
-    command = [interpreter, str(DRIVER), client, what, f"{host}:{port}", topic, codec, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return f"{host}:{port}"
 
 
-def test_every_client_reads_what_all_have_written_before_a_kill(interpreter: str, broker: BrokerProcess) -> None:
-    topics = {f"{client}.{codec}": (client, codec) for client in CLIENTS for codec in CODECS}
-    for topic, (client, codec) in topics.items():
-        run(interpreter, broker, client, "write", topic, codec)
+@pytest.fixture(scope="module")
+def written(toolbox: Toolbox, broker: BrokerProcess) -> list[str]:
+    """Topics that every client which is here has written with each of its codecs, before the broker was killed."""
+    topics = []
+    for peer in PEERS:
+        if peer.here:
+            drive(toolbox, peer, "write", address(broker), peer.name, ",".join(peer.codecs), str(RECORDS))
+            topics += [f"{peer.name}.{codec}" for codec in peer.codecs]
     broker.kill()
     broker.start()
-    seen = {
-        (reader, topic): run(interpreter, broker, reader, "read", topic, codec)
-        for topic, (_, codec) in topics.items()
-        for reader in CLIENTS
-    }
-    expected = next(iter(seen.values()))
-    assert len(expected) == RECORDS
-    assert {bytes.fromhex(str(value))[:1] for _, value, _, _ in expected if value} == {b"v", b"\0", b"x"}
-    assert {value for _, value, _, _ in expected} >= {None, ""}
-    assert not {place: len(found) for place, found in seen.items() if found != expected}
+    return topics
 
 
-def test_every_client_reads_what_all_have_committed_and_nothing_else(interpreter: str, broker: BrokerProcess) -> None:
-    for _ in range(LIVES):
-        for client in CLIENTS:
-            run(interpreter, broker, client, "transact", f"committed.{client}", "lz4", TRANSACTIONS)
+def expected(peer: Peer) -> list[list[object]]:
+    """What each driver has written, as this one tells it."""
+    every, empty, found = bytes(range(256)), "" if peer.says_empty else None, []
+    for number in range(RECORDS):
+        value = b"x" * 100_000 if number % 50 == 49 else [None, b"", b"v%d" % number * 20, every][number % 4]
+        headers = [["h", b"1".hex()], ["h", empty], [f"n{number}", "00"]]
+        told = empty if value == b"" else value and value.hex()
+        found.append([0, number, (b"k%d" % number).hex(), told, headers, 1_700_000_000_000 + number])
+    return found
+
+
+@each
+def test_it_reads_what_all_have_written_before_a_kill(
+    toolbox: Toolbox, broker: BrokerProcess, written: list[str], peer: Peer
+) -> None:
+    toolbox.command(peer)
+    group, total = f"all-{peer.name}", str(RECORDS * len(written))
+    told = expected(peer)
+    said = drive(toolbox, peer, "read", address(broker), ",".join(written), group, total)
+    read: dict[str, list[list[object]]] = {topic: [] for topic in written}
+    for _, topic, *record in said:
+        read[topic].append(record)
+    assert not {topic: records for topic, records in read.items() if records != told}
+
+
+@pytest.fixture(scope="module")
+def committed(toolbox: Toolbox, broker: BrokerProcess) -> list[str]:
+    """Topics that every client with transactions has written in two lives of the broker."""
+    topics = []
+    for life in range(LIVES):
+        for peer in PEERS:
+            if peer.transactions and peer.here:
+                topic = f"committed.{peer.name}"
+                drive(toolbox, peer, "transact", address(broker), topic, "lz4", str(TRANSACTIONS))
+                topics += [] if life else [topic]
         broker.kill()
         broker.start()
-    committed = [b"%d" % number for number in range(TRANSACTIONS) if number % 3 != 2]
-    wanted = sorted(value.hex() for value in committed * PARTITIONS * LIVES)
-    for topic in (f"committed.{client}" for client in CLIENTS):
-        for reader in CLIENTS:
-            found = run(interpreter, broker, reader, "read", topic, "none", len(wanted))
-            assert sorted(str(value) for _, value, _, _ in found) == wanted, (topic, reader)
+    return topics
+
+
+@each
+def test_it_reads_what_all_have_committed_and_nothing_else(
+    toolbox: Toolbox, broker: BrokerProcess, committed: list[str], peer: Peer
+) -> None:
+    toolbox.command(peer)
+    numbers = sorted((b"%d" % number).hex() for number in range(TRANSACTIONS) if number % 3 != 2)
+    wanted = sorted((topic, value) for topic in committed for value in numbers * COPIES * LIVES)
+    group = f"committed-{peer.name}"
+    said = drive(toolbox, peer, "read", address(broker), ",".join(committed), group, str(len(wanted)))
+    assert sorted((topic, value) for _, topic, _, _, _, value, *_ in said) == wanted
+
+
+@each
+def test_positions_move_with_their_transactions(broker: BrokerProcess, committed: list[str], peer: Peer) -> None:
+    topic = f"committed.{peer.name}"
+    if topic not in committed or not peer.moves_positions:
+        pytest.skip(f"{peer.name} has moved no positions in transactions")
+    with connect(broker.url("polywire")) as client:
+        assert client.position(topic, topic, 0) == max(number for number in range(TRANSACTIONS) if number % 3 != 2)
+
+
+def produce(broker: BrokerProcess, topic: str, number: int) -> None:
+    """As many records to each partition."""
+    with connect(broker.url("polywire")) as client:
+        for partition in range(PARTITIONS):
+            client.produce(topic, [Record(b"%d" % at) for at in range(number)], partition=partition)
+
+
+@each_member
+def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
+    toolbox.command(peer)
+    topic = group = f"shared-{peer.name}"
+    with connect(broker.url("polywire")) as client:
+        client.create_topic(topic, PARTITIONS)
+    with (
+        Member(toolbox, peer, address(broker), topic, group) as first,
+        Member(toolbox, peer, address(broker), topic, group) as second,
+    ):
+        both = (first, second)
+        produced = 0
+
+        def pass_on() -> None:
+            nonlocal produced
+            produce(broker, topic, 5)
+            produced += 5
+            until(
+                lambda: len({*first.records, *second.records}) == PARTITIONS * produced,
+                lambda: [one.records for one in both],
+            )
+
+        if peer.says_assignments:
+            until(
+                lambda: all(len(one.assigned or ()) == PARTITIONS // 2 for one in both),
+                lambda: [one.assigned for one in both],
+            )
+            pass_on()
+        while not (first.records and second.records):
+            pass_on()
+        before = [one.assignments for one in both]
+        broker.kill()
+        broker.start()
+        pass_on()
+        if peer.says_assignments:
+            until(
+                lambda: (
+                    all(one.assignments > was for one, was in zip(both, before, strict=True))
+                    and sum(len(one.assigned or ()) for one in both) == PARTITIONS
+                ),
+                lambda: [one.assigned for one in both],
+            )
+        first.stop()
+        pass_on()
+        second.stop()
+    produce(broker, topic, 1)
+    with Member(toolbox, peer, address(broker), topic, group) as third:
+        until(lambda: len(third.records) == PARTITIONS, lambda: third.records)
+        assert sorted(third.records) == [(partition, produced) for partition in range(PARTITIONS)]
+
+
+@each
+def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
+    toolbox.command(peer)
+    if not peer.static:
+        pytest.skip(f"{peer.name} has no static members")
+    topic = group = f"static-{peer.name}"
+    with connect(broker.url("polywire")) as client:
+        client.create_topic(topic, PARTITIONS)
+    with Member(toolbox, peer, address(broker), topic, group, "other") as other:
+        with Member(toolbox, peer, address(broker), topic, group, "back") as gone:
+            until(
+                lambda: all(len(one.assigned or ()) == PARTITIONS // 2 for one in (other, gone)),
+                lambda: (other.assigned, gone.assigned),
+            )
+        before = other.assignments
+        with Member(toolbox, peer, address(broker), topic, group, "back") as back:
+            until(lambda: back.assigned is not None, lambda: back.assigned)
+            assert back.assigned == gone.assigned
+            produce(broker, topic, 1)
+            until(lambda: len({*other.records, *back.records}) == PARTITIONS, lambda: (other.records, back.records))
+        assert other.assignments == before
+
+
+@each
+def test_it_makes_changes_and_deletes_topics(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
+    said = drive(toolbox, peer, "admin", address(broker), f"made-{peer.name}")
+    assert said == [["created", 3, "7200000"], ["grown", 5], ["listed", True], ["deleted", True]]

@@ -1,0 +1,169 @@
+"""Unmodified clients of today's Kafka as processes: where each is, how its driver is built and started, and what it says.
+
+Promises: a client that is not there is skipped, and said which; a driver never outlives its test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import pytest
+
+DRIVERS: Final = Path(__file__).parent / "kafka"
+SECONDS_MAX: Final = 90.0  # many do their work on few processors
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A client: the environment variable that names where it is, the codecs it has, and what it can do."""
+
+    name: str
+    variable: str
+    codecs: Sequence[str] = CODECS
+    static: bool = True
+    transactions: bool = True
+    moves_positions: bool = True  # in a transaction, without reading as a member
+    says_assignments: bool = True
+    says_empty: bool = True  # tells null and empty apart
+
+    @property
+    def here(self) -> bool:
+        """Whether the environment says where it is."""
+        return bool(os.environ.get(self.variable))
+
+
+PEERS: Final = (
+    Peer("confluent-kafka", "POLYWIRE_KAFKA_CLIENTS"),
+    Peer("kafka-python", "POLYWIRE_KAFKA_CLIENTS"),
+    Peer("aiokafka", "POLYWIRE_KAFKA_CLIENTS"),
+    Peer("java", "POLYWIRE_KAFKA_JAVA"),
+    Peer("java-old", "POLYWIRE_KAFKA_JAVA_OLD"),
+    Peer("kafkajs", "POLYWIRE_KAFKA_NODE", codecs=("none", "gzip", "snappy"), static=False),
+    Peer("franz-go", "POLYWIRE_KAFKA_GO", moves_positions=False),
+    Peer("sarama", "POLYWIRE_KAFKA_GO"),
+    Peer("sarama-max", "POLYWIRE_KAFKA_GO"),
+    Peer("kafka-go", "POLYWIRE_KAFKA_GO", static=False, transactions=False, says_assignments=False, says_empty=False),
+)
+NEXT: Final = (Peer("confluent-kafka+consumer", "POLYWIRE_KAFKA_CLIENTS"), Peer("java+consumer", "POLYWIRE_KAFKA_JAVA"))
+"""Those that have the newer protocol of groups, told to use it."""
+
+
+class Toolbox:
+    """Drivers that are built once: the words that start each client's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._commands: dict[str, list[str]] = {}
+
+    def command(self, peer: Peer) -> list[str]:
+        """What starts the driver of this client; skips where the client is not."""
+        found = os.environ.get(peer.variable, "")
+        if not found:
+            pytest.skip(f"{peer.variable} is not set: the Kafka wire was NOT tried with {peer.name}")
+        key = f"{peer.variable}={found}"
+        if key not in self._commands:
+            self._commands[key] = self._built(peer, found)
+        return self._commands[key]
+
+    def _built(self, peer: Peer, found: str) -> list[str]:
+        if peer.variable == "POLYWIRE_KAFKA_CLIENTS":
+            return [found, str(DRIVERS / "clients.driver")]
+        if peer.variable == "POLYWIRE_KAFKA_NODE":
+            return [
+                "env",
+                f"NODE_PATH={found}",
+                _program("node", peer),
+                "--no-deprecation",
+                str(DRIVERS / "clients.js"),
+            ]
+        if peer.variable == "POLYWIRE_KAFKA_GO":
+            built = self._folder / "clients"
+            sources = sorted(str(source) for source in DRIVERS.glob("*.go"))
+            _run([_program("go", peer), "build", "-mod=mod", "-o", str(built), *sources], cwd=found)
+            return [str(built)]
+        classes = self._folder / peer.name
+        _run([_program("javac", peer), "-d", str(classes), "-cp", found, str(DRIVERS / "Clients.java")])
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        return [_program("java", peer), "-Xmx256m", quiet, "-cp", f"{classes}{os.pathsep}{found}", "Clients"]
+
+
+def _program(name: str, peer: Peer) -> str:
+    return shutil.which(name) or pytest.skip(f"{name} is missing: the Kafka wire was NOT tried with {peer.name}")
+
+
+def _run(command: list[str], cwd: str | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, f"{command[0]} failed\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def drive(toolbox: Toolbox, peer: Peer, *words: str) -> list[list[Any]]:
+    """What the driver says until it ends."""
+    return [json.loads(line) for line in _run([*toolbox.command(peer), peer.name, *words]).splitlines()]
+
+
+class Member:
+    """A driver that is a member of a group until it is stopped, or killed at the end of a ``with``."""
+
+    def __init__(self, toolbox: Toolbox, peer: Peer, address: str, topic: str, group: str, instance: str = "") -> None:
+        command = [*toolbox.command(peer), peer.name, "member", address, topic, group, instance]
+        self._said: list[list[Any]] = []
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            pipe.close()
+
+    @property
+    def assigned(self) -> list[int] | None:
+        """The partitions that it was given last; None before the first."""
+        said = [words[1] for words in self._said if words[0] == "assigned"]
+        return said[-1] if said else None
+
+    @property
+    def assignments(self) -> int:
+        """How often it was given partitions."""
+        return sum(words[0] == "assigned" for words in self._said)
+
+    @property
+    def records(self) -> list[tuple[int, int]]:
+        """Partition and offset of each record that it was given, in order."""
+        return [(words[2], words[3]) for words in self._said if words[0] == "record"]
+
+    def stop(self) -> None:
+        """Let it end by itself: one that is not static leaves its group."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        assert self._process.wait(SECONDS_MAX) == 0
+
+    def _listen(self) -> None:
+        self._said.extend(map(json.loads, self._process.stdout or ()))
+
+
+def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    """Wait for something that a client does when it likes."""
+    end = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < end, f"did not happen in {SECONDS_MAX} s: {what()}"
+        time.sleep(0.05)
