@@ -536,7 +536,7 @@ class Connection(SendingHalf):
         buffer = self._buffer
         if buffer is None or buffer.is_pinned:
             return buffer is not None
-        return bool(buffer.left) and self._phase < ENDING and not self.is_waiting and not self.is_stalled
+        return bool(buffer.left) and self._phase < ENDING and not self._is_owing and not self.is_stalled
 
     @property
     def standing(self) -> Standing:
@@ -545,11 +545,12 @@ class Connection(SendingHalf):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session owes an answer that holds up its next request, or will once it is this one's turn, or answers wait for the
-        peer."""
-        if self._clogged or self._pauses & Pause.QUEUED:
-            return True
-        return self._session is not None and self._session.paused()
+        """Whether the session owes an answer that holds up its next request, or will when its turn comes, or answers wait for the peer."""
+        return bool(self._pauses & Pause.QUEUED) or self._is_owing
+
+    @property
+    def _is_owing(self) -> bool:
+        return self._clogged or (self._session is not None and self._session.paused())
 
     def sweep(self) -> None:
         """A second has passed."""

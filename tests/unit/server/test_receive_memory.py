@@ -8,6 +8,7 @@ import pytest
 
 from polywire.server.arena import BUFFER_BYTES_MIN
 from polywire.server.hub import ConnectionLimits
+from polywire.server.run_queue import PASS_S
 from tests.unit.server.peers import Place, Wire, send, stalled, taken
 
 
@@ -204,6 +205,28 @@ def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
     session.size = session.need = session.frame_bytes_max = 3_000_000
     assert arrives(place, following, 2_000_000) < 2_000_000
     assert taken(place) <= 5 * 1024 * 1024
+
+
+def test_nor_does_a_pass_that_has_no_time_for_it() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
+    large = beyond(place, 3_000_000)
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 4_000_000
+    slow = place.connect()
+    place.wires[0].opened[-1].on_receive = lambda: place.clock.advance(PASS_S)
+    send(slow, b"x")
+    send(large, b"x")
+    assert not large.reading
+    following = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 3_000_000
+    del place.soon[:]
+    view = following.connection.get_buffer(-1)
+    while following.reading and taken(place) < 9 * 1024 * 1024:
+        place.hub.run_queue.spent_s = 0.0  # there is time for this one
+        following.connection.buffer_updated(len(view))
+        view = following.connection.get_buffer(-1)
+    assert taken(place) <= 6 * 1024 * 1024
 
 
 def test_of_many_that_had_much_to_send_nothing_is_kept_when_they_rest() -> None:
