@@ -256,6 +256,7 @@ def polywire_verbs() -> Iterator[Asked]:
     yield polywire(Verb.CREATE_TOPIC, messages.CreateTopic("made", 5_000), once=True)
     yield polywire(Verb.DESCRIBE, messages.Describe(WIDE))
     yield polywire(Verb.GROW_TOPIC, messages.GrowTopic("made", WIDE_PARTITIONS), once=True)
+    yield polywire(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("made", {"compression": "lz4"}))
     yield polywire(Verb.PURGE_TOPIC, messages.PurgeTopic("made"))
     yield polywire(Verb.DELETE_TOPIC, messages.DeleteTopic("made"), once=True)
     yield polywire(Verb.BOUNDS, messages.AskBounds([WIDE], times))

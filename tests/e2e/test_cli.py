@@ -102,6 +102,22 @@ def test_topics_are_created_listed_described_and_deleted(command: Command, topic
     assert "code=topic_missing" in command("topic", "delete", topic, code=1).stderr
 
 
+def test_topics_are_altered(command: Command, topic: str) -> None:
+    command("topic", "create", topic, "-p", "2", "--retention-hours", "2", "--compaction")
+    words = ("topic", "alter", topic, "-p", "3", "--retention-hours", "1", "--no-compaction", "--output", "jsonl")
+    would = command(*words, "--dry-run")
+    expected = [("partitions", 2, 3), ("compaction", 1, 0), ("retention_age_us", 7_200_000_000, 3_600_000_000)]
+    assert [(row["setting"], row["before"], row["after"]) for row in objects(would.stdout)] == expected
+    assert would.stderr == f"would alter topic={topic} settings=3\n"
+    done = command(*words)
+    assert (done.stdout, done.stderr) == (would.stdout, f"altered topic={topic} settings=3\n")
+    again = objects(command(*words, "--dry-run").stdout)
+    assert [row["before"] for row in again] == [row["after"] for row in again]
+    assert "nothing to change" in command("topic", "alter", topic, code=1).stderr
+    assert "code=invalid_partition_count" in command("topic", "alter", topic, "-p", "1", code=1).stderr
+    assert "code=topic_missing" in command("topic", "alter", f"{topic}-none", "-p", "9", code=1).stderr
+
+
 def test_a_topic_that_exists_and_a_name_that_cannot_be(command: Command, topic: str) -> None:
     command("topic", "create", topic)
     assert "code=topic_exists" in command("topic", "create", topic, code=1).stderr

@@ -126,6 +126,7 @@ def _polywire() -> Iterator[Case]:
         (Verb.CREATE_TOPIC, a.TOPIC_CREATE, m.CreateTopic("shop.made", 1), b""),
         (Verb.DESCRIBE, a.TOPIC_DESCRIBE, m.Describe(TOPIC), b""),
         (Verb.GROW_TOPIC, a.TOPIC_ALTER, m.GrowTopic(TOPIC, 3), b""),
+        (Verb.CONFIGURE_TOPIC, a.TOPIC_ALTER, m.ConfigureTopic(TOPIC, {"compression": "lz4"}), b""),
         (Verb.PURGE_TOPIC, a.TOPIC_PURGE, m.PurgeTopic(TOPIC), b""),
         (Verb.DELETE_TOPIC, a.TOPIC_DELETE, m.DeleteTopic(TOPIC), b""),
         (Verb.BOUNDS, a.TOPIC_DESCRIBE, m.AskBounds([TOPIC]), b""),

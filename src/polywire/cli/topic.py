@@ -1,4 +1,4 @@
-"""``polywire topic``: list, create, describe and delete topics.
+"""``polywire topic``: list, create, describe, alter and delete topics.
 
 Promises: one command per verb of the client. Must not know: wires, files of the broker.
 """
@@ -18,13 +18,13 @@ from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, PartitionBounds, WireClient
 from polywire.client.polywire import PolywireClient
-from polywire.errors import Missing
+from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.server.config import MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
 from polywire.types import DEFAULT_PARTITION_COUNT, KeyHash
 
 app = App(
     name="topic",
-    help="List, create, describe and delete topics.",
+    help="List, create, describe, alter and delete topics.",
     help_epilogue=examples("polywire topic create orders --partitions 6", "polywire topic list"),
 )
 
@@ -71,6 +71,41 @@ class Settings:
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
             "key_hash": None if self.key_hash is None else self.key_hash.value,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """What is to change of how a topic keeps its records."""
+
+    compaction: Annotated[
+        bool | None, Parameter(help="Whether to keep only the latest record of each key, at least.")
+    ] = None
+    compression: Annotated[
+        Literal["none", "lz4", "zstd"] | None,
+        Parameter(help="Compression of segments that are stored from now on."),
+    ] = None
+    retention_hours: Annotated[
+        float | None,
+        Parameter(validator=Number(gte=0, lte=RETENTION_HOURS_MAX), help="Retention time in hours; 0 means forever."),
+    ] = None
+    retention_mib: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=0, lte=RETENTION_MIB_MAX),
+            help="Retention size of each partition in MiB; 0 means no limit.",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, int | str | None]:
+        """What is to change, as the polywire wire spells it."""
+        age, size = self.retention_hours, self.retention_mib
+        found = {
+            "compaction": None if self.compaction is None else int(self.compaction),
+            "compression": self.compression,
+            "retention_age_us": None if age is None else int(age * HOUR_US),
+            "retention_bytes": None if size is None else size * MEBI,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -165,6 +200,51 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
     if settings:
         note(f"topic={name}{_facts(settings)}")
     print_list(rows, columns=("partition", "first_offset", "next_offset", "records", "epoch"), form=output)
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire topic alter orders --partitions 12 --dry-run",
+        "polywire topic alter clicks --retention-hours 48 --compression zstd",
+    )
+)
+def alter(
+    name: Topic,
+    *,
+    partitions: Annotated[int | None, Parameter(name=("--partitions", "-p"))] = None,
+    changed: Annotated[Altered, Parameter(name="*", group="Settings")] = Altered(),
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = ListFormat.TABLE,
+    address: Address = ADDRESS_DEFAULT,
+) -> None:
+    """Add partitions to a topic or change its settings, and show what they were and are. What is not given stays.
+
+    Parameters
+    ----------
+    partitions
+        Number of partitions, not fewer than there are. Keys may then belong to other partitions than before.
+    dry_run
+        Show what would change without changing it.
+    """
+    given = changed.given()
+    if partitions is None and not given:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "nothing to change: give --partitions or a setting")
+
+    async def work(client: WireClient) -> list[dict[str, object]]:
+        wire = polywire_only(client, "topics are altered")
+        before = await wire.describe(name)
+        now = {"partitions": len(before.incarnations), **before.settings}
+        wanted = {**({} if partitions is None else {"partitions": partitions}), **given}
+        if not dry_run:
+            if partitions is not None:  # what may be refused comes first
+                await wire.grow_topic(name, partitions)
+            if given:
+                await wire.configure_topic(name, given)
+        return [{"setting": key, "before": now[key], "after": value} for key, value in wanted.items()]
+
+    rows = run_with_client(address, work)
+    print_list(rows, columns=("setting", "before", "after"), form=output)
+    note(f"{'would alter' if dry_run else 'altered'} topic={name} settings={len(rows)}")
 
 
 @app.command(help_epilogue=examples("polywire topic delete orders --dry-run", "polywire topic delete orders"))

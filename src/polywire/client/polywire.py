@@ -158,6 +158,19 @@ class PolywireClient(Scope):
         """
         await self._ask(Verb.GROW_TOPIC, messages.GrowTopic(topic, partition_count), Head)
 
+    async def configure_topic(self, topic: str, settings: dict[str, int | str | None]) -> None:
+        """Change settings of a topic; what is absent stays as it is.
+
+        Args:
+            topic: full name.
+            settings: as for ``create_topic``, without ``key_hash``: records stay where they are. None: the broker's default.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Invalid: INVALID_REQUEST for a setting there is not, or that cannot be changed.
+        """
+        await self._ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic(topic, settings), Head)
+
     async def purge_topic(self, topic: str) -> None:
         """Remove all records of a topic; offsets go on where they were. Raises Missing(TOPIC_MISSING).
 

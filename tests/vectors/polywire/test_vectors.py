@@ -40,6 +40,12 @@ REQUESTS = {
         5,
         messages.GrowTopic("t", 5),
     ),
+    "configure t": (
+        "15000000 16 00 0000 05000000 15000000 93 a174 81 ab636f6d7072657373696f6e a36c7a34 02",
+        Verb.CONFIGURE_TOPIC,
+        5,
+        messages.ConfigureTopic("t", {"compression": "lz4"}),
+    ),
     "bounds of t at 1": (
         "06000000 20 00 0000 06000000 06000000 92 91a174 9101",
         Verb.BOUNDS,

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.CREATE_TOPIC, topics.create, (Action.TOPIC_CREATE,)),
     Command(Verb.DESCRIBE, topics.describe, (Action.TOPIC_DESCRIBE,)),
     Command(Verb.GROW_TOPIC, topics.grow, (Action.TOPIC_ALTER,)),
+    Command(Verb.CONFIGURE_TOPIC, topics.configure, (Action.TOPIC_ALTER,)),
     Command(Verb.PURGE_TOPIC, topics.purge, (Action.TOPIC_PURGE,)),
     Command(Verb.DELETE_TOPIC, topics.delete, (Action.TOPIC_DELETE,)),
     Command(Verb.BOUNDS, topics.ask_bounds, (Action.TOPIC_DESCRIBE,)),

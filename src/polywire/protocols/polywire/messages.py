@@ -34,6 +34,7 @@ class Verb(IntEnum):
     GROW_TOPIC = 19
     PURGE_TOPIC = 20
     DELETE_TOPIC = 21
+    CONFIGURE_TOPIC = 22
     BOUNDS = 32
     FETCH = 33
     PRODUCE = 34
@@ -117,6 +118,12 @@ class TopicDescription(Head, frozen=True):
 class GrowTopic(Head, frozen=True):
     name: str
     partition_count: Int
+    level: Int = 2
+
+
+class ConfigureTopic(Head, frozen=True):
+    name: str
+    settings: dict[str, SettingValue]
     level: Int = 2
 
 
@@ -399,6 +406,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.CREATE_TOPIC: CreateTopic,
     Verb.DESCRIBE: Describe,
     Verb.GROW_TOPIC: GrowTopic,
+    Verb.CONFIGURE_TOPIC: ConfigureTopic,
     Verb.PURGE_TOPIC: PurgeTopic,
     Verb.DELETE_TOPIC: DeleteTopic,
     Verb.BOUNDS: AskBounds,

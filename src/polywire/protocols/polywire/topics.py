@@ -6,6 +6,7 @@ Promises: each request is answered once; bounds are answered when every partitio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,7 @@ _SETTINGS: Final = {
     "retention_age_us",
     "retention_bytes",
 }
+_ALTERED: Final = _SETTINGS - {"key_hash"}
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
@@ -77,6 +79,18 @@ def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: 
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
     change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
+
+
+def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
+    """CONFIGURE_TOPIC: what is named is changed, the rest stays. Raises BrokerError when it is refused at once."""
+    topic, level = session.broker.topic(request.name), level_of(request.level)
+    if "key_hash" in request.settings:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "key_hash cannot be changed: records stay where they are")
+    given = settings_of({**description_of(topic).settings, **request.settings})
+    settings = replace(topic.settings, **{name: getattr(given, name) for name in _ALTERED})
+    change = _Change(session, Verb.CONFIGURE_TOPIC, correlation)
+    session.broker.configure_topic(topic, settings, level=level, done=change.done)
+    change.begun(True)
 
 
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -120,6 +121,32 @@ def test_what_a_request_breaks_for_good_ends_the_connection(peer: Peer, monkeypa
     monkeypatch.setattr(type(peer.session.admission), "check", broken)
     with pytest.raises(PeerError):
         peer.session.receive(memoryview(PREFIX.pack(1, Verb.PING, 0, 0, 7, 1) + b"\x90"))
+
+
+def test_topics_are_configured(peer: Peer) -> None:
+    given: dict[str, messages.SettingValue] = {"retention_bytes": 5, "compaction": 1, "key_hash": "xxh32"}
+    before = peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("orders", 1, settings=given))
+    before_settings = before.decode(messages.TopicDescription).settings
+    changed: dict[str, messages.SettingValue] = {"retention_bytes": None, "compression": "lz4"}
+    peer.ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("orders", changed)).decode(Head)
+    after = peer.ask(Verb.DESCRIBE, messages.Describe("orders")).decode(messages.TopicDescription).settings
+    assert after == {**before_settings, **changed}
+    for name, value in (("key_hash", "fnv32"), ("colour", "red"), ("compaction", "yes"), ("compression", "rar")):
+        wrong = peer.ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("orders", {name: value}))
+        assert wrong.error.code is ErrorCode.INVALID_REQUEST, name
+    missing = peer.ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("none", {}))
+    assert missing.error.code is ErrorCode.TOPIC_MISSING
+    assert peer.ask(Verb.DESCRIBE, messages.Describe("orders")).decode(messages.TopicDescription).settings == after
+
+
+def test_what_other_wires_keep_of_a_topic_stays_when_it_is_configured(peer: Peer) -> None:
+    create(peer, "orders", 1)
+    broker = peer.broker
+    topic = broker.topic("orders")
+    broker.configure_topic(topic, replace(topic.settings, idempotent=True, wire_options={"iggy": b"x"}))
+    peer.ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("orders", {"compaction": 1})).decode(Head)
+    now = topic.settings
+    assert (now.idempotent, now.wire_options, now.compaction) == (True, {"iggy": b"x"}, True)
 
 
 def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
