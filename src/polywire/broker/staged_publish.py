@@ -281,7 +281,7 @@ class StagedPublish:
             return False
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
-        self._check_living(prepared.incarnations)
+        self.check_living(prepared.incarnations)
         change = changes.Published(writer, number, now_us, (), heir(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
@@ -360,9 +360,10 @@ class StagedPublish:
 
         Raises Missing(STAGE_MISSING, PARTITION_MISSING).
         """
-        self._check_living(self._log.staged_partitions(tokens))
+        self.check_living(self._log.staged_partitions(tokens))
 
-    def _check_living(self, incarnations: Iterable[int]) -> None:
+    def check_living(self, incarnations: Iterable[int]) -> None:
+        """Refuse to publish to partitions of which one has ended. Raises Missing(PARTITION_MISSING)."""
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(
