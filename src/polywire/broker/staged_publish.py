@@ -355,15 +355,8 @@ class StagedPublish:
                 ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
             )
 
-    def check_staged(self, tokens: Sequence[bytes]) -> None:
-        """Publishing to a partition that ended would lose records silently: refuse it as a whole.
-
-        Raises Missing(STAGE_MISSING, PARTITION_MISSING).
-        """
-        self.check_living(self._log.staged_partitions(tokens))
-
     def check_living(self, incarnations: Iterable[int]) -> None:
-        """Refuse to publish to partitions of which one has ended. Raises Missing(PARTITION_MISSING)."""
+        """Publishing to a partition that ended would lose records silently: refuse it as a whole. Raises Missing(PARTITION_MISSING)."""
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(

@@ -11,7 +11,7 @@ from polywire.broker.changes import TransactionState
 from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import Scope, Transaction
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.broker.answers import batch_of
 
 Told = list[int | BrokerError]

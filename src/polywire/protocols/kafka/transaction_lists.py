@@ -19,7 +19,6 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.transactions import transaction_error
 
-NO_DURATION: Final = -1
 NO_PRODUCER: Final = -1
 _US_PER_MS: Final = 1_000
 _WORDS: Final = {
