@@ -62,7 +62,6 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
         session.broker,
         answer,
         map(listed, known),
-        len(known),
         lambda entries: response(unknown_state_filters=unknown, transaction_states=entries),
     )
 
@@ -71,8 +70,7 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
     """DescribeTransactions: each with the partitions that it writes to while it is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
-    count = len(request.transactional_ids)
-    return answer_in_slices(session.broker, answer, entries, count, lambda made: response(transaction_states=made))
+    return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
 
 
 def _described(session: KafkaSession, made: Any, id_: str) -> Any:
