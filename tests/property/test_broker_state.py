@@ -69,7 +69,7 @@ def transact(id_: str, topic: str, act: str, number: int) -> Step:
         elif act == "abort":
             transactions.abort(held, done=None)
         else:
-            transactions.commit(held, done=None)
+            transactions.commit(held, done=lambda _: None)
 
     return step
 

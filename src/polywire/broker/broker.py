@@ -114,6 +114,8 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
             clock=elapsed,
             owners=self.owners,
             new_producer_id=self.new_producer_id,
+            loop=loop,
+            work=self.publish_work,
         )
         self._expiry = Expiry(
             self, state, self.groups, settings, loop, elapsed, groups.table, abort_late=self.transactions.abort_late

@@ -281,7 +281,7 @@ class StagedPublish:
             return False
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
-        self._check_living(prepared.incarnations)
+        self.check_living(prepared.incarnations)
         change = changes.Published(writer, number, now_us, (), heir(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
@@ -355,14 +355,8 @@ class StagedPublish:
                 ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
             )
 
-    def check_staged(self, tokens: Sequence[bytes]) -> None:
-        """Publishing to a partition that ended would lose records silently: refuse it as a whole.
-
-        Raises Missing(STAGE_MISSING, PARTITION_MISSING).
-        """
-        self._check_living(self._log.staged_partitions(tokens))
-
-    def _check_living(self, incarnations: Iterable[int]) -> None:
+    def check_living(self, incarnations: Iterable[int]) -> None:
+        """Publishing to a partition that ended would lose records silently: refuse it as a whole. Raises Missing(PARTITION_MISSING)."""
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(

@@ -7,8 +7,9 @@ records and the positions of a commit become true in one group (decision 0012). 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from polywire.broker import changes
@@ -19,21 +20,47 @@ from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import Admission
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
-from polywire.log.base import NO_OFFSET, Completion, Need, Ranges, Staging
+from polywire.log.base import NO_OFFSET, Completion, Loop, Need, Publication, Ranges, Staging
 from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level, PositionKind
 
 NO_EPOCH: Final = -1
 CHECKED_MAX: Final = 1_000  # open transactions that are looked at in one pass
+BATCHES_AT_ONCE_MAX: Final = 500  # of a transaction that is committed in one go: a millisecond
 NUMBER_ENTRY_BYTES: Final = 9  # of a number in a change, at most
 _NO_TOKEN: Final = b""
 _record_count: Final = header_fields("record_count")
+
+
+class _Ending:
+    """A commit that takes a while, and who waits for it. ``is_over``: it was broken off."""
+
+    __slots__ = ("is_over", "publication", "waiting")
+
+    def __init__(self, waiting: list[Completion[int]]) -> None:
+        self.waiting: Final = waiting
+        self.publication: Publication | None = None
+        self.is_over = False
+
+    def notify(self, result: int | BrokerError) -> None:
+        """It was committed, or not."""
+        for done in self.waiting:
+            done(result)
+
+
+def _nothing() -> None:
+    """Nothing has to be looked at again."""
+
+
+def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
+    done(ranges if isinstance(ranges, BrokerError) else NO_OFFSET)
 
 
 class Transactions:
@@ -41,21 +68,25 @@ class Transactions:
 
     Unless a caller says less, everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then
     committing the rest, would tear it apart. So a transaction whose producer is content with less has aborted when the broker starts again.
-    Invariant: ``_left_open`` are the tokens of those.
+    Invariant: ``_left_open`` are the tokens of those; ``_endings`` are the commits on their way, by transactional id: one is broken off
+    before its transaction changes otherwise.
     """
 
     __slots__ = (
         "_admission",
         "_clock",
         "_commits",
+        "_endings",
         "_left_open",
         "_log",
+        "_loop",
         "_new_producer_id",
         "_owners",
         "_settings",
         "_staging",
         "_state",
         "_unchecked",
+        "_work",
     )
 
     def __init__(
@@ -70,8 +101,14 @@ class Transactions:
         clock: ElapsedClock,
         owners: Owners,
         new_producer_id: Callable[[], int],
+        loop: Loop,
+        work: OrderedWork,
     ) -> None:
+        """work: where large commits are laid out."""
         self._log = log
+        self._loop = loop
+        self._work = work
+        self._endings: dict[str, _Ending] = {}
         self._state = state
         self._admission = admission
         self._staging = staging
@@ -104,7 +141,7 @@ class Transactions:
 
     def _is_over(self, transaction: Transaction) -> bool:
         """Whether an open transaction has taken too long, or what it staged may have expired or be lost."""
-        if not transaction.is_open:
+        if not transaction.is_open or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
         if transaction.messages and now_us >= transaction.at_us + self._settings.stage_expiry_us:
@@ -182,6 +219,7 @@ class Transactions:
         else:
             self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, by, TRANSACTIONAL_ID_BYTES + len(id_))
         self._reserve_end(id_)
+        self._break_off(id_)
         if known is not None and known.is_open:
             self._staging.abandon([known.token], by=ITSELF)
         return known
@@ -286,8 +324,7 @@ class Transactions:
         assert transaction.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
         self._log.reserve(len(batch) + len(transaction.id.encode()) + CHANGE_BYTES + 3 * ENTRY_BYTES)
-        if not self._is_current(transaction):
-            raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transaction.id!r}")
+        self._check_current(transaction)
         if transaction.repeats(partition.incarnation, first=first, last=last):
             if done is not None:
                 self._log.barrier(level, done)
@@ -317,8 +354,11 @@ class Transactions:
         size += NUMBER_BYTES * count
         self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NOBODY, size, count=0, owner=transaction.owner)
 
-    def _is_current(self, transaction: Transaction) -> bool:
-        return transaction.is_open and self._state.transactions.find(transaction.id) is transaction
+    def _check_current(self, transaction: Transaction) -> None:
+        """Refuse what comes when a transaction has ended, or is about to. Raises Conflict(PRODUCER_FENCED)."""
+        found = self._state.transactions.find(transaction.id)
+        if found is not transaction or not found.is_open or found.id in self._endings:
+            raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transaction.id!r}")
 
     def put_offsets(
         self,
@@ -336,6 +376,7 @@ class Transactions:
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
         """
         assert transaction.is_open, "positions belong to a transaction"
+        self._check_current(transaction)
         if transaction.producer is not None:  # refused now, not at the end
             self._stored(transaction, scope, HeldOffsets(dict(offsets), dict(notes)), by)
         held = transaction.positions.get(scope)
@@ -390,39 +431,94 @@ class Transactions:
         """
         assert transaction.is_open, "there is something to end"
         self._reserve_end(transaction.id)
+        self._break_off(transaction.id)
         self._staging.abandon([transaction.token], by=ITSELF)
         made = replace(transaction, state=TransactionState.ABORTED, token=_NO_TOKEN)
         if raises_epoch:
             self._raise_epoch(made, asked_by_holder=False)
         return self._store(made, done, level)
 
+    def is_ending(self, transaction: Transaction) -> bool:
+        """Whether a commit is on its way that takes a while."""
+        return transaction.id in self._endings
+
     def commit(
         self,
         transaction: Transaction,
         *,
         by: Caller = NOBODY,
+        confirm: Callable[[], None] = _nothing,
         level: Level = Level.SYNCED,
-        done: Completion[int] | None,
+        done: Completion[int],
     ) -> None:
-        """End an open transaction: its records can be read and its positions are stored, all at once.
+        """End an open transaction: its records can be read and its positions are stored, all at once. One that is large is laid out before, a
+        little at a time; meanwhile it can be aborted, and who asks again waits for the same end. confirm: called right before the one step.
 
         What is for a partition or topic that was deleted since goes with it where a producer is numbered, else nothing is committed without.
-        Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,
-        Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for positions that may not be stored, Busy(DISK_FULL); then nothing has happened.
+        Raises, or calls ``done`` with, Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was
+        deleted since, Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for positions that may not be stored, Busy(DISK_FULL), and what
+        ``confirm`` raises; then nothing has happened. Conflict(PRODUCER_FENCED) when it was aborted meanwhile.
         """
         assert transaction.is_open, "there is something to end"
+        ending = self._endings.get(transaction.id)
+        if ending is not None:
+            ending.waiting.append(done)
+        elif transaction.batches <= BATCHES_AT_ONCE_MAX:
+            confirm()
+            self._publish(transaction, [transaction.token], by=by, level=level, done=done)
+        else:
+            self._endings[transaction.id] = ending = _Ending([done])
+            self._work.put(self._committing(transaction, ending, by, confirm, level))
+
+    def _committing(
+        self, transaction: Transaction, ending: _Ending, by: Caller, confirm: Callable[[], None], level: Level
+    ) -> Steps:
+        """Whoever aborts the transaction meanwhile has cancelled the publication, too."""
+        if ending.is_over:
+            return
+        publication = ending.publication = self._log.prepare()
+        try:
+            for _ in publication.add([transaction.token]):
+                yield False
+                if ending.is_over:
+                    return
+            yield False
+            if ending.is_over:
+                return
+            confirm()
+            self._publish(transaction, publication, by=by, level=level, done=ending.notify)
+        except BrokerError as error:
+            publication.cancel()
+            self._loop.call_soon(ending.notify, error)
+        del self._endings[transaction.id]
+
+    def _break_off(self, id_: str) -> None:
+        """A commit that is on its way is none: the transaction is about to be aborted."""
+        ending = self._endings.pop(id_, None)
+        if ending is not None:
+            ending.is_over = True
+            if ending.publication is not None:
+                ending.publication.cancel()
+            fenced = Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction was aborted before its commit id={id_!r}")
+            self._loop.call_soon(ending.notify, fenced)
+
+    def _publish(
+        self,
+        transaction: Transaction,
+        staged: Sequence[bytes] | Publication,
+        *,
+        by: Caller,
+        level: Level,
+        done: Completion[int],
+    ) -> None:
+        """The one step. Raises BrokerError."""
         positions = tuple(self._positions(transaction, by))
         change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions)
         data = changes.encode(change)
         if transaction.messages:
             if transaction.producer is None:
-                self._staging.check_staged([transaction.token])
-
-            def published(ranges: Ranges | BrokerError) -> None:
-                if done is not None:
-                    done(ranges if isinstance(ranges, BrokerError) else NO_OFFSET)
-
-            self._log.publish([transaction.token], data, level=level, done=published)
+                self._staging.check_living(transaction.sequences)
+            self._log.publish(staged, data, level=level, done=partial(_published, done))
             self._staging.forget([transaction.token])
         else:
             self._log.change(data, level=level, done=done)

@@ -38,24 +38,31 @@ class StagedBatch:
 class StagedToken:
     """All batches of one token, and their bytes. ``claimed``: a publish in the making, or an abandon of this write batch, has it."""
 
-    __slots__ = ("batches", "claimed", "expires_at_us", "size", "token")
+    __slots__ = ("_by_partition", "batches", "claimed", "expires_at_us", "size", "token")
 
     def __init__(self, token: bytes, expires_at_us: int) -> None:
         self.token: Final = token
         self.expires_at_us = expires_at_us
         self.batches: Final[list[StagedBatch]] = []
+        self._by_partition: dict[int, list[StagedBatch]] = {}  # nothing while there is one batch, as nearly always
         self.claimed = False
         self.size = 0
 
+    def add(self, batch: StagedBatch) -> None:
+        """One more batch."""
+        batches, kept = self.batches, self._by_partition
+        batches.append(batch)
+        self.size += batch.length
+        if len(batches) > 1:
+            if not kept:
+                kept[batches[0].incarnation] = batches[:1]
+            kept.setdefault(batch.incarnation, []).append(batch)
+
     def by_partition(self) -> Collection[tuple[int, Sequence[StagedBatch]]]:
         """Its batches, in order, by the incarnation of their partition."""
-        batches = self.batches
-        if len(batches) == 1:  # as nearly always
-            return ((batches[0].incarnation, batches),)
-        found: dict[int, list[StagedBatch]] = {}
-        for batch in batches:
-            found.setdefault(batch.incarnation, []).append(batch)
-        return found.items()
+        if len(self.batches) == 1:
+            return ((self.batches[0].incarnation, self.batches),)
+        return self._by_partition.items()
 
 
 class Staging:
@@ -100,8 +107,7 @@ class Staging:
         if staged is None:
             staged = self._tokens[token] = StagedToken(token, expires_at_us)
         staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
-        staged.batches.append(batch)
-        staged.size += batch.length
+        staged.add(batch)
         self.size += batch.length
         self.count += 1
 

@@ -15,7 +15,7 @@ from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import HeldOffsets, Scope, Transaction
-from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
 from polywire.protocols.cursus.offsets import check_offsets, read_pairs
@@ -26,6 +26,7 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import KeyHash, Level
 
 FENCED: Final = "producer_fenced"
+_NOT_COMMITTED: Final = (Invalid, Missing, Busy, Conflict, Denied)
 _SEQUENCE_MAX: Final = 2**63 - 1
 _LIST_FAULTS: Final = frozenset(
     {"invalid_batch_commit_entry", "invalid_partition", "invalid_offset", "duplicate_partition"}
@@ -273,18 +274,34 @@ def _abort(asked: Asked, transaction: Transaction) -> Reply | None:
 def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
     broker = asked.session.state.broker
     counts = f"messages={transaction.messages} offsets={transaction.position_count}"
+    refusals: list[Refused] = []
     if transaction.is_open:
         _check_rights(asked, transaction)
-        _check_member(asked, transaction)
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
     if not transaction.is_open:
         broker.settle(Level.SYNCED, answer.done)
         return None
+
+    def confirm() -> None:
+        try:
+            _check_member(asked, transaction)
+        except Refused as refused:
+            refusals.append(refused)
+            raise Conflict(ErrorCode.GENERATION_STALE, str(refused)) from None
+
+    def done(result: int | BrokerError) -> None:
+        if refusals:
+            answer.refuse(refusals[0])
+        elif isinstance(result, _NOT_COMMITTED):
+            answer.refuse(_failed_commit(result))
+        else:
+            answer.done(result)
+
     try:
-        broker.transactions.commit(transaction, by=asked.session.caller, done=answer.done)
+        broker.transactions.commit(transaction, by=asked.session.caller, confirm=confirm, done=done)
     except BrokerError as error:
-        raise _failed_commit(error) from None
+        raise (refusals or [_failed_commit(error)])[0] from None
     return None
 
 

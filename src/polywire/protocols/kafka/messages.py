@@ -126,6 +126,8 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.DESCRIBE_CLUSTER: _served(0, 2),
     Api.LIST_CONFIG_RESOURCES: _served(0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: _served(0, 0),
+    Api.DESCRIBE_TRANSACTIONS: _served(0, 0),
+    Api.LIST_TRANSACTIONS: _served(0, 1),  # from 2 on it has a regular expression, which may take for ever
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
@@ -203,6 +205,7 @@ class WireError(IntEnum):
     RESOURCE_NOT_FOUND = 91
     DUPLICATE_RESOURCE = 92
     UNKNOWN_TOPIC_ID = 100
+    TRANSACTIONAL_ID_NOT_FOUND = 105
     FENCED_MEMBER_EPOCH = 110
     UNRELEASED_INSTANCE_ID = 111
     UNSUPPORTED_ASSIGNOR = 112

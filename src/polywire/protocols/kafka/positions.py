@@ -5,7 +5,7 @@ Promises: partitions fail one by one; what a group's members may not do fails wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 from polywire.broker.actions import Action
@@ -132,60 +132,77 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     response = schema.response(Api.OFFSET_FETCH)
     if version >= MANY_GROUPS_SINCE:
         made = response.Groups
-        return response(groups=[_fetched(peer, version, made, asked) for asked in request.groups])
+        stable = request.require_stable
+        return response(groups=[_fetched(peer, version, made, asked, stable=stable) for asked in request.groups])
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
-        topics = list(_positions(peer, version, response, request.group_id, request.topics))
+        stable = request.require_stable
+        topics = list(_positions(peer, version, response, request.group_id, request.topics, stable=stable))
     except BrokerError as error:
         return response(error=group_error(error), topics=[])
     return response(topics=topics)
 
 
-def _fetched(peer: Peer, version: int, made: Any, asked: Any) -> Any:
+def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Any:
     group, consumers = asked.group_id, peer.broker.consumers
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
         if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
             consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
-        return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics)))
+        return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics, stable=stable)))
     except BrokerError as error:
         return made(group_id=group, topics=[], error=_epoch_error(error))
 
 
-def _positions(peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None) -> Iterable[Any]:
-    """An entry for each topic named, or for each that the group has positions in."""
+def _positions(
+    peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
+) -> Iterable[Any]:
+    """An entry for each topic named, or for each that the group has positions in. stable: those that a transaction is about to move are not
+    told (spec: kafka#stable-offsets)."""
     if asked is None:
-        yield from _all_positions(peer, version, made, group)
+        yield from _all_positions(peer, version, made, group, stable=stable)
         return
     entry_of = made.Topics.Partitions
     for one in asked:
         names = {field: getattr(one, field) for field in _NAMES if hasattr(one, field)}
         held: Mapping[int, Position] = {}
+        undecided: Set[int] = frozenset()
         code = WireError.NONE
         try:
             topic = topic_of(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
             held = peer.broker.classic.positions(group, topic.name.full)
+            undecided = _undecided(peer, group, topic, stable=stable)
         except BrokerError as error:
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
                 code = WireError.NONE  # nobody has a position in it
-        partitions = [_entry(entry_of, index, held.get(index), code) for index in one.indexes]
+        partitions = [_entry(entry_of, index, held.get(index), undecided, code) for index in one.indexes]
         yield made.Topics(**names, partitions=partitions)
 
 
-def _all_positions(peer: Peer, version: int, made: Any, group: str) -> Iterable[Any]:
+def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
+    """Partitions whose positions may be others soon, where that matters."""
+    return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
+
+
+def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: bool) -> Iterable[Any]:
     for name in peer.broker.classic.topics(group):
         topic = peer.broker.find_topic(name)
         if topic is None or not peer.permits(Action.OFFSET_FETCH, topic):
             continue
         held = peer.broker.classic.positions(group, name)
-        entries = [_entry(made.Topics.Partitions, index, held[index]) for index in sorted(held)]
+        undecided = _undecided(peer, group, topic, stable=stable)
+        entries = [_entry(made.Topics.Partitions, index, held[index], undecided) for index in sorted(held)]
         if entries:
             names = {"name": name, "topic_id": topic.id} if version >= MANY_GROUPS_SINCE else {"name": name}
             yield made.Topics(**names, partitions=entries)
 
 
-def _entry(made: Any, index: int, position: Position | None, code: WireError = WireError.NONE) -> Any:
+def _entry(
+    made: Any, index: int, position: Position | None, undecided: Set[int], code: WireError = WireError.NONE
+) -> Any:
+    if index in undecided:
+        return made(index=index, offset=NO_OFFSET, metadata="", error=WireError.UNSTABLE_OFFSET_COMMIT)
     if position is None:
         return made(index=index, offset=NO_OFFSET, metadata="", error=code)
     return made(

@@ -185,14 +185,17 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 
 
 def _asked(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
-    """The transaction that a request is about. Raises Refused."""
-    return held_by(
+    """The transaction that a request is about, unless it is being committed. Raises Refused."""
+    found = held_by(
         session,
         request.transactional_id,
         producer_id=request.producer_id,
         epoch=request.producer_epoch,
         fenced=_fenced(answer.request.version),
     )
+    if session.broker.transactions.is_ending(found):
+        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
+    return found
 
 
 def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:

@@ -309,6 +309,35 @@ def test_positions_need_a_transaction_and_a_member(world: World, producer: Produ
     assert producer.move(1, topic="missing") == WireError.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.parametrize("version", [7, 8])
+def test_who_wants_stable_positions_asks_again_while_a_transaction_moves_them(
+    world: World, producer: Producer, version: int
+) -> None:
+    def asked(*, stable: bool) -> list[tuple[int, int]]:
+        peer, api = world.connect(), Api.OFFSET_FETCH
+        if version == 7:
+            topics = [schema.request(api).Topics(name="t", indexes=[0, 1])]
+            body = peer.ask(api, 7, group_id=GROUP, topics=topics, require_stable=stable)
+        else:
+            groups = schema.request(api).Groups
+            one = groups(group_id=GROUP, topics=[groups.Topics(name="t", indexes=[0, 1])])
+            (body,) = peer.ask(api, 8, groups=[one], require_stable=stable).groups
+        return [(entry.error, entry.offset) for entry in body.topics[0].partitions]
+
+    for offset, commits in ((3, True), (4, False), (5, True)):
+        was = asked(stable=True)
+        producer.offsets()
+        assert producer.move(offset) == 0
+        assert asked(stable=True) == [(WireError.UNSTABLE_OFFSET_COMMIT, -1), (0, -1)]
+        assert asked(stable=False) == was
+        assert producer.end(commits=commits) == 0
+        assert asked(stable=True) == ([(0, offset), (0, -1)] if commits else was)
+    producer.offsets()
+    producer.move(6)
+    world.memory.advance(TIMEOUT_MS / 1000)
+    assert asked(stable=True) == [(0, 5), (0, -1)], "its time is over"
+
+
 def test_positions_of_a_deleted_topic_and_records_for_it_end_nowhere(world: World, producer: Producer) -> None:
     producer.add()
     producer.add(topic="u")
@@ -417,3 +446,37 @@ def test_a_transactional_batch_names_its_transaction(world: World, producer: Pro
     answer = producer.peer.ask(Api.PRODUCE, 9, acks=1, topics=[one])
     code = answer.responses[0].partitions[0].error
     assert code == WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def test_transactions_are_listed_and_described(world: World, producer: Producer) -> None:
+    other = Producer(world.connect(), "U")
+    other.init()
+    for made, commits in ((producer, True), (other, False)):
+        made.add()
+        made.produce(0, b"v")
+        made.end(commits=commits)
+    third = Producer(world.connect(), "V")
+    third.init(timeout_ms=30_000)
+    third.add(1, 0)
+    Producer(world.connect(), "W").init()
+    world.memory.broker.transactions.begin_epoch("X", done=None)
+
+    def listed(**filters: Any) -> dict[str, str]:
+        answer = producer.peer.ask(Api.LIST_TRANSACTIONS, **filters)
+        return {entry.transactional_id: entry.transaction_state for entry in answer.transaction_states}
+
+    everything = {"T": "CompleteCommit", "U": "CompleteAbort", "V": "Ongoing", "W": "Empty", "X": "CompleteAbort"}
+    assert listed() == everything
+    assert listed(state_filters=["Ongoing", "Empty"]) == {"V": "Ongoing", "W": "Empty"}
+    assert listed(producer_id_filters=[other.number]) == {"U": "CompleteAbort"}
+    assert listed(duration_filter=5_000) == {}
+    world.memory.advance(6)
+    assert listed(duration_filter=5_000) == {"V": "Ongoing"}
+    answer = producer.peer.ask(Api.LIST_TRANSACTIONS, state_filters=["Odd", "Dead"])
+    assert (list(answer.unknown_state_filters), list(answer.transaction_states)) == (["Odd"], [])
+
+    open_one, missing = producer.peer.ask(Api.DESCRIBE_TRANSACTIONS, transactional_ids=["V", "Z"]).transaction_states
+    assert (open_one.error, open_one.transaction_state, open_one.transaction_timeout_ms) == (0, "Ongoing", 30_000)
+    assert (open_one.producer_id, open_one.producer_epoch) == (third.number, 0)
+    assert [(told.topic, list(told.partitions)) for told in open_one.topics] == [("t", [0, 1])]
+    assert missing.error == WireError.TRANSACTIONAL_ID_NOT_FOUND

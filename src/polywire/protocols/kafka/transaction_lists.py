@@ -1,0 +1,105 @@
+"""Transactional ids as tools see them: ListTransactions, DescribeTransactions (spec: kafka#transactions).
+
+Promises: nobody is told of what is another user's. Must not know: how transactions begin and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.changes import TransactionState
+from polywire.broker.transaction_state import Transaction
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.replies import answer_in_slices
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.transactions import transaction_error
+
+NO_PRODUCER: Final = -1
+_US_PER_MS: Final = 1_000
+_WORDS: Final = {
+    TransactionState.EMPTY: "Empty",
+    TransactionState.OPEN: "Ongoing",
+    TransactionState.COMMITTED: "CompleteCommit",
+    TransactionState.ABORTED: "CompleteAbort",
+}
+_PASSING: Final = frozenset({"PrepareCommit", "PrepareAbort", "Dead", "PrepareEpochFence"})
+"""What the reference calls transactions as well; none is ever so here."""
+
+
+def _number(transaction: Transaction) -> int:
+    return NO_PRODUCER if transaction.producer is None else transaction.producer.id
+
+
+def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ListTransactions: those that the peer may use and that no filter leaves out."""
+    response = schema.response(Api.LIST_TRANSACTIONS)
+    try:
+        session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
+    except BrokerError as error:
+        return response(error=transaction_error(error))
+    states, numbers = set(request.state_filters), set(request.producer_id_filters)
+    open_since_us = session.broker.elapsed.now_us() - request.duration_filter * _US_PER_MS
+
+    def listed(known: Transaction) -> Any:
+        left_out = (
+            (states and _WORDS[known.state] not in states)
+            or (numbers and _number(known) not in numbers)
+            or (request.duration_filter > 0 and not (known.is_open and known.began_at_us <= open_since_us))
+        )
+        if left_out:
+            return None
+        made = response.TransactionStates
+        return made(transactional_id=known.id, producer_id=_number(known), transaction_state=_WORDS[known.state])
+
+    known = session.broker.transactions.visible(by=session.caller)
+    unknown = sorted(states.difference(_WORDS.values(), _PASSING))
+    return answer_in_slices(
+        session.broker,
+        answer,
+        map(listed, known),
+        lambda entries: response(unknown_state_filters=unknown, transaction_states=entries),
+    )
+
+
+def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeTransactions: each with the partitions that it writes to while it is open."""
+    response = schema.response(Api.DESCRIBE_TRANSACTIONS)
+    entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
+    return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
+
+
+def _described(session: KafkaSession, made: Any, id_: str) -> Any:
+    try:
+        session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
+        known = session.broker.transactions.find(id_, by=session.caller)
+    except BrokerError as error:
+        return made(transactional_id=id_, error=transaction_error(error), producer_id=NO_PRODUCER)
+    if known is None:
+        missing = WireError.TRANSACTIONAL_ID_NOT_FOUND
+        return made(transactional_id=id_, error=missing, producer_id=NO_PRODUCER)
+    broker, began_at_us = session.broker, -_US_PER_MS
+    if known.is_open:  # by the clock on the wall
+        began_at_us = broker.clock.now_us() - (broker.elapsed.now_us() - known.began_at_us)
+    return made(
+        transactional_id=id_,
+        transaction_state=_WORDS[known.state],
+        transaction_timeout_ms=0 if known.producer is None else known.producer.timeout_us // _US_PER_MS,
+        transaction_start_time_ms=began_at_us // _US_PER_MS,
+        producer_id=_number(known),
+        producer_epoch=min(known.producer_epoch, 32_767),
+        topics=list(_written(session, made.Topics, known)) if known.is_open else [],
+    )
+
+
+def _written(session: KafkaSession, made: Any, known: Transaction) -> Iterator[Any]:
+    """The topics and partitions that a transaction writes to, of those that the peer may know."""
+    for topic in session.broker.transactions.topics(known):
+        if session.permits(Action.TOPIC_DESCRIBE, topic):
+            held = known.partitions or known.sequences
+            numbers = [partition.number for partition in topic.partitions if partition.incarnation in held]
+            yield made(topic=topic.name.full, partitions=numbers)

@@ -1,0 +1,139 @@
+"""Transactions below any wire: commits that are laid out a little at a time, and what happens to them meanwhile (decision 0012)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from polywire.broker import transactions as verbs
+from polywire.broker.changes import TransactionState
+from polywire.broker.topics import Topic
+from polywire.broker.transaction_state import Scope, Transaction
+from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
+from polywire.testing.memory_broker import MemoryBroker
+from tests.unit.broker.answers import batch_of
+
+Told = list[int | BrokerError]
+
+
+@pytest.fixture(autouse=True)
+def every_commit_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "BATCHES_AT_ONCE_MAX", 0)
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def topic(memory: MemoryBroker) -> Topic:
+    return memory.broker.ensure_topic("t")
+
+
+def opened(memory: MemoryBroker, topic: Topic, *, numbered: bool = False) -> Transaction:
+    transactions = memory.broker.transactions
+    if numbered:
+        held = transactions.number_producer("T", asks_again=False, timeout_us=1_000_000, done=None)
+    else:
+        held = transactions.begin_epoch("T", done=None)
+    held = transactions.begin(held, done=None)
+    for number in range(3):
+        first = number if numbered else number + 1
+        transactions.stage(held, topic.partitions[0], batch_of(b"v%d" % number), first=first, last=first, done=None)
+    memory.run()
+    return held
+
+
+def codes(told: Told) -> list[object]:
+    return [result.code if isinstance(result, BrokerError) else "committed" for result in told]
+
+
+def count(topic: Topic) -> int:
+    return topic.partitions[0].log.next_offset
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_who_asks_again_waits_for_the_same_end(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+    held, told = opened(memory, topic, numbered=numbered), Told()
+    memory.broker.transactions.commit(held, done=told.append)
+    memory.broker.transactions.commit(held, done=told.append)
+    assert memory.broker.transactions.is_ending(held)
+    assert (told, count(topic)) == ([], 0)
+    memory.run()
+    assert codes(told) == ["committed"] * 2
+    assert count(topic) == 3
+    assert not memory.broker.transactions.is_ending(held)
+    assert held.state is TransactionState.COMMITTED
+
+
+ABORTS: dict[str, Callable[[MemoryBroker, Transaction], object]] = {
+    "an abort": lambda memory, held: memory.broker.transactions.abort(held, done=None),
+    "a new holder": lambda memory, _: memory.broker.transactions.begin_epoch("T", done=None),
+    "its end": lambda memory, _: memory.broker.transactions.delete("T"),
+}
+
+
+@pytest.mark.parametrize("what", ABORTS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_aborts_it_breaks_the_commit_off(memory: MemoryBroker, topic: Topic, what: str, *, begun: bool) -> None:
+    held, told = opened(memory, topic), Told()
+    memory.broker.transactions.commit(held, done=told.append)
+    if begun:  # its token is taken, and nothing is published yet
+        (steps,) = memory.broker.publish_work._waiting
+        next(steps)
+    ABORTS[what](memory, held)
+    memory.run()
+    assert codes(told) == [ErrorCode.PRODUCER_FENCED]
+    assert count(topic) == 0
+    assert not memory.log._staged, "what was staged is gone"
+    memory.restart()
+    assert topic.partitions[0].log.next_offset == 0
+
+
+def test_nothing_joins_a_transaction_that_is_being_committed(memory: MemoryBroker, topic: Topic) -> None:
+    held, told = opened(memory, topic), Told()
+    memory.broker.transactions.commit(held, done=told.append)
+    with pytest.raises(Conflict):
+        memory.broker.transactions.stage(held, topic.partitions[0], batch_of(b"late"), first=9, last=9, done=None)
+    with pytest.raises(Conflict):
+        memory.broker.transactions.put_offsets(held, Scope("t", "g", "m", 1), {0: 1}, done=None)
+    memory.advance(memory.settings.stage_expiry_us / 1e6 - 1)
+    assert codes(told) == ["committed"]
+    assert count(topic) == 3
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_topic_that_ends_meanwhile(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+    kept = memory.broker.ensure_topic("u")
+    held, told = opened(memory, topic, numbered=numbered), Told()
+    memory.broker.transactions.stage(
+        held, kept.partitions[0], batch_of(b"v"), first=int(not numbered), last=1, done=None
+    )
+    memory.run()
+    memory.broker.transactions.commit(held, done=told.append)
+    memory.broker.delete_topic(topic)
+    memory.run()
+    assert codes(told) == (["committed"] if numbered else [ErrorCode.PARTITION_MISSING])
+    assert count(kept) == int(numbered)
+    assert held.is_open is not numbered
+
+
+def test_a_commit_that_is_refused_in_the_end_leaves_it_open(memory: MemoryBroker, topic: Topic) -> None:
+    held, told = opened(memory, topic), Told()
+
+    def refuse() -> None:
+        raise Missing(ErrorCode.MEMBER_MISSING, "gone meanwhile")
+
+    memory.broker.transactions.commit(held, confirm=refuse, done=told.append)
+    memory.run()
+    memory.log.disk_full = True
+    memory.broker.transactions.commit(held, done=told.append)
+    memory.run()
+    assert codes(told) == [ErrorCode.MEMBER_MISSING, ErrorCode.DISK_FULL]
+    memory.log.disk_full = False
+    memory.broker.transactions.commit(held, done=told.append)
+    memory.run()
+    assert codes(told[2:]) == ["committed"]
+    assert count(topic) == 3
