@@ -60,11 +60,12 @@ class SharingMachine(ConsumerGroupMachine):
         self.memory.run()
 
     def read_now(self) -> list[tuple[bytes, int, str]]:
-        """Those whom the broker knows in this generation; one that was left behind is told so when it commits."""
+        """Those whom the broker knows; who has not come back since a restart is told so when it commits."""
         broker = self.memory.broker
         found = super().read_now()
         view = broker.classic.view("g")
-        known = set() if view is None else {member.id for member in view.members}
+        members = () if view is None else view.members
+        known = {member.id for member in members if not member.client_id}  # a seat that is left has its wire for one
         for member in self.classic:
             if member.id in known:
                 ids = {topic: broker.topic(topic).id for topic in member.reading}

@@ -99,9 +99,8 @@ class Classic:
     def _on_synced(self, answer: Synced | BrokerError) -> None:
         self.synced.append(answer)
         if isinstance(answer, Synced):
-            before = self.partitions
-            self.reading = WRITING.decode(answer.assignment) if answer.assignment else {}
-            if self.keeps and not set(before) <= set(self.partitions):
+            before, self.reading = self.reading, WRITING.decode(answer.assignment) if answer.assignment else {}
+            if self.keeps and any(set(held) - set(self.reading.get(topic, ())) for topic, held in before.items()):
                 self.join()
 
     def beat(self) -> None:
