@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
+from polywire.broker.groups import classic
 from polywire.broker.groups.classic import BROKER, Phase
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
 from polywire.broker.groups.commits import Commit
@@ -239,6 +240,25 @@ def test_who_cannot_be_assigned_to_keeps_others_out(memory: MemoryBroker) -> Non
     memory.run()
     with pytest.raises(Conflict):
         Classic(memory, "d", knows=False).join()
+
+
+def test_too_many_seats_keep_others_out(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic, "SEATS_MAX", 3)
+    one = Classic(memory, "a", "t", "u")
+    one.join()
+    memory.run()
+    flux(memory)
+    stable(memory, one)
+    with pytest.raises(Conflict):
+        Classic(memory, "b", "t", "u").join()
+    two = Classic(memory, "c")
+    two.join()
+    stable(memory, one, two)
+    assert sorted([*one.partitions, *two.partitions, *flux(memory)]) == [0, 1, 2, 3]
+    memory.broker.classic.leave("g", "c")
+    one.topics = frozenset({"t", "u", "v", "w"})
+    with pytest.raises(Conflict):
+        one.join()
 
 
 def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None:

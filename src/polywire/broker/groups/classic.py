@@ -29,6 +29,7 @@ from polywire.broker.groups.classic_members import (
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
 BROKER: Final = "broker"  # who leads a group whose members share with others; no member is called so
+SEATS_MAX: Final = 2_000  # of members in topics, where a group is shared
 PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
 
 
@@ -123,10 +124,12 @@ class ClassicGroup:
         """All members, in the order in which they came."""
         return self._members.values()
 
-    @property
-    def can_be_shared(self) -> bool:
-        """Whether the broker can assign for all of them."""
-        return all(member.join.writing is not None for member in self._members.values())
+    def can_be_shared(self, join: Join | None = None) -> bool:
+        """Whether the broker can assign for all of them, and for one more: it can write for them, and has seats for them, which are taken at
+        once."""
+        joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
+        joins += [] if join is None else [join]
+        return all(one.writing is not None for one in joins) and sum(len(one.topics) for one in joins) <= SEATS_MAX
 
     @property
     def members(self) -> tuple[MemberView, ...]:

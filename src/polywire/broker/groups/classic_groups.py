@@ -163,7 +163,8 @@ class ClassicGroups:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
         sharing = None if entry is None else entry.sharing
         has_others = sharing is not None or any(self._coordinated(group, topic) for topic in join.topics)
-        if has_others and (join.writing is None or (entry is not None and not entry.group.can_be_shared)):
+        known = ClassicGroup(group, self._limits) if entry is None else entry.group
+        if has_others and not known.can_be_shared(join):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
                 f"members of other wires are in the group, and the broker cannot assign to this one group={group!r}",
@@ -180,7 +181,7 @@ class ClassicGroups:
         entry = self._entries.get(group)
         if entry is None or entry.sharing is not None or not entry.group.reads(topic):
             return
-        if not entry.group.can_be_shared:
+        if not entry.group.can_be_shared():
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
                 f"members of the group share the topic out themselves, as Kafka's do group={group!r} topic={topic!r}",

@@ -23,7 +23,7 @@ from polywire.types import Assignor
 JOINING: Final = 0  # epoch of who comes with nothing
 LEAVING: Final = -1
 AWAY: Final = -2  # of a static member that will be back
-TOPICS_MAX: Final = 1_000  # of one member: each is looked at with every heartbeat
+TOPICS_MAX: Final = 500  # of one member: it gets a seat in each at once, and each is looked at with every heartbeat
 
 Partitions = Mapping[bytes, Set[int]]
 """Partitions by topic's id."""
