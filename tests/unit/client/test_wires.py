@@ -37,11 +37,22 @@ async def read(client: Client, count: int, group: str | None) -> Counter[str]:
     return found
 
 
+async def write(client: Client, running: BrokerThread) -> None:
+    """Send the records, and kill the broker three times meanwhile."""
+    loop = asyncio.get_running_loop()
+    async with client.producer() as producer:
+        for n in range(RECORDS):
+            await producer.send("orders", str(n))
+            if n % 100 == 50:
+                await asyncio.sleep(0)
+                await loop.run_in_executor(None, running.kill)
+                await loop.run_in_executor(None, running.start)
+
+
 def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
     """Both sides go on behind a kill; only the wire with idempotent producers promises that nothing is there twice."""
 
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
         if wire == "kafka07":
             async with polywire.connect(running.url(wire)) as client:
                 with pytest.raises(Invalid, match="cannot list topics"):
@@ -53,13 +64,7 @@ def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
             else:
                 await client.send("orders", "0")
             reading = asyncio.ensure_future(read(client, RECORDS, None))
-            async with client.producer() as producer:
-                for n in range(RECORDS):
-                    await producer.send("orders", str(n))
-                    if n % 100 == 50:
-                        await asyncio.sleep(0)
-                        await loop.run_in_executor(None, running.kill)
-                        await loop.run_in_executor(None, running.start)
+            await write(client, running)
             found = await asyncio.wait_for(reading, 40)
         assert set(found) == {str(n) for n in range(RECORDS)}
         if wire == "polywire":
