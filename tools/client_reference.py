@@ -33,6 +33,11 @@ CLASSES: Final = (
     twin.SyncConsumer,
 )
 FUNCTIONS: Final = (("polywire.connect", polywire.connect), ("polywire.connect_sync", polywire.connect_sync))
+TABLES: Final = (
+    ("polywire.scan", polywire.scan),
+    ("polywire.read_arrow", polywire.read_arrow),
+    ("polywire.read_pandas", polywire.read_pandas),
+)
 TESTING: Final = (("polywire.testing.broker", testing.broker),)
 _SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)
 
@@ -42,7 +47,7 @@ def client_page() -> Iterator[str]:
     yield "# The Python client, call by call"
     yield ""
     yield "The [guide](../client/guide.md) says how they go together."
-    for name, call in (*FUNCTIONS, *TESTING):
+    for name, call in (*FUNCTIONS, *TABLES, *TESTING):
         yield from _call(f"`{name}{_signature(call)}`", call, level=2)
     for kind in CLASSES:
         yield ""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from polywire.client.consumer import Consumer
     from polywire.client.producer import Producer
     from polywire.client.record import Record
+    from polywire.client.tables import read_arrow, read_pandas, scan
     from polywire.client.twin import connect_sync
     from polywire.types import Level
 
@@ -36,6 +37,9 @@ _MODULES = {
     "Record": "client.record",
     "connect": "client.client",
     "connect_sync": "client.twin",
+    "read_arrow": "client.tables",
+    "read_pandas": "client.tables",
+    "scan": "client.tables",
 }
 
 __all__ = [
@@ -48,6 +52,9 @@ __all__ = [
     "compiled_modules",
     "connect",
     "connect_sync",
+    "read_arrow",
+    "read_pandas",
+    "scan",
 ]
 
 

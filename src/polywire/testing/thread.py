@@ -23,7 +23,7 @@ from polywire.testing.process import WIRES, lasting_port
 
 HOST: Final = "127.0.0.1"
 CALL_SECONDS_MAX: Final = 30.0
-EMPTIED_PASSES_MAX: Final = 1000  # of the loop, in which aborted connections go
+ENDING_PASSES: Final = 50  # of the loop, in which aborted connections go, and come that were being accepted
 
 T = TypeVar("T")
 
@@ -109,13 +109,15 @@ class BrokerThread:
         if not listeners:
             return
         self._sweeping.cancel()
-        close_listeners(listeners)
-        for peer in list(self._hub.connections):
-            peer.abort("the broker was killed")
-        for _ in range(EMPTIED_PASSES_MAX):
-            if not self._hub.connections:
-                return
+        # A server of asyncio that is closed while it accepts forgets the connection and leaves its peer waiting.
+        for listener in listeners:
+            for listening in listener.server.sockets:
+                self._loop.remove_reader(listening.fileno())
+        for _ in range(ENDING_PASSES):
+            for peer in list(self._hub.connections):
+                peer.abort("the broker was killed")
             await asyncio.sleep(0)
+        close_listeners(listeners)
 
     async def _end(self) -> None:
         assert self._memory is not None, "it was started"

@@ -1,0 +1,149 @@
+"""Topics as tables: Arrow record batches, one Arrow table, or a frame of pandas, without Spark.
+
+Promises: what is read lies between bounds that are taken once, at the beginning, so a topic that grows meanwhile is read to an end; ``scan``
+holds a few MiB whatever the topic has. Must not know: asyncio, which tool takes the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+from polywire.client.assignment import EARLIEST, LATEST, checked_start
+from polywire.client.bulk import BulkConnection, PartitionRange, connect
+from polywire.client.record import EPOCH, MICROSECOND
+from polywire.errors import ErrorCode, Invalid
+
+try:
+    import pyarrow as pa
+
+    from polywire.client.arrow import TIMESTAMP, chunk_to_arrow
+except ImportError as error:
+    raise Invalid(ErrorCode.INVALID_REQUEST, "tables need pyarrow: pip install 'polywire[arrow]'") from error
+
+Bound: TypeAlias = Literal["earliest", "latest"] | int | datetime
+
+READ_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
+TYPES: Final[dict[str, Any]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": TIMESTAMP,
+}
+
+
+def scan(
+    address: str,
+    topic: str,
+    *,
+    columns: Sequence[str] = READ_COLUMNS,
+    start: Bound = EARLIEST,
+    end: Bound = LATEST,
+    text: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yield a topic as Arrow record batches, partition by partition, in offset order, in bounded memory.
+
+    Args:
+        address: ``host:port`` or URL of the `polywire` wire, as for ``polywire.connect``.
+        topic: full name.
+        columns: of key, value, topic, partition, offset and timestamp (when the broker appended the record), in this order.
+        start: "earliest", "latest", an offset, or a datetime with a time zone, in each partition; offsets that are not kept any more are left
+            out.
+        end: the same, exclusive; "latest" is where the topic ended when the reading began.
+        text: whether keys and values are text; else they are bytes.
+
+    Raises:
+        Invalid: INVALID_REQUEST: another column or bound, or values that are no text.
+        Missing: TOPIC_MISSING.
+        Unavailable: nobody answers.
+
+    Example:
+        for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
+            print(batch.num_rows)
+    """
+    schema = _schema(columns, text=text)
+    times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
+    connection = connect(address)
+    for partition in connection.bounds([topic], times_us=times):
+        told = iter(partition.time_offsets)
+        first, last = (_offset(bound, partition, told) for bound in (start, end))
+        yield from _partition(connection, partition, first, last, schema)
+
+
+def read_arrow(
+    address: str,
+    topic: str,
+    *,
+    columns: Sequence[str] = READ_COLUMNS,
+    start: Bound = EARLIEST,
+    end: Bound = LATEST,
+    text: bool = False,
+) -> pa.Table:
+    """Return a topic as one Arrow table; arguments and errors as for ``scan``.
+
+    Example:
+        table = read_arrow("127.0.0.1:9555", "orders", text=True)
+        print(table.num_rows, table.column("value")[0])
+    """
+    batches = scan(address, topic, columns=columns, start=start, end=end, text=text)
+    return pa.Table.from_batches(list(batches), _schema(columns, text=text))
+
+
+def read_pandas(
+    address: str,
+    topic: str,
+    *,
+    columns: Sequence[str] = READ_COLUMNS,
+    start: Bound = EARLIEST,
+    end: Bound = LATEST,
+    text: bool = False,
+) -> Any:
+    """Return a topic as a ``DataFrame``; arguments and errors as for ``scan``. Raises Invalid(INVALID_REQUEST) without pandas.
+
+    Example:
+        frame = read_pandas("127.0.0.1:9555", "orders", text=True)
+        print(frame.groupby("key").size())
+    """
+    try:
+        import pandas  # noqa: F401 - whether it is there
+    except ImportError as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "frames need pandas: pip install pandas") from error
+    return read_arrow(address, topic, columns=columns, start=start, end=end, text=text).to_pandas()
+
+
+def _schema(columns: Sequence[str], *, text: bool) -> pa.Schema:
+    unknown = [column for column in columns if column not in TYPES]
+    if unknown or not columns:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"unknown or no columns unknown={','.join(unknown)} known={','.join(TYPES)}"
+        )
+    payload = pa.string() if text else pa.binary()
+    return pa.schema([(name, payload if name in ("key", "value") else TYPES[name]) for name in columns])
+
+
+def _time_us(bound: datetime) -> int:
+    return (bound - EPOCH) // MICROSECOND
+
+
+def _offset(bound: Bound, partition: PartitionRange, told: Iterator[int]) -> int:
+    """What a bound means in a partition, within what is there."""
+    if isinstance(bound, datetime):
+        return next(told)
+    if isinstance(bound, int):
+        return min(max(bound, partition.first_offset), partition.next_offset)
+    return partition.first_offset if bound == EARLIEST else partition.next_offset
+
+
+def _partition(
+    connection: BulkConnection, partition: PartitionRange, first: int, last: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    if first >= last:
+        return
+    chunks = connection.fetch_range(
+        partition.topic, partition.partition, partition.incarnation, first, last, epoch=partition.epoch
+    )
+    for chunk in chunks:
+        yield from chunk_to_arrow(chunk, schema.names, schema)

@@ -1,0 +1,103 @@
+"""Producers and consumers over every wire, as far as each goes, also while the broker is killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import polywire
+from polywire import Client
+from polywire.client.base import Ability
+from polywire.errors import Invalid
+from polywire.testing.process import WIRES
+from polywire.testing.thread import BrokerThread
+
+RECORDS = 300
+
+
+@pytest.fixture(params=WIRES)
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def running(wire: str) -> Iterator[BrokerThread]:
+    with BrokerThread(wires=[wire]) as started:
+        yield started
+
+
+async def read(client: Client, count: int, group: str | None) -> Counter[str]:
+    found: Counter[str] = Counter()
+    async with client.consumer("orders", group=group) as consumer:
+        while len(found) < count:
+            found.update(record.text for record in await consumer.batch())
+    return found
+
+
+async def write(client: Client, running: BrokerThread) -> None:
+    """Send the records, and kill the broker three times meanwhile."""
+    loop = asyncio.get_running_loop()
+    async with client.producer() as producer:
+        for n in range(RECORDS):
+            await producer.send("orders", str(n))
+            if n % 100 == 50:
+                await asyncio.sleep(0)
+                await loop.run_in_executor(None, running.kill)
+                await loop.run_in_executor(None, running.start)
+
+
+def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
+    """Both sides go on behind a kill; only the wire with idempotent producers promises that nothing is there twice."""
+
+    async def scenario() -> None:
+        if wire == "kafka07":
+            async with polywire.connect(running.url(wire)) as client:
+                with pytest.raises(Invalid, match="cannot list topics"):
+                    await client.consumer("orders").start()
+            return
+        async with polywire.connect(running.url(wire)) as client:
+            if Ability.CREATE_TOPIC in await client.abilities():
+                await client.create_topic("orders", 2)
+            else:
+                await client.send("orders", "0")
+            reading = asyncio.ensure_future(read(client, RECORDS, None))
+            await write(client, running)
+            found = await asyncio.wait_for(reading, 40)
+        assert set(found) == {str(n) for n in range(RECORDS)}
+        if wire == "polywire":
+            assert set(found.values()) == {1}
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_groups_where_there_are_any(running: BrokerThread, wire: str) -> None:
+    async def scenario() -> None:
+        async with polywire.connect(running.url(wire)) as client:
+            abilities = await client.abilities()
+            for value in ("one", "two"):  # an Iggy client cannot tell that one record was read from that none was
+                await client.send("orders", value, key="k")
+            if not {Ability.GROUPS, Ability.POSITIONS} & abilities:
+                with pytest.raises(Invalid, match="this wire has no groups"):
+                    await client.consumer("orders", group="g").start()
+                return
+            assert await asyncio.wait_for(read(client, 2, "g"), 20) == {"one": 1, "two": 1}
+            await client.send("orders", "three", key="k")
+            again = await asyncio.wait_for(read(client, 1, "g"), 20)
+            assert again == {"three": 1}, "the group goes on where it was"
+
+    asyncio.run(scenario())
+
+
+def test_only_one_wire_is_idempotent(running: BrokerThread, wire: str) -> None:
+    async def scenario() -> None:
+        async with polywire.connect(running.url(wire)) as client, client.producer(idempotent=True) as producer:
+            if wire == "polywire":
+                await producer.send_and_wait("orders", "one")
+                return
+            with pytest.raises(Invalid, match="this wire has no idempotent producers"):
+                await producer.send("orders", "one")
+
+    asyncio.run(scenario())
