@@ -138,13 +138,12 @@ class Member:
     @property
     def assigned(self) -> list[int] | None:
         """The partitions that it was given last; None before the first."""
-        said = [words[1] for words in self._said if words[0] == "assigned"]
-        return said[-1] if said else None
+        return self.assignments[-1] if self.assignments else None
 
     @property
-    def assignments(self) -> int:
-        """How often it was given partitions."""
-        return sum(words[0] == "assigned" for words in self._said)
+    def assignments(self) -> list[list[int]]:
+        """What it had, each time that it said so."""
+        return [words[1] for words in self._said if words[0] == "assigned"]
 
     @property
     def records(self) -> list[tuple[int, int]]:

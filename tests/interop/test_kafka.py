@@ -154,14 +154,14 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
             pass_on()
         while not (first.records and second.records):
             pass_on()
-        before = [one.assignments for one in both]
+        before = [len(one.assignments) for one in both]
         broker.kill()
         broker.start()
         pass_on()
         if peer.says_assignments:
             until(
                 lambda: (
-                    all(one.assignments > was for one, was in zip(both, before, strict=True))
+                    all(len(one.assignments) > was for one, was in zip(both, before, strict=True))
                     and sum(len(one.assigned or ()) for one in both) == PARTITIONS
                 ),
                 lambda: [one.assigned for one in both],
@@ -189,13 +189,15 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
                 lambda: all(len(one.assigned or ()) == PARTITIONS // 2 for one in (other, gone)),
                 lambda: (other.assigned, gone.assigned),
             )
-        before = other.assignments
+        before = len(other.assignments)
         with Member(toolbox, peer, address(broker), topic, group, "back") as back:
             until(lambda: back.assigned is not None, lambda: back.assigned)
             assert back.assigned == gone.assigned
             produce(broker, topic, 1)
             until(lambda: len({*other.records, *back.records}) == PARTITIONS, lambda: (other.records, back.records))
-        assert other.assignments == before
+        assert all(
+            had == other.assigned for had in other.assignments[before:]
+        )  # cooperative ones say again what they keep
 
 
 @each

@@ -1,0 +1,66 @@
+"""Spark's own Kafka connector and ours over the same topic, in one job: the same rows but for their times, and what one writes the
+other reads. Times are those of Kafka's clients there and of appending here.
+
+The connector is not part of this project. ``POLYWIRE_KAFKA_SPARK`` names a folder with its jars (spec: kafka#clients-to-test-with).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.client.sync import connect
+from polywire.records.columns import Header, Record
+from polywire.spark.java import find_java
+from tests.broker_process import BrokerProcess, child_environment
+
+VARIABLE = "POLYWIRE_KAFKA_SPARK"
+DRIVER = Path(__file__).parent / "kafka" / "spark.driver"
+RECORDS = 3000
+BATCH = 1000
+HEADERS = ((), (Header(b"a", b"1"),))
+SECONDS_MAX = 300.0
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
+    jars = os.environ.get(VARIABLE)
+    if not jars:
+        pytest.skip(f"{VARIABLE} is not set: Spark's Kafka connector was NOT tried")
+    with BrokerProcess(tmp_path / "data", wires=["kafka", "polywire"]) as broker:
+        host, port = broker.addresses["kafka"]
+        with connect(f"kafka://{host}:{port}") as client:
+            client.create_topic("both", 3)
+            client.create_topic("sunk", 3)
+            for first in range(0, RECORDS, BATCH):
+                records = [
+                    Record(value(number), key=b"%d" % number, headers=HEADERS[number % 2])
+                    for number in range(first, first + BATCH)
+                ]
+                client.produce("both", records, partition=first // BATCH % 3)
+        addresses = (f"{host}:{port}", ":".join(map(str, broker.addresses["polywire"])))
+        command = [sys.executable, str(DRIVER), jars, *addresses, "both", "sunk"]
+        environment = {**child_environment(), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=environment
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said: dict[str, list[Any]] = {}
+    for what, *words in map(json.loads, done.stdout.splitlines()):
+        said.setdefault(what, []).append(words)
+    assert said["columns"][0][0] == said["columns"][0][1]
+    assert said["read"] == [[RECORDS, RECORDS]]
+    assert said["differ"] == [[[]]]
+    assert said["written"] == [[True]]
+    assert said["streamed"] == [[1000, 1000]]
+
+
+def value(number: int) -> bytes:
+    return b"%d" % number * 20
