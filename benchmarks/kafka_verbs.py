@@ -36,7 +36,8 @@ def kafka_requests(
 ) -> Iterator[tuple[Api, Callable[[], bytes]]]:
     """Every api and what makes its request. wide: a topic of so many partitions; full: one with many records in its only partition;
     topics: how many others there are."""
-    worst = _worst(wide, partitions, full, [topic_name(number) for number in range(min(topics, NAMES))])
+    names = [topic_name(number) for number in range(min(topics, NAMES))]
+    worst = {**_listed(names), **_worst(wide, partitions, full, names)}
     for api in COMMANDS:
         yield api, partial(_request, api, worst.get(api, dict))
 
@@ -70,8 +71,6 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
         return made
 
     fetched = {"fetch_offset": 0, "partition_max_bytes": 1 << 20, "current_leader_epoch": -1}
-    group = {"group_id": "crowd", "member_id": "m", "generation_id": 1}
-    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     retention = {"name": "retention.ms", "value": "1000"}
     return {
         Api.PRODUCE: lambda: _produced(full),
@@ -87,6 +86,32 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
             "group_id": "crowd",
             "topics": [schema.request(Api.OFFSET_FETCH).Topics(name=wide, indexes=list(numbers))],
         },
+        Api.DELETE_RECORDS: each(Api.DELETE_RECORDS, offset=0),
+        Api.OFFSET_FOR_LEADER_EPOCH: each(
+            Api.OFFSET_FOR_LEADER_EPOCH, topic="topic", number="partition", leader_epoch=1, current_leader_epoch=-1
+        ),
+        Api.DESCRIBE_CONFIGS: resources(Api.DESCRIBE_CONFIGS),
+        Api.ALTER_CONFIGS: lambda: {"validate_only": True, **resources(Api.ALTER_CONFIGS, **retention)()},
+        Api.INCREMENTAL_ALTER_CONFIGS: lambda: {
+            "validate_only": True,
+            **resources(Api.INCREMENTAL_ALTER_CONFIGS, **retention)(),
+        },
+        Api.DESCRIBE_LOG_DIRS: lambda: {"topics": None},
+        Api.OFFSET_DELETE: lambda: {"group_id": "none", **each(Api.OFFSET_DELETE)()},
+        Api.ELECT_LEADERS: lambda: {
+            "topic_partitions": [
+                schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=wide, partitions=list(numbers))
+            ]
+        },
+        Api.DESCRIBE_TOPIC_PARTITIONS: lambda: {"topics": [], "response_partition_limit": 1 << 30},
+    }
+
+
+def _listed(names: list[str]) -> Mapping[Api, Fields]:
+    """Requests that name many things, or ask for all."""
+    group = {"group_id": "crowd", "member_id": "m", "generation_id": 1}
+    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    return {
         Api.FIND_COORDINATOR: lambda: {"coordinator_keys": names},
         Api.SYNC_GROUP: lambda: group,
         Api.HEARTBEAT: lambda: group,
@@ -102,30 +127,12 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
         Api.DELETE_TOPICS: lambda: {
             "topics": [schema.request(Api.DELETE_TOPICS).Topics(name=f"none{number}") for number in range(NAMES)]
         },
-        Api.DELETE_RECORDS: each(Api.DELETE_RECORDS, offset=0),
-        Api.OFFSET_FOR_LEADER_EPOCH: each(
-            Api.OFFSET_FOR_LEADER_EPOCH, topic="topic", number="partition", leader_epoch=1, current_leader_epoch=-1
-        ),
         Api.DESCRIBE_ACLS: lambda: every,
-        Api.DESCRIBE_CONFIGS: resources(Api.DESCRIBE_CONFIGS),
-        Api.ALTER_CONFIGS: lambda: {"validate_only": True, **resources(Api.ALTER_CONFIGS, **retention)()},
-        Api.INCREMENTAL_ALTER_CONFIGS: lambda: {
-            "validate_only": True,
-            **resources(Api.INCREMENTAL_ALTER_CONFIGS, **retention)(),
-        },
-        Api.DESCRIBE_LOG_DIRS: lambda: {"topics": None},
         Api.CREATE_PARTITIONS: lambda: {
             "validate_only": True,
             "topics": [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=2) for name in names],
         },
         Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
-        Api.OFFSET_DELETE: lambda: {"group_id": "none", **each(Api.OFFSET_DELETE)()},
-        Api.ELECT_LEADERS: lambda: {
-            "topic_partitions": [
-                schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=wide, partitions=list(numbers))
-            ]
-        },
-        Api.DESCRIBE_TOPIC_PARTITIONS: lambda: {"topics": [], "response_partition_limit": 1 << 30},
     }
 
 
