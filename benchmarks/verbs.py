@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.kafka_verbs import kafka_requests
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
@@ -228,6 +229,15 @@ def kafka07_verbs() -> Iterator[Asked]:
     yield Asked("kafka07", "OFFSETS", partial(encode_offsets, full, 0, -1, 2**31 - 1))
 
 
+# Kafka
+
+
+def kafka_verbs() -> Iterator[Asked]:
+    """All apis of Kafka."""
+    for api, make in kafka_requests(WIDE, WIDE_PARTITIONS, FULL, TOPICS, topic_name):
+        yield Asked("kafka", api.name, make)
+
+
 # polywire
 
 
@@ -296,6 +306,7 @@ def all_verbs() -> Iterator[Asked]:
     yield from cursus_verbs()
     yield from iggy_verbs()
     yield from kafka07_verbs()
+    yield from kafka_verbs()
     yield from polywire_verbs()
     yield Asked("iggy", "PURGE_STREAM full", partial(request, Code.PURGE_STREAM, ident("default")))
     yield Asked("iggy", "DELETE_STREAM full", partial(request, Code.DELETE_STREAM, ident("default")), once=True)

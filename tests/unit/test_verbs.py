@@ -7,6 +7,8 @@ from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY
 from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka.codec import decode_request
+from polywire.protocols.kafka.factory import COMMANDS as KAFKA
 from polywire.protocols.kafka07.messages import RequestType
 from polywire.protocols.polywire.messages import Verb
 
@@ -15,6 +17,7 @@ def known() -> set[tuple[str, str]]:
     found = {("flux", name) for name in DATA_COMMANDS.keys() | ADMIN_COMMANDS.keys()}
     found |= {("cursus", name) for name in CURSUS if name}
     found |= {("iggy", Code(code).name) for code in IGGY}
+    found |= {("kafka", api.name) for api in KAFKA}
     found |= {("kafka07", kind.name) for kind in RequestType}
     return found | {("polywire", verb.name) for verb in Verb}
 
@@ -22,6 +25,11 @@ def known() -> set[tuple[str, str]]:
 def test_every_verb_is_asked() -> None:
     asked = {(asked.wire, asked.verb) for asked in all_verbs()}
     assert not known() - asked
+
+
+def test_requests_of_kafka_can_be_made() -> None:
+    asked = [asked for asked in all_verbs() if asked.wire == "kafka"]
+    assert {decode_request(memoryview(one.make())[4:]).api.name for one in asked} == {api.name for api in KAFKA}
 
 
 def test_what_is_asked_is_a_verb() -> None:

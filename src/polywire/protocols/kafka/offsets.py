@@ -5,6 +5,7 @@ Promises: a time finds the first record that is not older, wherever it lies; par
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import epoch_of
 from polywire.protocols.kafka.lookup import partition_of, topic_of
 from polywire.protocols.kafka.messages import NO_EPOCH, NO_OFFSET, Api, WireError
-from polywire.protocols.kafka.replies import Gathering, refuse
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.times import TimeSearch
@@ -117,26 +118,36 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 
 def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """OffsetForLeaderEpoch: where epochs end."""
-    del answer
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
-    body = response(topics=[])
+    entries = _ends(session, request, response.Topics)
+    return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))
+
+
+def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
+    """Topics with the ends that are asked for; None while a topic's are gathered."""
     for asked in request.topics:
-        topic = response.Topics(topic=asked.topic, partitions=[])
-        body.topics.append(topic)
+        partitions: list[Any] = []
         for one in asked.partitions:
-            entry = response.Topics.Partitions(partition=one.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
-            topic.partitions.append(entry)
-            try:
-                partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.topic), one.partition)
-            except BrokerError as error:
-                refuse(entry, error)
-                continue
-            stale = leader_error(partition, one.current_leader_epoch)
-            if stale is not None:
-                entry.error = stale
-            else:
-                entry.leader_epoch, entry.end_offset = epoch_end(partition, one.leader_epoch)
-    return body
+            partitions.append(_end(session, asked.topic, one, made.Partitions))
+            if not len(partitions) % PARTITIONS_PER_STEP:
+                yield None
+        yield made(topic=asked.topic, partitions=partitions)
+
+
+def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
+    """Where an epoch of one partition ends."""
+    entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
+    try:
+        partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, name), asked.partition)
+    except BrokerError as error:
+        refuse(entry, error)
+        return entry
+    stale = leader_error(partition, asked.current_leader_epoch)
+    if stale is not None:
+        entry.error = stale
+    else:
+        entry.leader_epoch, entry.end_offset = epoch_end(partition, asked.leader_epoch)
+    return entry
 
 
 def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:

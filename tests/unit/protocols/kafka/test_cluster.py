@@ -98,6 +98,10 @@ def test_more_copies_than_one_are_asked_for_where_that_is_allowed() -> None:
 # Wide answers
 
 
+ASKED = schema.request(Api.OFFSET_FOR_LEADER_EPOCH).Topics
+ENDS = ASKED(topic="wide", partitions=[ASKED.Partitions(partition=n, leader_epoch=1) for n in range(PARTITIONS)])
+
+
 @pytest.fixture
 def wide() -> World:
     world = World()
@@ -120,8 +124,9 @@ def wide() -> World:
                 * 100
             },
         ),
+        (Api.OFFSET_FOR_LEADER_EPOCH, 4, {"topics": [ENDS]}),
     ],
-    ids=["all topics", "a topic", "log dirs", "configs"],
+    ids=["all topics", "a topic", "log dirs", "configs", "ends"],
 )
 def test_others_are_served_while_a_wide_answer_is_made(
     wide: World, api: Api, version: int, fields: dict[str, Any]
@@ -140,5 +145,7 @@ def test_a_wide_answer_has_everything(wide: World) -> None:
     peer = wide.connect()
     told = peer.ask(Api.METADATA, 9, topics=None).topics
     assert [[one.index for one in topic.partitions] for topic in told] == [list(range(PARTITIONS))]
+    ends = peer.ask(Api.OFFSET_FOR_LEADER_EPOCH, topics=[ENDS]).topics
+    assert [[one.partition for one in topic.partitions] for topic in ends] == [list(range(PARTITIONS))]
     sizes = peer.ask(Api.DESCRIBE_LOG_DIRS, topics=None).results[0].topics
     assert [[one.index for one in topic.partitions] for topic in sizes] == [list(range(PARTITIONS))]

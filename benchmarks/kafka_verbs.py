@@ -1,0 +1,142 @@
+"""Every api of Kafka's wire with the worst legal request there is for it.
+
+Promises: every api that is served is asked, one without a worst request of its own plainly. Must not know: how holds are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import encode_batch
+from polywire.protocols.kafka.client_codec import encode_request
+from polywire.protocols.kafka.factory import COMMANDS
+from polywire.protocols.kafka.messages import SERVED, Api
+from polywire.records.columns import Record
+
+NAMES: Final = 10_000  # of one request; more than there are topics
+TOPIC: Final = 2  # a resource that has settings
+VERSIONS: Final = {  # where the last one asks for less, or names topics by their ids
+    Api.API_VERSIONS: 0,
+    Api.PRODUCE: 9,
+    Api.FETCH: 11,
+    Api.OFFSET_COMMIT: 8,
+    Api.OFFSET_FETCH: 7,
+    Api.FIND_COORDINATOR: 4,
+    Api.JOIN_GROUP: 3,
+    Api.LEAVE_GROUP: 5,
+}
+Fields = Callable[[], Mapping[str, Any]]
+
+
+def kafka_requests(
+    wide: str, partitions: int, full: str, topics: int, topic_name: Callable[[int], str]
+) -> Iterator[tuple[Api, Callable[[], bytes]]]:
+    """Every api and what makes its request. wide: a topic of so many partitions; full: one with many records in its only partition;
+    topics: how many others there are."""
+    names = [topic_name(number) for number in range(min(topics, NAMES))]
+    worst = {**_listed(names), **_worst(wide, partitions, full, names)}
+    for api in COMMANDS:
+        yield api, partial(_request, api, worst.get(api, dict))
+
+
+def _request(api: Api, fields: Fields) -> bytes:
+    body = schema.request(api)(**fields())
+    return encode_request(api, VERSIONS.get(api, SERVED[api].last), 1, body, client_id="worst")
+
+
+def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[Api, Fields]:
+    numbers = range(partitions)
+
+    def each(api: Api, *, topic: str = "name", number: str = "index", **fields: Any) -> Fields:
+        """All partitions of the wide topic."""
+
+        def made() -> Mapping[str, Any]:
+            topics = schema.request(api).Topics
+            every = [topics.Partitions(**{number: one}, **fields) for one in numbers]
+            return {"topics": [topics(**{topic: wide}, partitions=every)]}
+
+        return made
+
+    def resources(api: Api, **fields: Any) -> Fields:
+        """All topics' settings."""
+
+        def made() -> Mapping[str, Any]:
+            resource = schema.request(api).Resources
+            given = {} if not fields else {"configs": [resource.Configs(**fields)]}
+            return {"resources": [resource(resource_type=TOPIC, resource_name=name, **given) for name in names]}
+
+        return made
+
+    fetched = {"fetch_offset": 0, "partition_max_bytes": 1 << 20, "current_leader_epoch": -1}
+    retention = {"name": "retention.ms", "value": "1000"}
+    return {
+        Api.PRODUCE: lambda: _produced(full),
+        Api.FETCH: lambda: {
+            "max_bytes": 1 << 26,
+            "session_epoch": -1,
+            **each(Api.FETCH, topic="topic", number="partition", **fetched)(),
+        },
+        Api.LIST_OFFSETS: each(Api.LIST_OFFSETS, timestamp=0, current_leader_epoch=-1),
+        Api.METADATA: lambda: {"topics": None, "want_topic_operations": True},
+        Api.OFFSET_COMMIT: lambda: {"group_id": "alone", "generation": -1, **each(Api.OFFSET_COMMIT, offset=1)()},
+        Api.OFFSET_FETCH: lambda: {
+            "group_id": "crowd",
+            "topics": [schema.request(Api.OFFSET_FETCH).Topics(name=wide, indexes=list(numbers))],
+        },
+        Api.DELETE_RECORDS: each(Api.DELETE_RECORDS, offset=0),
+        Api.OFFSET_FOR_LEADER_EPOCH: each(
+            Api.OFFSET_FOR_LEADER_EPOCH, topic="topic", number="partition", leader_epoch=1, current_leader_epoch=-1
+        ),
+        Api.DESCRIBE_CONFIGS: resources(Api.DESCRIBE_CONFIGS),
+        Api.ALTER_CONFIGS: lambda: {"validate_only": True, **resources(Api.ALTER_CONFIGS, **retention)()},
+        Api.INCREMENTAL_ALTER_CONFIGS: lambda: {
+            "validate_only": True,
+            **resources(Api.INCREMENTAL_ALTER_CONFIGS, **retention)(),
+        },
+        Api.DESCRIBE_LOG_DIRS: lambda: {"topics": None},
+        Api.OFFSET_DELETE: lambda: {"group_id": "none", **each(Api.OFFSET_DELETE)()},
+        Api.ELECT_LEADERS: lambda: {
+            "topic_partitions": [
+                schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=wide, partitions=list(numbers))
+            ]
+        },
+        Api.DESCRIBE_TOPIC_PARTITIONS: lambda: {"topics": [], "response_partition_limit": 1 << 30},
+    }
+
+
+def _listed(names: list[str]) -> Mapping[Api, Fields]:
+    """Requests that name many things, or ask for all."""
+    group = {"group_id": "crowd", "member_id": "m", "generation_id": 1}
+    every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
+    return {
+        Api.FIND_COORDINATOR: lambda: {"coordinator_keys": names},
+        Api.SYNC_GROUP: lambda: group,
+        Api.HEARTBEAT: lambda: group,
+        Api.DESCRIBE_GROUPS: lambda: {"groups": names, "want_operations": True},
+        Api.SASL_HANDSHAKE: lambda: {"mechanism": "PLAIN"},
+        Api.CREATE_TOPICS: lambda: {
+            "validate_only": True,
+            "topics": [
+                schema.request(Api.CREATE_TOPICS).Topics(name=f"new{number}", num_partitions=1, replication_factor=1)
+                for number in range(1_000)
+            ],
+        },
+        Api.DELETE_TOPICS: lambda: {
+            "topics": [schema.request(Api.DELETE_TOPICS).Topics(name=f"none{number}") for number in range(NAMES)]
+        },
+        Api.DESCRIBE_ACLS: lambda: every,
+        Api.CREATE_PARTITIONS: lambda: {
+            "validate_only": True,
+            "topics": [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=2) for name in names],
+        },
+        Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
+    }
+
+
+def _produced(topic: str) -> Mapping[str, Any]:
+    topics = schema.request(Api.PRODUCE).Topics
+    records = encode_batch([Record(b"")] * 100_000)
+    return {"acks": 1, "topics": [topics(name=topic, partitions=[topics.Partitions(records=records)])]}
