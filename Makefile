@@ -29,7 +29,7 @@ PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim bench docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim sim-mutations bench docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,9 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
 
 sim: dev ## Run the log in simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many
 	$(PYTHON) -m polywire.testing.sim $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
+
+sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
+	$(PYTHON) -m tests.sim.mutate
 
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks

@@ -144,7 +144,7 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     for number, (_, partition) in enumerate(sorted(state.partitions.items())):
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
     image = state.image(log._sequence, state.partitions.values())
-    taken = take_down(state, state.contents, log._journal.views, image)
+    taken = take_down(state, state.contents, log._journal.views, image, strict=True)
     encoding, sequence = log.broker_state()
     for _ in encoding.go_on():
         """All of it at once."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-import pytest
-
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Busy
 from polywire.log.base import Ranges, Read
 from polywire.log.log import FileLog
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.testing.sim.client import records_of
 from polywire.types import Level
 from tests.sim.machine import Machine
 
@@ -25,8 +26,15 @@ def _publish(log: FileLog, told: list[int | BrokerError | Ranges]) -> None:
     log.publish([TOKEN], b"change", level=Level.WRITTEN, done=told.append)
 
 
-@pytest.mark.parametrize("ask", [_append, _publish])
-def test_who_reads_behind_a_failed_write_finds_the_end(ask: object) -> None:
+def test_who_reads_behind_a_failed_append_finds_the_end() -> None:
+    _read_behind_a_failed(_append)
+
+
+def test_who_reads_behind_a_failed_publish_finds_the_end() -> None:
+    _read_behind_a_failed(_publish)
+
+
+def _read_behind_a_failed(ask: Callable[[FileLog, list[int | BrokerError | Ranges]], None]) -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
@@ -36,7 +44,6 @@ def test_who_reads_behind_a_failed_write_finds_the_end(ask: object) -> None:
     log.commit()
     told: list[int | BrokerError | Ranges] = []
     machine.process.files.faults.rates["write"] = 1.0
-    assert callable(ask)
     ask(log, told)
     machine.process.until(lambda: told)
     assert isinstance(told[0], BrokerError)
@@ -45,3 +52,51 @@ def test_who_reads_behind_a_failed_write_finds_the_end(ask: object) -> None:
     found = partition.read(1, bytes_max=1000, then=lambda _: None)
     assert isinstance(found, Read)
     assert not found.chunks
+
+
+def test_a_disk_that_fails_to_read_once_damages_nothing_for_good() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
+    staged(level=Level.WRITTEN, done=None)
+    _fill(machine, log)  # what is staged is in a segment now
+    published = log.partition(1).next_offset
+    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=lambda _: None)
+    machine.process.files.faults.rates["read"] = 1.0
+    with suppress(Busy):  # nothing is sealed meanwhile
+        for _ in range(30):
+            machine.append(log, b"." * 4000)
+    machine.process.until(lambda: machine.story.counts["fault"])
+    machine.process.files.faults.rates.clear()
+    machine.process.until(lambda: not log.sealing)
+    found = machine.process.read(1, published)
+    assert isinstance(found, Read), found
+    assert records_of(found.chunks)[0].value == b"staged"
+
+
+def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    machine.append(log, b"kept")
+    machine.disk.capacity_bytes = machine.disk.used_bytes
+    with suppress(Busy):
+        while True:
+            machine.append(log, b"." * 4000)
+    with suppress(Busy):
+        while True:
+            log.trim(1, 1)
+            told: list[int | BrokerError] = []
+            log.barrier(Level.SYNCED, told.append)
+            machine.process.until(lambda told=told: told)  # type: ignore[misc]
+    machine.disk.capacity_bytes = 1 << 24
+    machine.process.until(lambda: not log.sealing)
+    machine.append(log, b"kept")
+
+
+def _fill(machine: Machine, log: FileLog) -> None:
+    """Fill the slot, and see it sealed."""
+    for _ in range(12):
+        machine.append(log, b"." * 4000)
+    machine.process.until(lambda: not log.sealing)

@@ -311,9 +311,9 @@ class _Opening:
         needed = {group.slot for group in chain.groups}
         try:
             self._free(slot_needed=needed)
-            written, sealed = self._seal(state, chain, name)
-        except Busy as full:
-            return self._begin_unsealed(state, chain, start, full)
+            written, sealed = self._seal(state, chain, name, strict=True)
+        except Busy as busy:
+            return self._begin_unsealed(state, chain, start, busy)
         _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
         _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
@@ -328,10 +328,10 @@ class _Opening:
             self._delete(chain.snapshot)
         return name
 
-    def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments. Raises Busy(DISK_FULL); then nothing is left."""
+    def _seal(self, state: LogState, chain: Chain, name: str, *, strict: bool) -> tuple[Written, list[Sealed]]:
+        """Write everything recovered into segments. Raises Busy; then nothing is left. strict: see ``sealing.Taken``."""
         image = self._image = image_of_all(state, chain.sequence)
-        taken = take_down(state, state.contents, self._journal.views, image)
+        taken = take_down(state, state.contents, self._journal.views, image, strict=strict)
         broker = ([self._replay.snapshot()], chain.sequence)
         written = seal(self._store, taken, state.segments.next_number, name, broker)
         added = zip(written.infos, written.numbers, strict=True)
@@ -342,13 +342,13 @@ class _Opening:
         assert current is not None, "the start was written to it"
         state.contents.setdefault(current.serial, Contents())
 
-    # A start for which the disk has no space (decision 0021)
+    # A start for which the disk has no space (decision 0021), or does not give a body that is to be sealed
 
-    def _begin_unsealed(self, state: LogState, chain: Chain, start: int, full: Busy) -> str:
+    def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
         """Go on from where the last start was: its slots stay as they are, for the sealer, and the new start begins in a free one or behind
         the last group. Raises Busy(DISK_FULL) where not even that fits."""
         self._sealed = False
-        self._disk.refused(full)
+        self._disk.refused(busy)
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
@@ -360,13 +360,14 @@ class _Opening:
             self._journal.go_on(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
             if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # what the sealer needs to go on
-                raise full
+                raise busy
         self._write_start(head, parts, start)
         self._note_current(state)
         logger.warning(
-            "disk is full: records are refused until there is space to seal what was recovered",
+            "what was recovered cannot be sealed yet, and is tried again; while the disk is full records are refused",
             path=str(self._directory),
             slots=len(self._journal.slots),
+            reason=busy.message,
         )
         return chain.snapshot or ""
 

@@ -69,8 +69,11 @@ class LogSettings:
 
         Where all slots wait for a disk without space, positions would use it up; freeing a slot, or a segment, takes a group.
         """
-        kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES  # half of it must do to name segments
-        return kept, kept * 3 // 4, kept // 2
+        kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
+        last = max(
+            kept // 2, 4 * PAGE_BYTES
+        )  # to name segments: two pages, and one that each of two syncs may leave unused
+        return kept, max(kept * 3 // 4, last + PAGE_BYTES // 2), last
 
     @property
     def group_limit(self) -> int:

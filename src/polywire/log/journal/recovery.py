@@ -109,7 +109,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
         if sequence >= naming.rests_on:
             break
     else:
-        raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
+        raise _unnamed(found_groups, start)
     torn = None
     if through is None:
         torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
@@ -212,9 +212,9 @@ def _examine_end(
     """What lies behind the last whole group. Raises Corrupt when it proves that a synced group is damaged."""
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
-    for group in later:
-        if group.sequence > expected and group.synced >= expected:
-            raise _damaged(group, expected)
+    if any(group.sequence > expected and group.synced >= expected for group in later):
+        nearest = min((group for group in later if group.sequence > expected), key=lambda group: group.sequence)
+        raise _damaged(found_groups.get(expected), last, nearest, expected)
     if later:
         first = min(later, key=lambda group: group.sequence)
         size = sum(group.length for group in later)
@@ -224,10 +224,33 @@ def _examine_end(
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damaged(group: FoundGroup, expected: int) -> Corrupt:
+def _damaged(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGroup, expected: int) -> Corrupt:
+    """Say where the damage is: in the group, where its header was found; else behind the last one or before the nearest."""
+    if found is not None:
+        path, position, end = found.slot.path, found.position, found.position + found.length
+    elif nearest.position > 0:
+        path, end = nearest.slot.path, nearest.position
+        position = last.position + last.length if last is not None and last.slot is nearest.slot else 0
+    elif last is not None:
+        path, position, end = last.slot.path, last.position + last.length, last.slot.size
+    else:
+        path, position, end = nearest.slot.path.parent, 0, 0
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"a synced group of the journal is damaged sequence={expected} proof={group.slot.path.name}:{group.position}",
+        f"a synced group of the journal is damaged sequence={expected} path={str(path)!r} position={position} end={end}"
+        f" proof={nearest.slot.path.name}:{nearest.position}",
+    )
+
+
+def _unnamed(found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
+    """No group that names a state is whole: say which is not, or where the first of the start would have been."""
+    broken = [group for group in found_groups.values() if group.kinds & _NAMING and not group.whole]
+    first = max(broken, key=lambda group: group.sequence) if broken else found_groups[min(found_groups)]
+    path, end = first.slot.path, first.position + (first.length if broken else 0)
+    return Corrupt(
+        ErrorCode.CORRUPT,
+        f"journal names no state that can be reached start={start} path={str(path)!r}"
+        f" position={first.position if broken else 0} end={end}",
     )
 
 

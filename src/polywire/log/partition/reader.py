@@ -148,12 +148,12 @@ class Reader:
     def published_offset(self, number: int) -> int:
         return self.published[number].offset
 
-    def staged_view(self, batch: StagedBatch) -> Buffer:
-        """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand."""
+    def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
+        """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand. See ``Segment.stored``."""
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
-        return self.segment(batch.location).stored(start, stop)
+        return self.segment(batch.location).stored(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
         """A published batch by its number, on the loop. Raises Corrupt."""
@@ -162,9 +162,9 @@ class Reader:
         body = self._kept_body(batch) if batch.location >= 0 else None
         return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
 
-    def join(self, published: PublishedBatch) -> bytearray:
-        """A published batch, whole: its numbered header before its staged body, not verified."""
-        return _join(published, self.staged_view(published.batch))
+    def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
+        """A published batch, whole: its numbered header before its staged body, not verified. See ``Segment.stored``."""
+        return _join(published, self.staged_view(published.batch, strict=strict))
 
     def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
         """The same batch, if its body is the one that was staged. Raises Corrupt."""

@@ -32,6 +32,7 @@ LEND_SECONDS: Final = (
 )
 LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of the disk, until they have read or are closed
 RETRY_SECONDS: Final = 1.0  # after a full disk
+UNREAD_MAX: Final = 30  # seconds that a body is waited for which the disk does not give
 REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
 LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted in one pass: some 3 ms
 LOST_SECONDS: Final = 0.01  # between two passes
@@ -123,6 +124,8 @@ class Sealer:
         self._replacing = False
         """A merged segment is named and not yet installed."""
         self._stopped = False
+        self._unread = 0
+        """How often the slot at hand was not sealed because something could not be read, or no file be opened."""
         self.sealing = False
         """Segments of a slot are being written."""
         self.sealed = 0
@@ -160,7 +163,8 @@ class Sealer:
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
         """The broker's state after this group is encoded: have the slot written."""
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
-        taken = take_down(self._state, contents, self._journal.views, full.image)
+        strict = self._unread < UNREAD_MAX
+        taken = take_down(self._state, contents, self._journal.views, full.image, strict=strict)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
         next_number = self._state.segments.next_number
@@ -175,10 +179,12 @@ class Sealer:
             self.sealing = False
             if not isinstance(written, Missing):
                 self._owner.seal_failed(written)
+            self._unread += isinstance(written, Busy) and written.code is not ErrorCode.DISK_FULL
             if isinstance(written, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
                 self._loop.call_later(RETRY_SECONDS if isinstance(written, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
+        self._unread = 0
         added = zip(written.infos, written.numbers, strict=True)
         sealed = [self._state.segments.add(info, number) for info, number in added]
         named = _Named(full, written, sealed, self._snapshot_name)

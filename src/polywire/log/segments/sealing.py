@@ -39,7 +39,7 @@ class Taken:
 
     ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``tail_index.spans_of`` returns them.
     ``image``: the state after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these
-    slots.
+    slots. ``strict``: a body that the disk does not give is waited for; else it is damage, which the new segment has for ever.
     """
 
     reader: Reader
@@ -54,6 +54,7 @@ class Taken:
     lengths: array[int]
     segments: Sequence[int]
     clean: Mapping[int, int]
+    strict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +75,28 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts of which the joined ones are made when they are asked for: staged bodies may be larger than memory."""
+    """Parts of which the joined ones are made when they are asked for: staged bodies may be larger than memory. See ``Taken.strict``."""
 
-    def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch]) -> None:
+    def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
         self._reader = reader
         self._parts = parts
+        self._strict = strict
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         part = self._parts[index]
-        return _whole(self._reader.join(part)) if isinstance(part, PublishedBatch) else part
+        return _whole(self._reader.join(part, strict=self._strict)) if isinstance(part, PublishedBatch) else part
 
     def __iter__(self) -> Iterator[Part]:
         for index in range(len(self._parts)):
             yield self[index]
 
 
-def take_down(state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image) -> Taken:
+def take_down(
+    state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
+) -> Taken:
     """What there is to seal of these slots (by serial, oldest first), for any thread; ``image`` is the state at their end."""
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
@@ -101,7 +105,7 @@ def take_down(state: LogState, contents: Mapping[int, Contents], views: Mapping[
     )
     segments = state.segments
     return Taken(
-        state.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(state.clean)
+        state.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(state.clean), strict
     )
 
 
@@ -151,8 +155,8 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
                 size += length
             else:
                 assert published.serial > taken.serials[-1], "what older slots held was sealed before"
-                return _Parts(taken.reader, parts), size
-    return _Parts(taken.reader, parts) if has_published else parts, size  # type: ignore[return-value]
+                return _Parts(taken.reader, parts, strict=taken.strict), size
+    return _Parts(taken.reader, parts, strict=taken.strict) if has_published else parts, size  # type: ignore[return-value]
 
 
 def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from polywire.clock import SYSTEM_CLOCK, Clock
-from polywire.errors import ErrorCode, Missing, Unavailable
+from polywire.errors import Busy, ErrorCode, Missing, Unavailable
 from polywire.log.segments.batch_scan import INDEX_STRIDE_BYTES
 from polywire.log.segments.damage import (
     Damage,
@@ -32,6 +32,7 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
 FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segments that 10,000 partitions share
+UNREAD_RETRY_MS: Final = 1000  # after a disk that failed to read
 RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
 
 _T = TypeVar("_T")
@@ -390,9 +391,17 @@ class Segment:
             raise damage.error()
         return None
 
-    def stored(self, start: int, stop: int) -> memoryview:
-        """Stored bytes [start, stop), not verified: a staged batch, or its header."""
-        return self.read_into(memoryview(bytearray(stop - start)), start, stop)
+    def stored(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
+        """Stored bytes [start, stop), not verified: a staged batch, or its header. strict: raises Busy where the disk does not give them,
+        which may pass."""
+        if not strict:
+            return self.read_into(memoryview(bytearray(stop - start)), start, stop)
+        found = bytearray(stop - start)
+        try:
+            self._store.open(self.name).pread_into(found, start)
+        except Unavailable as error:
+            raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=UNREAD_RETRY_MS) from error
+        return memoryview(found)
 
     def _fresh_pieces(self, partition: int, start: int, stop: int) -> list[Piece]:
         block = memoryview(bytearray(stop - start))

@@ -9,10 +9,12 @@ import argparse
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 
 import structlog
 
-from polywire.testing.sim.model import Violation
+from polywire.testing.sim.model import BROKEN, Violation
+from polywire.testing.sim.shrink import Shape, shrink
 from polywire.testing.sim.world import STEPS, World
 
 LINES_SHOWN = 60  # of a failed run
@@ -24,13 +26,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m polywire.testing.sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="run this one and tell its story")
     parser.add_argument("--steps", type=int, default=STEPS, help="how long a run is")
+    parser.add_argument(
+        "--without", default="", help="what does not happen, by the names that a broken run is told with"
+    )
     parser.add_argument("--first", type=int, default=0, help="without --seed: the first of the runs")
     parser.add_argument("--count", type=int, default=0, help="without --seed: how many runs; 0 for ever")
     parser.add_argument("--quiet", action="store_true", help="with --seed: tell only how it ends")
     given = parser.parse_args()
     structlog.configure(processors=[_drop])  # what the log writes for operators is no event
     if given.seed is not None:
-        return _tell(given.seed, given.steps, quiet=given.quiet)
+        without = frozenset(filter(None, given.without.split(",")))
+        return _tell(Shape(given.seed, given.steps, without), quiet=given.quiet)
     return _count(given.first, given.count, given.steps)
 
 
@@ -38,15 +44,15 @@ def _drop(*_: object) -> dict[str, object]:
     raise structlog.DropEvent
 
 
-def _tell(seed: int, steps: int, *, quiet: bool) -> int:
-    world = World(seed, steps=steps, show=None if quiet else _say)
+def _tell(shape: Shape, *, quiet: bool) -> int:
+    world = shape.world(show=None if quiet else _say)
     try:
         world.run()
     except Violation as violation:
-        _say(f"seed {seed} broke a promise: {violation}")
+        _say(f"seed {shape.seed} broke a promise: {violation}")
         return 1
     finally:
-        _say(f"seed {seed} steps={steps} events={world.story.number} digest={world.story.digest()}")
+        _say(f"seed {shape.seed} steps={shape.steps} events={world.story.number} digest={world.story.digest()}")
     return 0
 
 
@@ -55,17 +61,12 @@ def _count(first: int, count: int, steps: int) -> int:
     seed, begun = first, time.monotonic()
     while not count or seed < first + count:
         world = World(seed, steps=steps)
-        kept = False
         try:
             world.run()
-            kept = True
-        except Violation as violation:
-            _say(f"seed {seed} broke a promise: {violation}")
+        except BROKEN as error:
+            _say(f"seed {seed} broke a promise: {error!r}")
+            _tell_shortly(Shape(seed, steps))
             return 1
-        finally:
-            if not kept:
-                _say("\n".join(list(world.story.lines)[-LINES_SHOWN:]))
-                _say(f"replay: python -m polywire.testing.sim --seed {seed} --steps {steps}")
         totals += world.story.counts
         seed += 1
         done = seed - first
@@ -76,6 +77,17 @@ def _count(first: int, count: int, steps: int) -> int:
     for event, number in sorted(totals.items()):
         _say(f"{event:14} {number}")
     return 0
+
+
+def _tell_shortly(shape: Shape) -> None:
+    """The story of a broken run, without what it does not take."""
+    small = shrink(shape)
+    world = small.world()
+    with suppress(*BROKEN):
+        world.run()
+    _say("\n".join(list(world.story.lines)[-LINES_SHOWN:]))
+    _say(f"replay: python -m polywire.testing.sim {small.arguments}")
+    _say(f"all of it: python -m polywire.testing.sim {shape.arguments}")
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,7 @@ is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -26,6 +26,13 @@ from polywire.types import Level
 PARTITIONS_MAX: Final = 4
 KEYS: Final = 6
 READS_MAX: Final = 3
+LEVELS: Final = (
+    (Level.MEMORY, Level.WRITTEN, Level.WRITTEN, Level.SYNCED),
+    (Level.WRITTEN,),
+    (Level.MEMORY, Level.WRITTEN),
+    (Level.SYNCED,),
+)
+"""What is asked for, in one mood and in others."""
 VALUE_SIZES: Final = (1, 50, 900, 4200)
 NEVER_US: Final = 2**62
 
@@ -83,16 +90,21 @@ class Client:
         self._reading = 0
         self._hurried = False
         self._waiting: dict[int, tuple[KeptPartition, int]] = {}
+        self.levels: Sequence[Level] = LEVELS[0]
+        self._asked = 0
+        self._latest: dict[tuple[int, bool], int] = {}
+        """The last who was answered, by partition, 0 for what belongs to none, and by whether it waited for the disk."""
         self.unanswered = 0
         self.failure: BrokerError | None = None
         log.on_failure(self._failed)
 
-    def act(self, weights: Sequence[float]) -> None:
-        """Ask for something."""
+    def act(self, weights: Sequence[float], without: Collection[str] = ()) -> None:
+        """Ask for something, unless it is among what is not asked for."""
         before, self._story.actor = self._story.actor, "client"
         chosen = self._chance.weighted(list(ACTS), weights)
         try:
-            chosen(self)
+            if chosen.__name__ not in without:
+                chosen(self)
         except Busy as busy:
             self._story.tell("busy", busy.code.name)
         except BrokerError as error:
@@ -106,13 +118,26 @@ class Client:
         self.failure = error
         self._story.tell("log failed", error.message)
 
-    def _answered(self, what: str, then: Callable[[], None], found: object) -> None:
+    def _ask(self, level: Level, partition: int = 0) -> Callable[[], None]:
+        """One more is to be answered; returns what is called when that happens."""
+        self.unanswered += 1
+        self._asked += 1
+        number, queue = self._asked, (partition, Level.SYNCED in (level, self.log.settings.durability))
+
+        def answered() -> None:
+            require(number > self._latest.get(queue, 0), "who asked first is answered first", number=number)
+            self._latest[queue] = number
+
+        return answered
+
+    def _answered(self, what: str, answered: Callable[[], None], then: Callable[[], None], found: object) -> None:
         self.unanswered -= 1
         if isinstance(found, BrokerError):
             self._story.tell("refused", what)
             require(self.failure or found.code is ErrorCode.STORAGE_FAILED, "refused for no reason", error=str(found))
             return
         self._story.tell("told", what)
+        answered()
         then()
         if self._chance.happens(0.15):  # whoever is told asks for more, and may commit it
             self.act(CALLBACK_WEIGHTS)
@@ -125,8 +150,8 @@ class Client:
             for acknowledged, count in asked:
                 acknowledged.note(count, level)
 
-        self.unanswered += 1
-        self.log.barrier(level, lambda found: self._answered(what, reached, found))
+        answered = self._ask(level)
+        self.log.barrier(level, lambda found: self._answered(what, answered, reached, found))
 
     # What is asked for
 
@@ -135,7 +160,7 @@ class Client:
         return self._chance.one_of(living) if living else None
 
     def _level(self) -> Level:
-        return self._chance.one_of((Level.MEMORY, Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+        return self._chance.one_of(self.levels)
 
     def _contents(self, kept: KeptPartition) -> list[Content]:
         found: list[Content] = []
@@ -181,10 +206,10 @@ class Client:
         def done(found: int | BrokerError) -> None:
             right = isinstance(found, BrokerError) or found == first
             require(right, "a record gets the next number", expected=first, found=found)
-            self._answered(what, lambda: kept.appended.note(end, level), found)
+            self._answered(what, answered, lambda: kept.appended.note(end, level), found)
 
         self.log.append(self.log.partition(kept.incarnation), batch, level=level, done=done)
-        self.unanswered += 1
+        answered = self._ask(level, kept.incarnation)
         self._model.append(kept, contents)
 
     def change(self) -> None:
@@ -195,10 +220,10 @@ class Client:
         reached = len(self._model.changes) + 1
 
         def done(found: int | BrokerError) -> None:
-            self._answered(what, lambda: self._model.changed.note(reached, level), found)
+            self._answered(what, answered, lambda: self._model.changed.note(reached, level), found)
 
         self.log.change(change, level=level, done=done)
-        self.unanswered += 1
+        answered = self._ask(level)
         self._state.apply(change)
         self._model.change(change)
 
@@ -213,12 +238,15 @@ class Client:
         self._story.tell("stage", what)
 
         def done(found: int | BrokerError) -> None:
-            self._answered(what, lambda: staged.known.note(1, level), found)
+            self._answered(what, answered, lambda: staged.known.note(1, level), found)
 
         partition = self.log.partition(kept.incarnation)
         self.log.stage(token, partition, batch, expires_at_us=NEVER_US, level=level, done=done)
-        self.unanswered += 1
+        answered = self._ask(level)
         self._model.tokens[token] = staged
+        staged.size = len(batch)
+        total = sum(known.size for known in self._model.tokens.values() if not known.leaving)
+        require(total <= self.log.settings.staged_bytes_max, "what is staged has a limit", total=total)
 
     def _some_tokens(self) -> list[bytes]:
         known = [token for token, staged in self._model.tokens.items() if not staged.leaving]
@@ -239,7 +267,7 @@ class Client:
             if not isinstance(found, BrokerError):
                 ranges = {incarnation: (first, end) for incarnation, first, end in found}
                 require(ranges == expected, "published batches get the next numbers", found=ranges, expected=expected)
-            self._answered(what, noted, found)
+            self._answered(what, answered, noted, found)
 
         def noted() -> None:
             self._model.changed.note(reached, level)
@@ -248,7 +276,7 @@ class Client:
                     self._model.partitions[incarnation].appended.note(end, level)
 
         self.log.publish(tokens, change, level=level, done=done)
-        self.unanswered += 1
+        answered = self._ask(level)
         self._state.apply(change)
         expected.update(self._model.publish(tokens, change))
 
@@ -257,7 +285,20 @@ class Client:
         self._story.tell("abandon", " ".join(token.hex()[:8] for token in tokens))
         self.log.abandon(tokens)
         for token in tokens:
-            self._model.tokens[token].leaving = True
+            self._model.tokens[token].spend()
+
+    def publish_again(self) -> None:
+        """What is published or abandoned is so once."""
+        spent = [token for token, staged in self._model.tokens.items() if staged.spent]
+        if not spent:
+            return
+        token = self._chance.one_of(spent)
+        self._story.tell("again", token.hex()[:8])
+        try:
+            self.log.publish([token], b"twice", level=Level.MEMORY, done=lambda _: None)
+        except Missing:
+            return
+        require(False, "a token is published once", token=token.hex())
 
     def trim(self) -> None:
         kept = self._partition()
@@ -390,6 +431,7 @@ ACTS: Final[Mapping[Callable[[Client], None], float]] = {
     Client.stage: 2,
     Client.publish: 2,
     Client.abandon: 0.3,
+    Client.publish_again: 0.3,
     Client.trim: 1.5,
     Client.compact: 1,
     Client.open: 0.8,

@@ -107,7 +107,8 @@ class Inode:
 
     def garble(self, chance: Chance) -> None:
         """The power goes while a sector is written that was not synced: from somewhere on it holds anything."""
-        sector = chance.one_of(sorted(self.dirty))
+        dirty = sorted(self.dirty)
+        sector = dirty[0] if chance.happens(0.5) else chance.one_of(dirty)
         content = bytearray(self.dirty.pop(sector)[-1])
         at = chance.below(len(content))
         content[at:] = chance.token(len(content) - at)
@@ -174,6 +175,8 @@ class SimulatedDisk:
         self.capacity_bytes = capacity_bytes
         self.reads_past: Final = reads_past
         self.root: Final = Directory()
+        self.locks: Final[set[int]] = set()
+        """Files that a process has locked."""
         self._number = 0
 
     def make_file(self) -> Inode:
@@ -214,13 +217,14 @@ class SimulatedDisk:
         """The process is gone, and with it every file it had open."""
         for _, inode in self.files():
             inode.opened = 0
+        self.locks.clear()
 
     def lose_power(self, chance: Chance, kept: float) -> tuple[int, int]:
         """Become what the power loss leaves; returns how many sectors and how many changes of directories went."""
         changes = self._lose_names(chance, kept)
         found = list({inode.number: inode for _, inode in self.files()}.values())
         writing = [inode for inode in found if inode.dirty]
-        if writing and chance.happens(0.5):
+        if writing and chance.happens(0.8):
             chance.one_of(writing).garble(chance)
         return sum(inode.lose_power(chance, kept) for inode in found), changes
 

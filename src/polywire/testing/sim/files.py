@@ -143,9 +143,9 @@ class SimulatedFile:
         """A disk that takes no hints."""
 
     def lock(self) -> None:
-        if self.inode.number in self._files.locks:
+        if self.inode.number in self._files.disk.locks:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        self._files.locks.add(self.inode.number)
+        self._files.disk.locks.add(self.inode.number)
         self._locked = True
 
     def is_shared(self) -> bool | None:
@@ -153,23 +153,24 @@ class SimulatedFile:
 
     def close(self) -> None:
         if self._locked:
-            self._files.locks.discard(self.inode.number)
+            self._files.disk.locks.discard(self.inode.number)
         if self._open and not self._files.faults.dead:
             self.inode.opened -= 1
         self._locked = self._open = False
 
 
 class SimulatedFiles:
-    """Implements ``Files`` for one process. ``cold`` is how often a read would wait for the disk, ``short`` how often a write is cut."""
+    """Implements ``Files`` for one process. ``cold`` is how often a read would wait for the disk, ``short`` how often a write is cut,
+    ``haste`` how often a process is killed soon after a name has changed."""
 
     def __init__(self, disk: SimulatedDisk, chance: Chance, story: Story) -> None:
         self.disk: Final = disk
         self.chance: Final = chance
         self.story: Final = story
         self.faults: Final = Faults()
-        self.locks: Final[set[int]] = set()
         self.cold = 0.3
         self.short = 0.0
+        self.haste = 0.0
 
     @property
     def owner(self) -> int:
@@ -191,6 +192,8 @@ class SimulatedFiles:
             self.die()
         if self._fails(kind):
             self._fail(kind, text)
+        if kind == "name" and faults.calls_left < 0 and self.chance.happens(self.haste):
+            faults.calls_left = 2 + self.chance.below(4)
         return False
 
     def enter_sync(self, file: SimulatedFile) -> None:

@@ -9,18 +9,38 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from polywire.errors import BrokerError
 from polywire.records.columns import Record
+from polywire.store.base import BlobExists, BlobMissing
 from polywire.types import Level
 
 
 class Violation(AssertionError):
-    """The log broke a promise."""
+    """The log broke a promise: which one, and facts about it."""
+
+    def __init__(self, promise: str, facts: str) -> None:
+        super().__init__(f"{promise} {facts}".rstrip())
+        self.promise: Final = promise
+
+
+BROKEN: Final = (
+    AssertionError,
+    AttributeError,
+    BlobExists,
+    BlobMissing,
+    BrokerError,
+    LookupError,
+    OSError,
+    TypeError,
+    ValueError,
+)
+"""What ends a run in which a promise is broken: a ``Violation``, or whatever the code that broke it raised."""
 
 
 def require(holds: object, promise: str, **facts: object) -> None:
     """Insist on a promise. Raises Violation."""
     if not holds:
-        raise Violation(" ".join([promise, *(f"{name}={value!r}" for name, value in facts.items())]))
+        raise Violation(promise, " ".join(f"{name}={value!r}" for name, value in facts.items()))
 
 
 Content = tuple[bytes | None, bytes | None]
@@ -87,6 +107,15 @@ class KeptPartition:
             require(newer or value is None, "the newest record of a key stays", offset=offset, key=key)
             self.gone.add(offset)
 
+    def check_nulls(self, found: set[int]) -> None:
+        """The newest null of a key goes only after all that was older: nothing that was deleted is back. ``found``: offsets there are."""
+        for offset in self.gone:
+            key, value = self.records[offset]
+            if value is None and offset >= self.first:
+                back = [older for older in found if older < offset and self.records[older][0] == key]
+                newer = any(later == key for later, _ in self.records[offset + 1 :])
+                require(newer or not back, "what was deleted is not back", offset=offset, older=back)
+
 
 @dataclass(slots=True)
 class Staged:
@@ -95,8 +124,15 @@ class Staged:
     partition: int
     contents: list[Content]
     known: Acknowledged = field(default_factory=Acknowledged)
+    size: int = 0
     leaving: bool = False
-    """Whether publishing or abandoning it was asked for."""
+    """Whether publishing or abandoning it was asked for, or dropping its partition."""
+    spent: bool = False
+    """Whether publishing or abandoning it was."""
+
+    def spend(self) -> None:
+        """Publishing or abandoning it is asked for."""
+        self.leaving = self.spent = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +183,7 @@ class Model:
         reached = []
         for token in tokens:
             staged = self.tokens[token]
-            staged.leaving = True
+            staged.spend()
             kept = self.partitions[staged.partition]
             if kept.dropped:
                 continue
@@ -204,7 +240,7 @@ class Model:
                 if there:
                     self.tokens.pop(token, None)
                 elif token in self.tokens:
-                    self.tokens[token].leaving = False
+                    self.tokens[token].leaving = self.tokens[token].spent = False
         self.publications.clear()
 
     def check_survival(self, kept: KeptPartition, first: int, end: int, *, powerless: bool, shown_stays: bool) -> None:

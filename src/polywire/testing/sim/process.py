@@ -57,7 +57,10 @@ class Process:
     def read(self, incarnation: int, offset: int) -> Read | BrokerError:
         """What a reader is answered in the end."""
         answers: list[Read | BrokerError] = []
-        found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
+        try:
+            found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
+        except BrokerError as error:
+            return error
         if isinstance(found, Read):
             return found
         self.until(lambda: answers)

@@ -7,8 +7,9 @@ again. Must not know: how the log does what it promises.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Final
 
@@ -18,17 +19,31 @@ from polywire.log.segments import compaction
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.client import ACTS, Client, records_of
+from polywire.testing.sim.client import ACTS, LEVELS, Client, records_of
 from polywire.testing.sim.disk import SimulatedDisk
 from polywire.testing.sim.files import ERRORS, Killed
 from polywire.testing.sim.model import Model, require
 from polywire.testing.sim.process import Process
+from polywire.testing.sim.rot import Rot
 from polywire.testing.sim.story import Story
 from polywire.types import Level
 
 CAPACITY_BYTES: Final = 64 * 1024 * 1024
 STEPS: Final = 1500
 MOOD_STEPS: Final = 60  # on average, until other things happen often
+TROUBLES: Final = {
+    "fault": 0.1,
+    "full": 0.1,
+    "kill": 0.35,
+    "close": 0.05,
+    "rival": 0.1,
+    "rot": 0,
+    "haste": 0,
+    "short": 0,
+}
+"""What a run can be without; of some how likely a mood is to bring it, unless one before them comes."""
+ROTS: Final = 3  # damages tried at the end of a run
+REST_SECONDS: Final = 5.0  # what nobody needs is deleted by then
 STARTS_MAX: Final = 8  # in a row that are killed or fail
 CALLS_TO_START: Final = 250  # of the system: about what the longest start takes
 SETTINGS: Final = LogSettings(
@@ -60,8 +75,18 @@ class World:
 
     client: Client
 
-    def __init__(self, seed: int, *, steps: int = STEPS, show: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = STEPS,
+        without: Collection[str] = (),
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        """without: what does not happen, of ``TROUBLES`` and of what a client asks for by its method's name."""
         self.seed: Final = seed
+        self._without = without
+        self.steps_done = 0
         self._steps = steps
         self.story: Final = Story(show)
         self._chance: Final = Chance(seed)
@@ -73,6 +98,7 @@ class World:
         self._process = self._make_process()
         self._weights: list[float] = []
         self._kill_after = -1
+        self._epoch = 0
         self._powerless = False
 
     def _some_settings(self) -> LogSettings:
@@ -83,6 +109,7 @@ class World:
             slot_count_min=least,
             slot_count_max=least + 1 + chance.below(2),
             sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            staged_bytes_max=chance.one_of((16 * 1024, SETTINGS.staged_bytes_max)),
             durability=chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED)),
         )
 
@@ -91,11 +118,12 @@ class World:
         with small_world():
             self.story.tell("world", f"seed={self.seed} durability={self._settings.durability.name}")
             self._start()
-            for _ in range(self._steps):
+            while self.steps_done < self._steps:
                 try:
                     self._step()
                 except Killed:
                     self._restart()
+                self.steps_done += 1
             self._end()
 
     # What happens
@@ -108,7 +136,7 @@ class World:
             self._process.files.die()
         self._kill_after -= 1
         if chance.happens(0.35):
-            self.client.act(self._weights)
+            self.client.act(self._weights, self._without)
         elif not self._process.loop.step() or chance.happens(0.1):
             self._pass_time()
         if self.client.failure is not None and self._kill_after < 0:
@@ -126,28 +154,44 @@ class World:
         """From here on some things happen often, and others hardly ever."""
         chance = self._chance
         self._weights = [weight * chance.share() ** 2 for weight in ACTS.values()]
+        self.client.levels = chance.one_of(LEVELS)
         self._process.loop.change_mood()
         faults, files = self._process.files.faults, self._process.files
         files.cold = chance.one_of((0.0, 0.3, 1.0))
-        files.short = chance.one_of((0.0, 0.0, 0.2))
+        files.short = chance.one_of((0.0, 0.0, 0.2)) * ("short" not in self._without)
+        files.haste = chance.one_of((0.0, 0.02, 0.1)) * ("haste" not in self._without)
         faults.rates = {}
         self._disk.capacity_bytes = CAPACITY_BYTES
         self.story.actor = "world"
-        if chance.happens(0.06):
-            kind = chance.one_of(tuple(ERRORS))
+        trouble = next((name for name, share in TROUBLES.items() if share and chance.happens(share)), "")
+        if trouble and trouble not in self._without:
+            self._make_trouble(trouble)
+
+    def _make_trouble(self, trouble: str) -> None:
+        chance, faults = self._chance, self._process.files.faults
+        if trouble == "fault":
+            kind = chance.one_of((*ERRORS, "sync", "sync"))
             faults.rates[kind] = chance.one_of((0.05, 0.5))
             self.client.may_fail_reads = True
             self.story.tell("mood", f"{kind} fails, {faults.rates[kind]}")
-        elif chance.happens(0.1):
+        elif trouble == "full":
             self._disk.capacity_bytes = self._disk.used_bytes + chance.below(100_000)
             self.story.tell("mood", f"little space, {self._disk.capacity_bytes - self._disk.used_bytes}")
-        elif chance.happens(0.35):
-            if chance.happens(0.5):
-                faults.calls_left = 1 + chance.below(60)
-            else:
-                self._kill_after = chance.below(60)
-        elif chance.happens(0.05):
+        elif trouble == "kill" and chance.happens(0.5):
+            faults.calls_left = 1 + chance.below(60)
+        elif trouble == "kill":
+            self._kill_after = chance.below(60)
+        elif trouble == "close":
             self._close()
+        else:
+            self._rival()
+
+    def _rival(self) -> None:
+        """Another process wants the directory, too."""
+        self.story.tell("rival")
+        with suppress(BrokerError):
+            self._make_process().open()
+            require(False, "one process at a time has a data directory")
 
     def _close(self) -> None:
         """Stop as asked to."""
@@ -158,9 +202,16 @@ class World:
         if self.client.failure is None:
             for acknowledged, count in self._model.everything():
                 acknowledged.note(count, Level.SYNCED)
-        self.story.tell("closed")
+            self.story.tell("closed")
+            self._try_rot()
         self._process.files.faults.dead = True
         self._restart()
+
+    def _try_rot(self) -> None:
+        """The disk as a clean stop has left it, and what if something of it were damaged."""
+        self._leave()
+        for _ in range(0 if "rot" in self._without else ROTS):
+            Rot(deepcopy(self._model), self._settings, self._clock, self._chance, self.story).judge(self._disk)
 
     # Starts
 
@@ -241,7 +292,9 @@ class World:
         self.client = Client(process.log, process.state, self._model, self._chance, self.story)
         process.loop.change_mood()
         self._weights = list(ACTS.values())
-        self.story.tell("started", f"epoch={process.log.epoch}")
+        require(process.log.epoch > self._epoch, "no two starts have one number", epoch=process.log.epoch)
+        self._epoch = process.log.epoch
+        self.story.tell("started", f"epoch={self._epoch}")
 
     # Checks
 
@@ -268,7 +321,7 @@ class World:
             model.check_survival(kept, first, end, powerless=powerless, shown_stays=shown_stays)
         for token, staged in list(model.tokens.items()):
             if self._is_staged(token):
-                staged.leaving = False
+                staged.leaving = staged.spent = False
                 staged.known.note(1, Level.SYNCED)
             else:
                 lost = not staged.known.floor(powerless=powerless)
@@ -290,14 +343,17 @@ class World:
                 continue
             partition = self._process.log.partition(kept.incarnation)
             offset, end = partition.first_offset, partition.readable_offset
+            seen: set[int] = set()
             while offset < end:
                 found = self._read(kept.incarnation, offset)
                 require(found.next_offset > offset, "a read goes on", partition=kept.incarnation, offset=offset)
                 records = [record for record in records_of(found.chunks) if record.offset >= offset]
                 kept.check_records(records, offset, found.next_offset)
+                seen.update(record.offset for record in records)
                 kept.shown = max(kept.shown, found.next_offset)
                 offset = found.next_offset
                 found.pin.release()
+            kept.check_nulls(seen)
 
     def _read(self, incarnation: int, offset: int) -> Read:
         answer = self._process.read(incarnation, offset)
@@ -309,9 +365,11 @@ class World:
     def _end(self) -> None:
         """Everybody is answered; then everything is there, after a stop as well, and after a power loss."""
         files = self._process.files
+        files.haste = 0.0
         files.faults.rates.clear()
         files.faults.calls_left = self._kill_after = -1
         self._disk.capacity_bytes = CAPACITY_BYTES
+        self._process.until(lambda: self._process.loop.is_idle)  # whatever has failed by now is told
         if self.client.failure is not None:
             self._powerless = False
             self._leave()
@@ -335,5 +393,15 @@ class World:
         self._powerless = True
         self._lose_power()
         self._start()
+        rested = self._clock.monotonic() + REST_SECONDS
+        self._process.until(lambda: self._clock.monotonic() > rested)
+        self._check_remains()
         self._process.log.close()
+        self._try_rot()
         self.story.tell("end", f"partitions={len(self._model.partitions)} changes={len(self._model.changes)}")
+
+    def _check_remains(self) -> None:
+        """Nothing lies about that nobody needs."""
+        names = [name for name, _ in self._disk.files()]
+        remains = [name for name in names if "/." in name] + [name for name in names if name.endswith(".pwt")][1:]
+        require(not remains, "space comes back", remains=remains)

@@ -1,0 +1,75 @@
+"""The shortest story that still breaks the same promise: fewer steps, and fewer kinds of things that happen.
+
+Promises: what is returned was run, and broke that promise; a bounded number of runs. Must not know: what the kinds are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from polywire.testing.sim.client import ACTS
+from polywire.testing.sim.model import BROKEN, Violation
+from polywire.testing.sim.world import TROUBLES, World
+
+RUNS_MAX: Final = 150
+KINDS: Final = (*TROUBLES, *(act.__name__ for act in ACTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes a run: its number, how long it is, and what does not happen in it."""
+
+    seed: int
+    steps: int
+    without: frozenset[str] = frozenset()
+
+    def world(self, *, show: Callable[[str], None] | None = None) -> World:
+        """The run itself."""
+        return World(self.seed, steps=self.steps, without=self.without, show=show)
+
+    @property
+    def arguments(self) -> str:
+        """What replays it."""
+        found = f"--seed {self.seed} --steps {self.steps}"
+        return f"{found} --without {','.join(sorted(self.without))}" if self.without else found
+
+
+def shrink(shape: Shape) -> Shape:
+    """A smaller run that breaks the promise which this one breaks, or the same. Raises ValueError when it breaks none."""
+    failed = _failed(shape)
+    if failed is None:
+        raise ValueError("nothing to shrink: no promise is broken")
+    promise, best = failed
+    for runs, smaller in enumerate(_smaller(best)):
+        if runs >= RUNS_MAX:
+            break
+        found = _failed(replace(smaller, without=smaller.without | best.without, steps=min(smaller.steps, best.steps)))
+        if found is not None and found[0] == promise:
+            best = found[1]
+    return best
+
+
+def _smaller(shape: Shape) -> Iterable[Shape]:
+    """What may be tried, whatever came of what was tried before."""
+    for kind in KINDS:
+        yield replace(shape, without=frozenset((kind,)))
+    steps = shape.steps
+    while steps > 1:
+        steps = steps * 3 // 4
+        yield replace(shape, steps=steps)
+    for kind in KINDS:
+        yield replace(shape, without=frozenset((kind,)))
+
+
+def _failed(shape: Shape) -> tuple[str, Shape] | None:
+    """Which promise a run breaks, and the run up to there."""
+    world = shape.world()
+    try:
+        world.run()
+    except Violation as violation:
+        return violation.promise, replace(shape, steps=min(world.steps_done + 1, shape.steps))
+    except BROKEN as error:
+        return repr(error), replace(shape, steps=min(world.steps_done + 1, shape.steps))
+    return None

@@ -1,0 +1,89 @@
+"""``python -m tests.sim.mutate``: take out one mechanism after the other, and see within how many runs the simulated world notices.
+
+Promises: writes what it saw into docs/operate/reliability.md; ends with 1 when a switch is noticed no more that once was. Must not know: what
+a mechanism does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+import structlog
+
+from polywire.testing.sim.model import BROKEN, Violation
+from polywire.testing.sim.world import World
+from tests.sim.mutations import MUTATIONS, Mutation
+
+RUNS: Final = 100
+PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
+BEGIN: Final = "<!-- made by `make sim-mutations` -->"
+END: Final = "<!-- end -->"
+UNNOTICED: Final = "not noticed"
+
+
+class Noticed(NamedTuple):
+    """The first run that noticed, or a test, and what was said."""
+
+    by: str
+    said: str
+
+
+def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
+    """The test that fails without this mechanism, or the first of so many runs that breaks a promise."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutation.take_out(patch)
+        if mutation.test is not None:
+            try:
+                mutation.test()
+            except BROKEN:
+                return Noticed(
+                    f"`{mutation.test.__module__.removeprefix('tests.sim.')}`",
+                    mutation.test.__name__.removeprefix("test_").replace("_", " "),
+                )
+        for seed in range(runs):
+            try:
+                World(seed).run()
+            except Violation as violation:
+                return Noticed(str(seed), violation.promise)
+            except BROKEN as error:
+                return Noticed(str(seed), f"{type(error).__name__} in the log")
+    return None
+
+
+def recorded() -> dict[str, Noticed | None]:
+    """What the page says, by the name of the switch."""
+    found: dict[str, Noticed | None] = {}
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    for line in table.strip().splitlines()[2:]:
+        name, _, by, said = [cell.strip() for cell in line.strip("|").split("|")]
+        found[name.strip("`")] = None if by == UNNOTICED else Noticed(by, said)
+    return found
+
+
+def main() -> int:
+    """Try all of them and write the table."""
+    structlog.configure(processors=[_drop])
+    before, worse = recorded(), 0
+    lines = ["| switch | what is taken out | noticed by run, or test | which says |", "|---|---|---|---|"]
+    for mutation in MUTATIONS:
+        found = notice(mutation)
+        worse += found is None and before.get(mutation.name) is not None
+        by, said = (UNNOTICED, "") if found is None else found
+        lines.append(f"| `{mutation.name}` | {mutation.mechanism} | {by} | {said} |")
+        sys.stdout.write(lines[-1] + "\n")
+        sys.stdout.flush()
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    PAGE.write_text("\n".join([head + BEGIN, *lines, END + rest.partition(END)[2]]))
+    return int(worse > 0)
+
+
+def _drop(*_: object) -> dict[str, object]:
+    raise structlog.DropEvent
+
+
+if __name__ == "__main__":
+    sys.exit(main())

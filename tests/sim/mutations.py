@@ -1,0 +1,387 @@
+"""Every mechanism that a promise of the log rests on, with a switch that takes it out in the simulated world.
+
+Promises: a switch changes one thing, at a seam that has a name, and only while its patch lasts. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from polywire.errors import ErrorCode, Missing
+from polywire.log import opening
+from polywire.log.journal import recovery, replay, seed, slots, snapshot
+from polywire.log.journal.flusher import Flusher
+from polywire.log.journal.staging import StagedToken, Staging
+from polywire.log.journal.write_batch import Draft
+from polywire.log.log import FileLog
+from polywire.log.opening import _Opening
+from polywire.log.partition.reader import SlotsPin
+from polywire.log.segments import segment
+from polywire.log.segments.deletion import Deleter
+from polywire.log.segments.sealer import Sealer
+from polywire.log.segments.segment import Segment
+from polywire.log.settings import LogSettings
+from polywire.log.state import LogState
+from polywire.log.waits import Waits
+from polywire.store.file import FileStore
+from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
+from polywire.types import Level
+from tests.sim import test_failures, test_starts
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One switch, and the mechanism that it takes out. ``test``: one that fails then, where few runs come by what it takes."""
+
+    name: str
+    mechanism: str
+    take_out: Callable[[pytest.MonkeyPatch], None]
+    test: Callable[[], None] | None = None
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """What is done instead."""
+
+
+def _replaced(owner: object, name: str, instead: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A switch that puts another function in the place of one."""
+    return lambda patch: patch.setattr(owner, name, instead)
+
+
+def _wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A switch that gives the old function to the new one."""
+
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        old = getattr(owner, name)
+        patch.setattr(owner, name, lambda *args, **named: around(old, *args, **named))
+
+    return take_out
+
+
+# Syncs
+
+
+def _files_unsynced(prefix: str = "", suffix: str = "") -> Callable[[pytest.MonkeyPatch], None]:
+    """Files of these names are not synced when that is asked for."""
+
+    def sync(old: Callable[..., None], file: SimulatedFile, **named: bool) -> None:
+        if not (file.name.startswith(prefix) and suffix in file.name):
+            old(file, **named)
+
+    return _wrapped(SimulatedFile, "sync", sync)
+
+
+def _directories_unsynced(*names: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """Directories of these names are not synced when that is asked for."""
+
+    def sync(old: Callable[..., None], files: SimulatedFiles, path: Path) -> None:
+        if path.name not in names:
+            old(files, path)
+
+    return _wrapped(SimulatedFiles, "sync_directory", sync)
+
+
+def _recovery_unsynced(patch: pytest.MonkeyPatch) -> None:
+    """What recovery finds in slots is not synced before it deletes what that says is not needed."""
+    run, sync = _Opening.run, slots.Slot.sync
+    found: list[bool] = []
+
+    def opened(self: _Opening) -> FileLog:
+        found.append(True)
+        try:
+            return run(self)
+        finally:
+            found.clear()
+
+    patch.setattr(_Opening, "run", opened)
+    patch.setattr(_Opening, "_begin", _after(_Opening._begin, found.clear))
+    patch.setattr(slots.Slot, "sync", lambda slot: None if found else sync(slot))
+
+
+def _after(function: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    def both(*args: Any, **named: Any) -> Any:
+        first()
+        return function(*args, **named)
+
+    return both
+
+
+def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
+    """The group that begins a start is not synced."""
+    write, sync = _Opening._write_start, slots.Slot.sync
+    writing: list[bool] = []
+
+    def written(self: _Opening, *args: Any) -> None:
+        writing.append(True)
+        write(self, *args)
+        writing.clear()
+
+    patch.setattr(_Opening, "_write_start", written)
+    patch.setattr(slots.Slot, "sync", lambda slot: None if writing else sync(slot))
+
+
+def _named_at_once(old: Callable[..., None], log: FileLog, *args: Any) -> None:
+    """What counts once its naming group is synced counts when that is written."""
+    old(log, *args[:-1], _nothing)
+    args[-1]()
+
+
+def _synced_when_written(flusher: Flusher, sequence: int, callback: Callable[[None], object]) -> None:
+    callback(None)
+    flusher.start()
+
+
+def _install_any(owner: Sealer) -> None:
+    """Slots are installed in the order in which their syncs end."""
+    owner._named = type(owner._named)(sorted(owner._named, key=lambda named: not named.counts))
+    _install_next(owner)
+
+
+_install_next = Sealer._install_next
+
+
+def _rests_on_snapshot(old: Callable[..., None], log: FileLog, *args: Any) -> None:
+    """A slot counts as sealed although what was removed since is in no synced group."""
+    log._removed_at = 0
+    old(log, *args)
+
+
+def _retried(old: Callable[..., None], flusher: Flusher, *args: Any) -> None:
+    """A sync that failed is tried again, and believed."""
+    with suppress(OSError):
+        old(flusher, *args)
+        return
+    with suppress(OSError):
+        old(flusher, *args)
+
+
+def _unfinished(patch: pytest.MonkeyPatch) -> None:
+    """A clean stop puts nothing on the disk."""
+    close, finish, sync = FileLog.close, Flusher.finish, slots.Slot.sync
+    closing: list[bool] = []
+
+    def closed(log: FileLog) -> None:
+        closing.append(True)
+        close(log)
+        closing.clear()
+
+    def finished(flusher: Flusher) -> None:
+        flusher._unsynced.clear()
+        finish(flusher)
+
+    patch.setattr(FileLog, "close", closed)
+    patch.setattr(Flusher, "finish", finished)
+    patch.setattr(slots.Slot, "sync", lambda slot: None if closing else sync(slot))
+
+
+def _write_believed(old: Callable[..., int], journal: slots.FileJournal, parts: Any, size: int, sequence: int) -> int:
+    """A write of the journal that failed counts as done."""
+    position = journal.position
+    with suppress(OSError):
+        return old(journal, parts, size, sequence)
+    journal.position = position + size
+    return position
+
+
+def _follow_anything(groups: Any, sealed: int, **_: object) -> Any:
+    """Groups count by their number alone."""
+    while (group := groups.get(sealed := sealed + 1)) is not None and group.whole:
+        yield group
+
+
+def _reach_ignored(old: Callable[..., Any], groups: Any) -> Any:
+    """A state counts although the groups that it rests on are lost."""
+    return (replace(naming, rests_on=0) for naming in old(groups))
+
+
+def _unpinned(pin: SlotsPin, found: Any, unpinned: Callable[[], None]) -> None:
+    pin._slots, pin._unpinned = [], unpinned
+
+
+def _shown_at_once(old: Callable[..., Any], *args: Any) -> Any:
+    state = old(*args)
+    state._hides_unsynced = False
+    return state
+
+
+def _told_when_written(old: Callable[..., None], draft: Draft, level: Level, done: Any, result: Any) -> None:
+    floor, draft.floor = draft.floor, Level.WRITTEN  # type: ignore[misc]
+    old(draft, level, done, result)
+    draft.floor = floor  # type: ignore[misc]
+
+
+def _without_claims(patch: pytest.MonkeyPatch) -> None:
+    """A token that somebody publishes can be published by another."""
+
+    def claim(staging: Staging, token: bytes) -> StagedToken:
+        found = staging.get(token)
+        if found is None:
+            raise Missing(ErrorCode.STAGE_MISSING, "no such staged batches")
+        return found
+
+    patch.setattr(Staging, "claim", claim)
+
+
+def _deferred(opening: _Opening, name: str) -> None:
+    """A start that failed leaves names to the next one, which deletes them some time."""
+    opening._disk.deleter.delete([name])
+
+
+def _image_stale(old: Callable[..., Any], state: LogState, sequence: int, touched: Any) -> Any:
+    """A partition that ended stays in images."""
+    return old(state, sequence, [partition for partition in touched if not partition.ended])
+
+
+def _state_stale(old: Callable[..., Any], log: FileLog) -> Any:
+    """A snapshot says that it has the broker's state of an earlier group."""
+    state, _ = old(log)
+    return state, 0
+
+
+def _number_again(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A start goes on under the number of the one before."""
+    chain = old(*args, **named)
+    return chain if chain is None else replace(chain, start=chain.start - 1)
+
+
+def _unsalvaged(old: Callable[..., Any], segment: Segment, *args: Any, strict: bool = False) -> Any:
+    return old(segment, *args)
+
+
+def _any_copy(copy: bytes) -> tuple[int, ...] | None:
+    return snapshot._HEADER.unpack_from(copy) if len(copy) > snapshot._HEADER.size + 8 else None
+
+
+def _copy_trusted(old: Callable[..., Any], copy: bytes) -> Any:
+    """What a snapshot holds is believed."""
+    return old(copy) or (_any_copy(copy) if copy[:4] == b"PWT1" else None)
+
+
+def _always_capacity(log: FileLog, _: int) -> bool:
+    return True
+
+
+def _no_reserve(settings: LogSettings) -> tuple[int, int, int]:
+    return 0, 0, 0
+
+
+MUTATIONS: Final[Sequence[Mutation]] = (
+    # Syncs
+    Mutation("journal-flush", "the flush of the journal's pages", _replaced(SimulatedMapping, "flush", _nothing)),
+    Mutation("slot-sync", "the sync of a new slot", _files_unsynced(".slot")),
+    Mutation("seed-sync", "the sync of the journal's seed", _files_unsynced(".seed")),
+    Mutation("segment-sync", "the sync of a segment", _files_unsynced(suffix=".pws.")),
+    Mutation("snapshot-sync", "the sync of a snapshot", _files_unsynced(suffix=".pwt.")),
+    Mutation("journal-names", "the sync of the journal's directory", _directories_unsynced("journal")),
+    Mutation("store-names", "the sync of the store's directories", _directories_unsynced("segments", "snapshots")),
+    Mutation("data-names", "the sync of the data directory", _directories_unsynced("data")),
+    Mutation("names-above", "the sync of the directories above", _directories_unsynced("polywire-simulated", "")),
+    Mutation("recovery-sync", "a start's sync before it deletes", _recovery_unsynced),
+    Mutation(
+        "recovery-rewrite",
+        "a start writes anew what a failed sync lost",
+        _replaced(slots.Slot, "_lost", lambda _: iter(())),
+        test=test_starts.test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone,
+    ),
+    Mutation("start-sync", "the sync of a start's first group", _start_unsynced),
+    Mutation("closing-sync", "the flush of a clean stop", _unfinished),
+    # Order
+    Mutation("synced-answer", "an answer waits for the flush", _replaced(Flusher, "wait", _synced_when_written)),
+    Mutation("durability-floor", "answers under durability=synced wait", _wrapped(Draft, "notify", _told_when_written)),
+    Mutation(
+        "durability-readers", "readers under durability=synced wait", _wrapped(_Opening, "_make_state", _shown_at_once)
+    ),
+    Mutation(
+        "page-alignment", "no page is written while it is synced", _replaced(slots.FileJournal, "align", _nothing)
+    ),
+    Mutation("failed-sync", "a failed sync is never tried again", _wrapped(Flusher, "_flush", _retried)),
+    Mutation("failed-write", "a failed write ends the log", _wrapped(slots.FileJournal, "write", _write_believed)),
+    Mutation(
+        "failed-numbers",
+        "numbers of a failed write are taken back",
+        _replaced(Draft, "take_back", _nothing),
+        test=test_failures.test_who_reads_behind_a_failed_append_finds_the_end,
+    ),
+    Mutation("short-writes", "the rest of a short write is written", _replaced(slots, "_write_slowly", _nothing)),
+    Mutation(
+        "slot-naming", "a slot is free once its naming group is synced", _wrapped(FileLog, "name_slot", _named_at_once)
+    ),
+    Mutation(
+        "removal-naming", "segments go once their removal is synced", _wrapped(FileLog, "name_sealed", _named_at_once)
+    ),
+    Mutation(
+        "removed-since",
+        "a naming group waits for removals before it",
+        _wrapped(FileLog, "name_slot", _rests_on_snapshot),
+    ),
+    Mutation(
+        "install-order",
+        "slots are installed in the order they were filled",
+        _replaced(Sealer, "_install_next", _install_any),
+    ),
+    Mutation("slot-pins", "a slot is not written again while it is read", _replaced(SlotsPin, "__init__", _unpinned)),
+    Mutation(
+        "sealing-capacity",
+        "naming segments finds space in the journal",
+        _replaced(FileLog, "has_capacity", _always_capacity),
+    ),
+    Mutation(
+        "removal-reserve",
+        "the last slot has a reserve",
+        lambda patch: patch.setattr(LogSettings, "kept_bytes", property(_no_reserve)),
+    ),
+    Mutation("locks", "one process has a data directory", _replaced(SimulatedFile, "lock", _nothing)),
+    # Recovery
+    Mutation("start-number", "no two starts have one number", _wrapped(opening, "find_chain", _number_again)),
+    Mutation(
+        "entry-checksums", "a group counts with all of its entries", _replaced(recovery, "bad_entry", lambda *_: -1)
+    ),
+    Mutation("chain", "a group follows the one it names", _replaced(recovery, "_follow", _follow_anything)),
+    Mutation("reach", "a state counts with the groups it rests on", _wrapped(recovery, "_namings", _reach_ignored)),
+    Mutation("damage-proof", "a damaged synced group is no torn tail", _replaced(recovery, "_examine_end", _nothing)),
+    Mutation(
+        "earlier-starts", "groups of an unsealed start count", _replaced(recovery, "_rests_on", lambda _, found: found)
+    ),
+    Mutation(
+        "ends-of-the-gone", "what was trimmed later is not missed", _replaced(replay, "_ends_of_the_gone", lambda _: {})
+    ),
+    Mutation(
+        "snapshot-changes",
+        "changes in a snapshot are not applied again",
+        _wrapped(FileLog, "broker_state", _state_stale),
+    ),
+    Mutation(
+        "snapshot-partitions", "a dropped partition leaves the snapshot", _wrapped(LogState, "image", _image_stale)
+    ),
+    Mutation("unnamed-blobs", "names of a failed start are free at once", _replaced(_Opening, "_delete", _deferred)),
+    Mutation("remains", "temporary files are deleted", _replaced(FileStore, "delete_remains", lambda *_: [])),
+    Mutation(
+        "snapshot-deletion",
+        "the snapshot before is deleted",
+        _wrapped(Deleter, "delete", lambda old, deleter, names, **named: None if named else old(deleter, names)),
+    ),
+    # Verification
+    Mutation(
+        "snapshot-checksum", "a damaged snapshot is not believed", _wrapped(snapshot, "_fields_of", _copy_trusted)
+    ),
+    Mutation(
+        "seed-copy", "a damaged seed has a copy", _wrapped(seed, "seed_copies", lambda old, *args: [old(*args)[0], b""])
+    ),
+    Mutation("batch-checksums", "a damaged batch is not served", _replaced(segment, "first_damaged", lambda *_: -1)),
+    Mutation(
+        "unread-bodies",
+        "a body that cannot be read is not sealed as damaged",
+        _wrapped(Segment, "stored", _unsalvaged),
+        test=test_failures.test_a_disk_that_fails_to_read_once_damages_nothing_for_good,
+    ),
+    # Staging, compaction, callbacks
+    Mutation("claims", "a token is published once", _without_claims),
+    Mutation("staged-limit", "what is staged has a limit", _replaced(Staging, "admit", _nothing)),
+    Mutation("wakes", "who waits is woken", _replaced(Waits, "wake_due", _nothing)),
+)

@@ -1,0 +1,27 @@
+"""A broken run is made small: what is told is what it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.testing.sim.model import Violation
+from polywire.testing.sim.shrink import Shape, shrink
+from tests.sim.mutations import MUTATIONS
+
+
+def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    next(mutation for mutation in MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
+    with pytest.raises(Violation) as broken:
+        Shape(0, 800).world().run()
+    small = shrink(Shape(0, 800))
+    with pytest.raises(Violation) as again:
+        small.world().run()
+    assert again.value.promise == broken.value.promise
+    assert small.steps < 400
+    assert len(small.without) >= 8
+    assert "append" not in small.without or "change" not in small.without
+
+
+def test_nothing_is_made_of_a_run_that_breaks_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing to shrink"):
+        shrink(Shape(3, 50))
