@@ -83,7 +83,7 @@ def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal
         try:
             session.logged_in(who)
         except BrokerError as error:
-            who = error
+            who = error.with_traceback(None)  # its frames hold this name
     if isinstance(who, Busy):
         session.fail(PeerError(who.message, fatal=True))
     elif isinstance(who, BrokerError):

@@ -89,7 +89,7 @@ class Fetching:
             try:
                 topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
-                topic = error
+                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
                 told.partitions.append(entry)

@@ -101,7 +101,7 @@ class Producing:
             try:
                 head = check_batch(records, bytes_max=bytes_max)
             except Refused as refused:
-                opened.append(refused)
+                opened.append(_kept(refused))
                 continue
             source, start, stop = memoryview(records), BATCH_HEAD_BYTES, head.end
             try:
@@ -113,7 +113,7 @@ class Producing:
             except Refused as refused:
                 if head.codec and refused.error is WireError.MESSAGE_TOO_LARGE:
                     return None
-                opened.append(refused)
+                opened.append(_kept(refused))
         return opened
 
     def open(self) -> Sequence[Opened]:
@@ -212,7 +212,12 @@ def _open(records: Any, bytes_max: int) -> Opened:
     try:
         return decode_batch(records, bytes_max=bytes_max)
     except Refused as refused:
-        return refused
+        return _kept(refused)
+
+
+def _kept(refused: Refused) -> Refused:
+    """Without the frames it came through, which would keep it, and all that they know, until a collection of garbage."""
+    return refused.with_traceback(None)
 
 
 def _produce_error(error: BrokerError) -> WireError:
