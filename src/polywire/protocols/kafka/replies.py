@@ -32,6 +32,21 @@ class Gathering:
         self._body: Final = body
         self._left = 1
 
+    def ask(self, broker: KafkaBroker, entries: Iterator[None]) -> None:
+        """Ask for all that the answer tells of, an entry in each step: at once where they are few, else with others' requests in between
+        until the connection ends."""
+        for _ in zip(range(AT_ONCE_MAX), entries, strict=False):
+            pass
+        if next(entries, _END) is _END:
+            self.settled()
+            return
+
+        def done(asked: list[None] | BrokerError) -> None:
+            assert not isinstance(asked, BrokerError), "entries have errors of their own"
+            self.settled()
+
+        self._answer.cancel = Slices(broker, entries, done).cancel
+
     def expect(self) -> None:
         """One more thing has to become known."""
         self._left += 1
