@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from polywire.protocols.kafka import schema
+from polywire.protocols.kafka import reply_slots, schema
 from polywire.protocols.kafka.client_codec import decode_response
+from polywire.protocols.kafka.codec import encode_response
 from polywire.protocols.kafka.messages import SERVED, Api
 from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.types import TopicName
@@ -89,3 +90,36 @@ def test_changes_that_nobody_waits_for_any_more_are_not_begun(world: World) -> N
     peer.pass_by()
     begun = AT_ONCE_MAX + 1  # one more, to see whether there are more
     assert ages(world) == [1_000_000] * begun + [None] * (COUNT - begun)
+
+
+def described() -> Any:
+    """All topics' settings."""
+    request = schema.request(Api.DESCRIBE_CONFIGS)
+    named = [request.Resources(resource_type=TOPIC, resource_name=f"t{number}") for number in range(COUNT)]
+    return request(resources=named)
+
+
+@pytest.mark.parametrize(
+    ("api", "made"), [(Api.DESCRIBE_CONFIGS, described), (Api.ALTER_CONFIGS, WIDE[Api.ALTER_CONFIGS])]
+)
+def test_a_wide_answer_is_encoded_entry_by_entry(
+    world: World, api: Api, made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[Any] = []
+
+    def encoded(request: Any, body: Any) -> list[Any]:
+        bodies.append(body)
+        return encode_response(request, body)
+
+    monkeypatch.setattr(reply_slots, "encode_response", encoded)
+    peer = world.connect()
+    peer.tell(api, SERVED[api].last, made())
+    peer.pass_by()
+    (frame,) = peer.frames()
+    (body,) = bodies
+    (entries,) = [value for name in body.DEFAULTS if isinstance(value := getattr(body, name), list)]
+    assert len(entries) == COUNT
+    assert {type(entry) for entry in entries} == {bytes}
+    told = decode_response(api, SERVED[api].last, frame)[1]
+    named = [one.resource_name for one in (told.results if api is Api.DESCRIBE_CONFIGS else told.responses)]
+    assert named == [f"t{number}" for number in range(COUNT)]
