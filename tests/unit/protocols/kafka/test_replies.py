@@ -37,9 +37,17 @@ def altered(api: Api, *, validate_only: bool = True) -> Any:
     return schema.request(api)(resources=named, validate_only=validate_only)
 
 
+def created() -> Any:
+    """As many new topics."""
+    request = schema.request(Api.CREATE_TOPICS)
+    named = [request.Topics(name=f"new{number}", num_partitions=1, replication_factor=1) for number in range(COUNT)]
+    return request(topics=named, validate_only=True)
+
+
 WIDE: dict[Api, Callable[[], Any]] = {
     Api.ALTER_CONFIGS: partial(altered, Api.ALTER_CONFIGS),
     Api.INCREMENTAL_ALTER_CONFIGS: partial(altered, Api.INCREMENTAL_ALTER_CONFIGS),
+    Api.CREATE_TOPICS: created,
 }
 """Requests that name more than is done at once, and whose answers wait for nothing else."""
 
