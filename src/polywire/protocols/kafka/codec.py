@@ -6,7 +6,7 @@ ignored, because widespread clients send some. Must not know: sockets, the broke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from polywire.errors import PeerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import SERVED, Api, Request, Served, WireError
 from polywire.protocols.kafka.structure_decoder import decode, skip_tags
-from polywire.protocols.kafka.structure_encoder import encode
+from polywire.protocols.kafka.structure_encoder import encode, encode_entries, encode_entry
 from polywire.types import Buffer
 
 HEAD_BYTES_MIN: Final = 10  # api, version, correlation, length of the client id
@@ -66,6 +66,16 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
     if schema.is_flexible(api, version) and api is not Api.API_VERSIONS:
         head += b"\0"
     return encode(schema.response_program(api, version), body, head)
+
+
+def encode_response_entries(request: Request, body: Any) -> Iterator[None]:
+    """Put bytes in place of the entries of an answer without records, one after the other, before ``encode_response``."""
+    return encode_entries(schema.response_program(request.api, request.version), body)
+
+
+def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None]:
+    """The bytes of one entry of such an answer, and None now and then before."""
+    return encode_entry(schema.response_program(request.api, request.version), entry)
 
 
 def unknown_version() -> Any:

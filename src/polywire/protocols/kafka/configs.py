@@ -344,16 +344,20 @@ def _alter(
     """Change settings of topics; the broker's cannot be changed over this wire."""
     body = response(responses=[])
     gathering = Gathering(answer, body)
-    for asked in request.resources:
-        made = response.Responses(resource_type=asked.resource_type, resource_name=asked.resource_name)
-        body.responses.append(made)
-        gathering.expect()
-        try:
-            _alter_one(session, gathering, asked, made, given, validate_only=request.validate_only)
-        except BrokerError as error:
-            refuse(made, error, _refusal(error, asked.resource_type))
-            gathering.settled()
-    gathering.settled()
+
+    def entries() -> Iterator[None]:
+        for asked in request.resources:
+            made = response.Responses(resource_type=asked.resource_type, resource_name=asked.resource_name)
+            body.responses.append(made)
+            gathering.expect()
+            try:
+                _alter_one(session, gathering, asked, made, given, validate_only=request.validate_only)
+            except BrokerError as error:
+                refuse(made, error, _refusal(error, asked.resource_type))
+                gathering.settled()
+            yield None
+
+    gathering.ask(session.broker, entries())
 
 
 def _alter_one(

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.errors import BrokerError
+from polywire.protocols.kafka.codec import encode_response_entries, encode_response_entry
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WireError
 from polywire.protocols.kafka.reply_slots import Answer
@@ -25,12 +26,29 @@ PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are made without
 class Gathering:
     """Invariant: the answer is filled when ``settled`` was called once more than ``expect``."""
 
-    __slots__ = ("_answer", "_body", "_left")
+    __slots__ = ("_answer", "_body", "_broker", "_left")
 
     def __init__(self, answer: Answer, body: Any) -> None:
         self._answer: Final = answer
         self._body: Final = body
+        self._broker: KafkaBroker | None = None  # set when the answer is wide
         self._left = 1
+
+    def ask(self, broker: KafkaBroker, entries: Iterator[None]) -> None:
+        """Ask for all that the answer tells of, an entry in each step: at once where they are few, else with others' requests in between
+        until the connection ends."""
+        for _ in zip(range(AT_ONCE_MAX), entries, strict=False):
+            pass
+        if next(entries, _END) is _END:
+            self.settled()
+            return
+        self._broker = broker
+
+        def done(asked: list[None] | BrokerError) -> None:
+            assert not isinstance(asked, BrokerError), "entries have errors of their own"
+            self.settled()
+
+        self._answer.cancel = Slices(broker, entries, done).cancel
 
     def expect(self) -> None:
         """One more thing has to become known."""
@@ -39,8 +57,12 @@ class Gathering:
     def settled(self) -> None:
         """One of them is known, or all were asked for."""
         self._left -= 1
-        if not self._left:
+        if self._left:
+            return
+        if self._broker is None:
             self._answer.ok(self._body)
+        else:
+            _encode_in_slices(self._broker, self._answer, self._body)
 
     def changed(self, entry: Any, result: int | BrokerError) -> None:
         """A completion of the broker's: what an entry of the answer asked for was done, or not."""
@@ -70,8 +92,31 @@ def answer_in_slices(
         assert not isinstance(found, BrokerError), "entries have errors of their own"
         answer.ok(made(found))
 
-    answer.cancel = Slices(broker, chain(first, [following], entries), done).cancel
+    whole = _encoded(answer, chain(first, [following], entries))
+    answer.cancel = Slices(broker, whole, done).cancel
     return None
+
+
+def _encoded(answer: Answer, entries: Iterator[Any]) -> Iterator[bytes | None]:
+    """Entries as they are written: bytes are all that is kept of each, where records and lists by the hundred thousand would be garbage to
+    look through."""
+    for entry in entries:
+        if entry is None:
+            yield None
+        else:
+            yield from encode_response_entry(answer.request, entry)
+
+
+def _encode_in_slices(broker: KafkaBroker, answer: Answer, body: Any) -> None:
+    """The body of a wide answer is known: fill the answer when its entries are encoded, unless the connection ends before."""
+    if answer.session.closed:
+        return
+
+    def done(encoded: list[None] | BrokerError) -> None:
+        del encoded
+        answer.ok(body)
+
+    answer.cancel = Slices(broker, encode_response_entries(answer.request, body), done).cancel
 
 
 _END: Final = object()  # behind the last entry

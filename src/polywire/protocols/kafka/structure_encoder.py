@@ -6,6 +6,7 @@ never cut. Must not know: which message it is, sockets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ _TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
 _I32_MAX = cython.declare(cython.longlong, 2_147_483_647)
 _ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
 _PART_MIN = cython.declare(cython.Py_ssize_t, 4096)
+_AT_ONCE_MAX = cython.declare(
+    cython.Py_ssize_t, 64
+)  # entries of an array inside of an entry that are encoded without a pause
 _BOOL = cython.declare(cython.int, 0)
 _I64 = cython.declare(cython.int, 8)
 _FLOAT = cython.declare(cython.int, 9)
@@ -156,6 +160,9 @@ def _put_single(w: _Writer, step: Step, value: object, flexible: cython.bint) ->
             _put(w, -1 if value is None else 1, 1)
             if value is None:
                 return
+        if isinstance(value, bytes):  # encoded before
+            _put_raw(w, value)
+            return
         _put_structure(w, step.program, step.program.record() if value is None else value)
     elif kind == _ID:
         if len(value) != _ID_BYTES:  # type: ignore[arg-type, unused-ignore]
@@ -253,3 +260,62 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
     if begun < whole:
         parts.append(view[begun:whole])
     return [part for part in parts if len(part)]
+
+
+def encode_entries(program: Program, record: Any) -> Iterator[None]:
+    """Put bytes in place of the entries of a structure's arrays, which ``encode`` then only copies.
+
+    None follows each entry, and comes in the midst of one that has many itself. Entries must not have records. Raises ValueError,
+    OverflowError for what the wire cannot carry.
+    """
+    step: Step
+    for step in program.steps:
+        entries = getattr(record, step.name)
+        if not step.is_array or step.kind != _STRUCTURE or not entries:
+            continue
+        encoded: list[bytes] = []
+        for entry in entries:
+            if _is_wide(step.program, entry):
+                yield from encode_entries(step.program, entry)
+            encoded.append(_entry_bytes(step.program, entry))
+            yield None
+        setattr(record, step.name, encoded)
+
+
+def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
+    """The same for a single entry of an array somewhere in a structure of this program: its bytes, and None now and then before."""
+    own: Program = _program_of(program, type(entry))
+    if _is_wide(own, entry):
+        yield from encode_entries(own, entry)
+    yield _entry_bytes(own, entry)
+
+
+@cython.cfunc
+def _entry_bytes(program: Program, entry: object) -> bytes:
+    w: _Writer = _Writer(64)
+    _put_structure(w, program, entry)
+    return bytes(memoryview(w.out)[: w.at])
+
+
+@cython.cfunc
+def _is_wide(program: Program, entry: object) -> cython.bint:
+    """Whether an entry has many entries of its own."""
+    step: Step
+    widest: cython.Py_ssize_t = 0
+    for step in program.steps:
+        if step.is_array and step.kind == _STRUCTURE:
+            widest = max(widest, len(getattr(entry, step.name) or ()))
+    return widest > _AT_ONCE_MAX  # type: ignore[no-any-return, unused-ignore]
+
+
+@cython.cfunc
+def _program_of(program: Program, record: object) -> Program:
+    """How entries of this type are written in a structure, None where it has none."""
+    step: Step
+    found: Program
+    for step in program.steps:
+        if step.kind == _STRUCTURE:
+            found = step.program if step.program.record is record else _program_of(step.program, record)
+            if found is not None:
+                return found
+    return None  # type: ignore[return-value, unused-ignore]

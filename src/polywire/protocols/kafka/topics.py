@@ -186,22 +186,25 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     response = schema.response(Api.CREATE_TOPICS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
-    named = Counter(asked.name for asked in request.topics)
-    for name, copies in named.items():
-        entry = response.Topics(name=name, num_partitions=-1, replication_factor=-1)
-        body.topics.append(entry)
-        asked = next(one for one in request.topics if one.name == name)
-        try:
-            session.authorize(Action.TOPIC_CREATE, session.broker.resource(name))
-            if not is_topic_name(name):
-                raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}")
-            if copies > 1:
-                refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "it stands in the request twice"))
-                continue
-            _create(session, gathering, asked, entry, validate_only=request.validate_only)
-        except BrokerError as error:
-            refuse(entry, error)
-    gathering.settled()
+    copies = Counter(asked.name for asked in request.topics)
+    named = {asked.name: asked for asked in request.topics}
+
+    def entries() -> Iterator[None]:
+        for name, asked in named.items():
+            entry = response.Topics(name=name, num_partitions=-1, replication_factor=-1)
+            body.topics.append(entry)
+            try:
+                session.authorize(Action.TOPIC_CREATE, session.broker.resource(name))
+                if not is_topic_name(name):
+                    raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}")
+                if copies[name] > 1:
+                    raise Invalid(ErrorCode.INVALID_REQUEST, "it stands in the request twice")
+                _create(session, gathering, asked, entry, validate_only=request.validate_only)
+            except BrokerError as error:
+                refuse(entry, error)
+            yield None
+
+    gathering.ask(session.broker, entries())
 
 
 def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:

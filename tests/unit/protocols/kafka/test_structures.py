@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from polywire.errors import PeerError
 from polywire.protocols.kafka import client_codec, codec, schema
 from polywire.protocols.kafka.messages import SERVED, Api, Request
 from polywire.protocols.kafka.structure_decoder import ELEMENTS_MAX, decode
-from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN, encode
+from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN, encode, encode_entries, encode_entry
 
 METADATA = schema.request(Api.METADATA)
 PRODUCE = schema.request(Api.PRODUCE)
@@ -134,6 +135,24 @@ def test_records_are_parts_of_their_own_on_the_way_out(version: int) -> None:
         b"",
         None,
     ]
+
+
+@pytest.mark.parametrize("version", range(1, 14))
+@pytest.mark.parametrize(("topics", "partitions", "steps"), [(0, 0, 0), (3, 64, 3), (2, 65, 132)])
+def test_entries_may_be_encoded_one_by_one(version: int, topics: int, partitions: int, steps: int) -> None:
+    """Entries with many entries of their own take a step for each."""
+
+    def made() -> Any:
+        answer = schema.response(Api.METADATA)
+        told = [answer.Topics.Partitions(index=number, replica_nodes=[1]) for number in range(partitions)]
+        return answer(topics=[answer.Topics(name=f"t{number}", partitions=list(told)) for number in range(topics)])
+
+    program, body = schema.response_program(Api.METADATA, version), made()
+    assert len(list(encode_entries(program, body))) == steps
+    assert encode(program, body) == encode(program, made())
+    told = [part for topic in made().topics for part in encode_entry(program, topic)]
+    assert encode(program, schema.response(Api.METADATA)(topics=list(filter(None, told)))) == encode(program, made())
+    assert len(told) == steps
 
 
 def test_a_null_that_a_version_does_not_have_is_written_as_empty() -> None:
