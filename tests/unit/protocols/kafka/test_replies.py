@@ -44,10 +44,19 @@ def created() -> Any:
     return request(topics=named, validate_only=True)
 
 
+def numbered(api: Api, **fields: Any) -> Any:
+    """As many partitions, of which the topic has one."""
+    request = schema.request(api)
+    partitions = [request.Topics.Partitions(index=number, **fields) for number in range(COUNT)]
+    return request(topics=[request.Topics(name="t0", partitions=partitions)])
+
+
 WIDE: dict[Api, Callable[[], Any]] = {
     Api.ALTER_CONFIGS: partial(altered, Api.ALTER_CONFIGS),
     Api.INCREMENTAL_ALTER_CONFIGS: partial(altered, Api.INCREMENTAL_ALTER_CONFIGS),
     Api.CREATE_TOPICS: created,
+    Api.LIST_OFFSETS: partial(numbered, Api.LIST_OFFSETS, timestamp=-1),
+    Api.DELETE_RECORDS: partial(numbered, Api.DELETE_RECORDS, offset=-2),
 }
 """Requests that name more than is done at once, and whose answers wait for nothing else."""
 
