@@ -38,41 +38,36 @@ def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None
     response = schema.response(Api.LIST_OFFSETS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
-    searches: list[TimeSearch] = []
-    for asked in request.topics:
-        topic = response.Topics(name=asked.name, partitions=[])
-        body.topics.append(topic)
-        for one in asked.partitions:
-            entry = response.Topics.Partitions(index=one.index, timestamp=-1, offset=NO_OFFSET)
-            topic.partitions.append(entry)
-            try:
-                partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
-                search = _list(session, gathering, answer.request.version, partition, one, entry)
-            except BrokerError as error:
-                refuse(entry, error)
-            else:
-                searches += [] if search is None else [search]
-    answer.cancel = partial(_cancel, searches)
-    gathering.settled()
 
+    def entries() -> Iterator[None]:
+        for asked in request.topics:
+            topic = response.Topics(name=asked.name, partitions=[])
+            body.topics.append(topic)
+            for one in asked.partitions:
+                entry = response.Topics.Partitions(index=one.index, timestamp=-1, offset=NO_OFFSET)
+                topic.partitions.append(entry)
+                try:
+                    partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
+                    _list(session, gathering, answer.request.version, partition, one, entry)
+                except BrokerError as error:
+                    refuse(entry, error)
+                yield None
 
-def _cancel(searches: list[TimeSearch]) -> None:
-    for search in searches:
-        search.cancel()
+    gathering.ask(session.broker, entries())
 
 
 def _list(
     session: KafkaSession, gathering: Gathering, version: int, partition: Partition, asked: Any, entry: Any
-) -> TimeSearch | None:
-    """Answer for one partition, or begin to look; returns what looks. Raises BrokerError."""
+) -> None:
+    """Answer for one partition, or begin to look. Raises BrokerError."""
     log, time_ms = partition.log, asked.timestamp
     stale = leader_error(partition, asked.current_leader_epoch)
     if stale is not None:
         entry.error = stale
-        return None
+        return
     if time_ms < 0 and SINCE.get(time_ms, version + 1) > version:
         entry.error = WireError.UNSUPPORTED_VERSION
-        return None
+        return
     match time_ms:
         case -1:
             entry.offset, entry.leader_epoch = log.readable_offset, epoch_of(partition)
@@ -83,13 +78,13 @@ def _list(
             pass
         case _:
             gathering.expect()
-            return TimeSearch(
+            search = TimeSearch(
                 session.broker,
                 partition,
                 None if time_ms == GREATEST_TIME else time_ms,
                 partial(_found, gathering, partition, entry),
             )
-    return None
+            gathering.on_cancel(search.cancel)
 
 
 def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None) -> None:
@@ -169,19 +164,23 @@ def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> No
     response = schema.response(Api.DELETE_RECORDS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
-    for asked in request.topics:
-        topic = response.Topics(name=asked.name, partitions=[])
-        body.topics.append(topic)
-        for one in asked.partitions:
-            entry = response.Topics.Partitions(index=one.index, low_watermark=NO_OFFSET)
-            topic.partitions.append(entry)
-            gathering.expect()
-            try:
-                partition = partition_of(topic_of(session, Action.TOPIC_PURGE, asked.name), one.index)
-                _trim(session, partition, one.offset, partial(_trimmed, gathering, partition, entry))
-            except BrokerError as error:
-                gathering.changed(entry, error)
-    gathering.settled()
+
+    def entries() -> Iterator[None]:
+        for asked in request.topics:
+            topic = response.Topics(name=asked.name, partitions=[])
+            body.topics.append(topic)
+            for one in asked.partitions:
+                entry = response.Topics.Partitions(index=one.index, low_watermark=NO_OFFSET)
+                topic.partitions.append(entry)
+                gathering.expect()
+                try:
+                    partition = partition_of(topic_of(session, Action.TOPIC_PURGE, asked.name), one.index)
+                    _trim(session, partition, one.offset, partial(_trimmed, gathering, partition, entry))
+                except BrokerError as error:
+                    gathering.changed(entry, error)
+                yield None
+
+    gathering.ask(session.broker, entries())
 
 
 def _trim(session: KafkaSession, partition: Partition, offset: int, done: Completion[int]) -> None:

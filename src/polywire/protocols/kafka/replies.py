@@ -26,13 +26,23 @@ PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are made without
 class Gathering:
     """Invariant: the answer is filled when ``settled`` was called once more than ``expect``."""
 
-    __slots__ = ("_answer", "_body", "_broker", "_left")
+    __slots__ = ("_answer", "_body", "_broker", "_cancels", "_left")
 
     def __init__(self, answer: Answer, body: Any) -> None:
         self._answer: Final = answer
         self._body: Final = body
         self._broker: KafkaBroker | None = None  # set when the answer is wide
+        self._cancels: list[Callable[[], None]] = []
         self._left = 1
+        answer.cancel = self._cancel
+
+    def on_cancel(self, cancel: Callable[[], None]) -> None:
+        """Have this called when the connection ends before everything is known."""
+        self._cancels.append(cancel)
+
+    def _cancel(self) -> None:
+        for cancel in self._cancels:
+            cancel()
 
     def ask(self, broker: KafkaBroker, entries: Iterator[None]) -> None:
         """Ask for all that the answer tells of, an entry in each step: at once where they are few, else with others' requests in between
@@ -48,7 +58,7 @@ class Gathering:
             assert not isinstance(asked, BrokerError), "entries have errors of their own"
             self.settled()
 
-        self._answer.cancel = Slices(broker, entries, done).cancel
+        self.on_cancel(Slices(broker, entries, done).cancel)
 
     def expect(self) -> None:
         """One more thing has to become known."""

@@ -269,15 +269,19 @@ def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) ->
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
     gathering = Gathering(answer, body)
-    for asked in request.topics:
-        entry = response.Results(name=asked.name)
-        body.results.append(entry)
-        try:
-            topic = topic_of(session, Action.TOPIC_ALTER, asked.name)
-            _grow(session, gathering, topic, asked, entry, validate_only=request.validate_only)
-        except BrokerError as error:
-            refuse(entry, error)
-    gathering.settled()
+
+    def entries() -> Iterator[None]:
+        for asked in request.topics:
+            entry = response.Results(name=asked.name)
+            body.results.append(entry)
+            try:
+                topic = topic_of(session, Action.TOPIC_ALTER, asked.name)
+                _grow(session, gathering, topic, asked, entry, validate_only=request.validate_only)
+            except BrokerError as error:
+                refuse(entry, error)
+            yield None
+
+    gathering.ask(session.broker, entries())
 
 
 def _grow(
@@ -308,15 +312,20 @@ def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     body = response(responses=[])
     gathering = Gathering(answer, body)
     named = [(name, NO_ID) for name in request.topic_names]
-    for name, topic_id in named + [(one.name, one.topic_id) for one in request.topics]:
-        entry = response.Responses(name=name, topic_id=topic_id)
-        body.responses.append(entry)
-        gathering.expect()
-        try:
-            topic = topic_of(session, Action.TOPIC_DELETE, name or "", topic_id)
-            entry.name, entry.topic_id = topic.name.full, topic.id
-            session.broker.delete_topic(topic, done=partial(gathering.changed, entry))
-        except BrokerError as error:
-            refuse(entry, error, missing_error(error, topic_id))
-            gathering.settled()
-    gathering.settled()
+    named += [(one.name, one.topic_id) for one in request.topics]
+
+    def entries() -> Iterator[None]:
+        for name, topic_id in named:
+            entry = response.Responses(name=name, topic_id=topic_id)
+            body.responses.append(entry)
+            gathering.expect()
+            try:
+                topic = topic_of(session, Action.TOPIC_DELETE, name or "", topic_id)
+                entry.name, entry.topic_id = topic.name.full, topic.id
+                session.broker.delete_topic(topic, done=partial(gathering.changed, entry))
+            except BrokerError as error:
+                refuse(entry, error, missing_error(error, topic_id))
+                gathering.settled()
+            yield None
+
+    gathering.ask(session.broker, entries())

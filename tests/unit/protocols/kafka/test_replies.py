@@ -44,10 +44,27 @@ def created() -> Any:
     return request(topics=named, validate_only=True)
 
 
+def named(api: Api, prefix: str = "none", **fields: Any) -> Any:
+    """As many topics."""
+    request = schema.request(api)
+    return request(topics=[request.Topics(name=f"{prefix}{number}", **fields) for number in range(COUNT)])
+
+
+def numbered(api: Api, **fields: Any) -> Any:
+    """As many partitions, of which the topic has one."""
+    request = schema.request(api)
+    partitions = [request.Topics.Partitions(index=number, **fields) for number in range(COUNT)]
+    return request(topics=[request.Topics(name="t0", partitions=partitions)])
+
+
 WIDE: dict[Api, Callable[[], Any]] = {
     Api.ALTER_CONFIGS: partial(altered, Api.ALTER_CONFIGS),
     Api.INCREMENTAL_ALTER_CONFIGS: partial(altered, Api.INCREMENTAL_ALTER_CONFIGS),
     Api.CREATE_TOPICS: created,
+    Api.LIST_OFFSETS: partial(numbered, Api.LIST_OFFSETS, timestamp=-1),
+    Api.DELETE_RECORDS: partial(numbered, Api.DELETE_RECORDS, offset=-2),
+    Api.DELETE_TOPICS: partial(named, Api.DELETE_TOPICS),
+    Api.CREATE_PARTITIONS: partial(named, Api.CREATE_PARTITIONS, count=2),
 }
 """Requests that name more than is done at once, and whose answers wait for nothing else."""
 
@@ -131,3 +148,11 @@ def test_a_wide_answer_is_encoded_entry_by_entry(
     told = decode_response(api, SERVED[api].last, frame)[1]
     named = [one.resource_name for one in (told.results if api is Api.DESCRIBE_CONFIGS else told.responses)]
     assert named == [f"t{number}" for number in range(COUNT)]
+
+
+def test_topics_that_nobody_waits_for_any_more_are_not_deleted(world: World) -> None:
+    peer = world.connect()
+    peer.tell(Api.DELETE_TOPICS, SERVED[Api.DELETE_TOPICS].last, named(Api.DELETE_TOPICS, "t"))
+    peer.session.close()
+    peer.pass_by()
+    assert len(world.memory.broker.topics()) == COUNT - AT_ONCE_MAX - 1
