@@ -7,6 +7,7 @@ holds a few MiB whatever the topic has. Must not know: asyncio, which tool takes
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -66,11 +67,11 @@ def scan(
     """
     schema = _schema(columns, text=text)
     times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
-    connection = connect(address)
-    for partition in connection.bounds([topic], times_us=times):
-        told = iter(partition.time_offsets)
-        first, last = (_offset(bound, partition, told) for bound in (start, end))
-        yield from _partition(connection, partition, first, last, schema)
+    with closing(connect(address)) as connection:
+        for partition in connection.bounds([topic], times_us=times):
+            told = iter(partition.time_offsets)
+            first, last = (_offset(bound, partition, told) for bound in (start, end))
+            yield from _partition(connection, partition, first, last, schema)
 
 
 def read_arrow(
