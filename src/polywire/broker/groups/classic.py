@@ -124,6 +124,10 @@ class ClassicGroup:
         """All members, in the order in which they came."""
         return self._members.values()
 
+    def member(self, member_id: str) -> Member | None:
+        """One of them."""
+        return self._members.get(member_id)
+
     def can_be_shared(self, join: Join | None = None) -> bool:
         """Whether the broker can assign for all of them, and for one more: it can write for them, and has seats for them, which are taken at
         once."""

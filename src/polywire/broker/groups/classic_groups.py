@@ -213,9 +213,9 @@ class ClassicGroups:
         if entry.sharing is None:
             return
         entry.sharing.by = by
-        for member in entry.group.everybody:
-            if member.id == member_id:
-                entry.sharing.joined(member)
+        member = entry.group.member(member_id)
+        if member is not None:
+            entry.sharing.joined(member)
 
     def _follow(self, entry: _Entry) -> None:
         """Whoever is a member has a seat where the group is shared; with the last of them that ends."""
@@ -249,9 +249,9 @@ class ClassicGroups:
         group = entry.group
         if entry.sharing is None or group.phase is not Phase.STABLE:
             return
-        for member in group.everybody:
-            if member.id == member_id and member.join.writing is not None:
-                group.assign(member_id, member.join.writing.encode(entry.sharing.share(member)))
+        member = group.member(member_id)
+        if member is not None and member.join.writing is not None:
+            group.assign(member_id, member.join.writing.encode(entry.sharing.share(member)))
 
     def _coordinated(self, group: str, topic: str) -> bool:
         """Whether the coordinator's group of this name has members."""
@@ -453,13 +453,12 @@ class ClassicGroups:
         if not self._coordinated(group, topic):
             return
         entry = self._entries.get(group)
-        members = () if entry is None or entry.sharing is None else entry.group.everybody
-        for member in members:
-            if member.id == member_id:
-                wire = member.join.wire
-                self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=wire, by=by)
-                return
-        raise Missing(ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}")
+        member = None if entry is None or entry.sharing is None else entry.group.member(member_id)
+        if member is None:
+            raise Missing(
+                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
+            )
+        self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=member.join.wire, by=by)
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """All positions of a group in a topic, by partition number."""
