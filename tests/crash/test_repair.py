@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polywire.clock import SystemClock
-from polywire.errors import Corrupt, Unavailable
+from polywire.errors import Busy, Corrupt
 from polywire.log.journal.recovery import FoundGroup, find_chain
 from polywire.log.repair import Diagnosis, finish, open_offline, repair
 from polywire.types import Level
@@ -134,9 +134,9 @@ def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> No
 def test_nobody_repairs_what_a_broker_has_open(tmp_path: Path) -> None:
     write_groups(tmp_path)
     rig = Rig(tmp_path, QUIET)
-    with pytest.raises(Unavailable, match="in use"):
+    with pytest.raises(Busy, match="in use"):
         look(tmp_path)
     rig.log.close()
-    with open_offline(tmp_path, Memory, RigLoop()), pytest.raises(Unavailable, match="in use"):
+    with open_offline(tmp_path, Memory, RigLoop()), pytest.raises(Busy, match="in use"):
         Rig(tmp_path, QUIET)
     Rig(tmp_path, QUIET).log.close()

@@ -143,8 +143,8 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own. Where they are small,
         limits of batches and records are lowered to what a group of the journal can hold.
         on_failure: called on the loop when storage fails; nothing is acknowledged after it.
-        Raises Unavailable(STORAGE_FAILED) when the directory cannot be used or another broker owns it, Corrupt when synced data is
-        damaged, Busy(DISK_FULL).
+        Raises Unavailable(STORAGE_FAILED) when the directory cannot be used, Busy(BUSY) while another broker owns it, Corrupt
+        when synced data is damaged, Busy(DISK_FULL).
         """
         from polywire.log.opening import open_log  # here, so that a broker in memory needs no files and no lock
         from polywire.log.settings import LogSettings

@@ -8,16 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
+from polywire.cli.settings_file import SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
+
+SOURCES: Final = (Env("POLYWIRE_SERVE_", command=False), SettingsFile())
+"""Where settings come from that no option gives: the first that has one wins."""
 
 app = App(
     name="serve",
@@ -26,8 +30,9 @@ app = App(
         "polywire serve --data-dir /var/lib/polywire --flux off",
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
+        "polywire serve --config staging.toml",
     ),
-    config=Env("POLYWIRE_", command=True),
+    config=SOURCES,
 )
 
 
@@ -194,6 +199,14 @@ class Storage:
 class Process:
     """How the process behaves."""
 
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="TOML file of settings: a table [serve] whose keys are the names of these options. polywire.toml is read "
+            "if it is there and no other file is given."
+        ),
+    ] = None
+    log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
     drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
     idle_poll_us: Annotated[
         int,
@@ -296,49 +309,53 @@ def serve(
     wires: Annotated[Wires, Parameter(name="*", group="Wires")] = Wires(),
 ) -> int:
     """Run a broker until SIGTERM or SIGINT."""
-    return lifecycle.run(
-        ServeConfig(
-            data_dir=storage.data_dir,
-            flux=listeners.flux,
-            cursus=listeners.cursus,
-            kafka=listeners.kafka,
-            kafka07=listeners.kafka07,
-            iggy=listeners.iggy,
-            polywire=listeners.polywire,
-            any_wire=listeners.any,
-            tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES},
-            tls_certificate=tls.tls_certificate,
-            tls_key=tls.tls_key,
-            tls_client_authority=tls.tls_client_authority,
-            ready_file=listeners.ready_file,
-            durability=Level[storage.durability.name],
-            partition_count=storage.partitions,
-            users=listeners.users,
-            insecure=listeners.insecure,
-            audit_log=listeners.audit_log,
-            drain_timeout_s=process.drain_timeout,
-            slot_bytes=storage.slot_mib * 1024 * 1024,
-            offsets_retention_hours=storage.offsets_retention_hours,
-            state_mib=storage.state_mib,
-            owner_share=storage.owner_share,
-            idle_poll_us=process.idle_poll_us,
-            retention_hours=storage.retention_hours,
-            scrub_hours=storage.scrub_hours,
-            retention_mib=storage.retention_mib,
-            cursus_dialect=wires.cursus_dialect,
-            cursus_compression=wires.cursus_compression,
-            cursus_idle_timeout_s=wires.cursus_idle_timeout,
-            cursus_dedup_minutes=wires.cursus_dedup_minutes,
-            flux_admin=wires.flux_admin,
-            flux_pipes=wires.flux_pipes,
-            flux_replication_factor=wires.flux_replication_factor,
-            flux_min_isr=wires.flux_min_isr,
-            flux_exports=wires.flux_exports,
-            flux_line_bytes_max=wires.flux_line_bytes_max,
-            kafka_advertise=wires.kafka_advertise,
-            kafka_acks_all=Level[wires.kafka_acks_all.name],
-            kafka_replication_factor_max=wires.kafka_replication_factor_max,
-            kafka07_zookeeper=wires.kafka07_zookeeper,
-            iggy_dialect=wires.iggy_dialect,
-        )
+    return lifecycle.run(config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires))
+
+
+def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
+    """Options as the server is told them."""
+    return ServeConfig(
+        data_dir=storage.data_dir,
+        flux=listeners.flux,
+        cursus=listeners.cursus,
+        kafka=listeners.kafka,
+        kafka07=listeners.kafka07,
+        iggy=listeners.iggy,
+        polywire=listeners.polywire,
+        any_wire=listeners.any,
+        tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES},
+        tls_certificate=tls.tls_certificate,
+        tls_key=tls.tls_key,
+        tls_client_authority=tls.tls_client_authority,
+        ready_file=listeners.ready_file,
+        durability=Level[storage.durability.name],
+        partition_count=storage.partitions,
+        users=listeners.users,
+        insecure=listeners.insecure,
+        audit_log=listeners.audit_log,
+        drain_timeout_s=process.drain_timeout,
+        slot_bytes=storage.slot_mib * 1024 * 1024,
+        offsets_retention_hours=storage.offsets_retention_hours,
+        state_mib=storage.state_mib,
+        owner_share=storage.owner_share,
+        idle_poll_us=process.idle_poll_us,
+        retention_hours=storage.retention_hours,
+        scrub_hours=storage.scrub_hours,
+        retention_mib=storage.retention_mib,
+        cursus_dialect=wires.cursus_dialect,
+        cursus_compression=wires.cursus_compression,
+        cursus_idle_timeout_s=wires.cursus_idle_timeout,
+        cursus_dedup_minutes=wires.cursus_dedup_minutes,
+        flux_admin=wires.flux_admin,
+        flux_pipes=wires.flux_pipes,
+        flux_replication_factor=wires.flux_replication_factor,
+        flux_min_isr=wires.flux_min_isr,
+        flux_exports=wires.flux_exports,
+        flux_line_bytes_max=wires.flux_line_bytes_max,
+        kafka_advertise=wires.kafka_advertise,
+        kafka_acks_all=Level[wires.kafka_acks_all.name],
+        kafka_replication_factor_max=wires.kafka_replication_factor_max,
+        kafka07_zookeeper=wires.kafka07_zookeeper,
+        iggy_dialect=wires.iggy_dialect,
+        log_format=process.log_format,
     )

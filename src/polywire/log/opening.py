@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from polywire.clock import Clock
-from polywire.errors import Busy, Corrupt, ErrorCode, Unavailable
+from polywire.errors import Busy, Corrupt, ErrorCode
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.journal.group import EntryKind, GroupHead
@@ -59,7 +59,7 @@ def open_log(
     """Recover the log of a data directory, or begin one. Waits for the disk: call it before anything is served.
 
     through: the last group that an operator keeps of a damaged journal, see ``journal.recovery.find_chain``.
-    Raises Unavailable when the directory is in use or the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
+    Raises Busy(BUSY) when the directory is in use, Unavailable when the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
     """
     try:
         make_directories(files, directory)
@@ -88,7 +88,7 @@ def _sync_names(files: Files, directory: Path) -> None:
 
 
 def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
-    """Keep every broker out of a directory without changing anything; returns what lets them in. Raises Unavailable."""
+    """Keep every broker out of a directory without changing anything; returns what lets them in. Raises Busy(BUSY)."""
     with ExitStack() as undone:
         for locked in (directory / MARK_FILE, directory):
             if exists(files, locked):
@@ -97,14 +97,14 @@ def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[],
 
 
 def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
-    """A file or directory, with its lock. Raises Unavailable."""
+    """A file or directory, with its lock. Raises Busy(BUSY) while another process has it."""
     file = files.open(path, access)
     try:
         file.lock()
     except BlockingIOError:
         file.close()
-        raise Unavailable(
-            ErrorCode.STORAGE_FAILED,
+        raise Busy(
+            ErrorCode.BUSY,
             f"data directory is in use path={str(directory)!r} pid={_holder(files, directory / MARK_FILE)}",
         ) from None
     return file

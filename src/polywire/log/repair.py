@@ -157,7 +157,7 @@ class OfflineLog:
 
 @contextmanager
 def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
-    """A data directory, with every broker kept out of it. Raises Unavailable while one runs, Corrupt, OSError."""
+    """A data directory, with every broker kept out of it. Raises Busy(BUSY) while one runs, Unavailable where none was, Corrupt, OSError."""
     if not exists(SYSTEM_FILES, directory / JOURNAL):
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
     unlock = lock_directory(directory)

@@ -23,6 +23,7 @@ from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 MEBI: Final = 1024 * 1024
 OFF: Final = "off"
+LOGFMT: Final = "logfmt"
 AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
 FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
@@ -97,6 +98,7 @@ class ServeConfig:
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
+    log_format: of the lines on standard error, ``logfmt`` or ``json``.
     audit_log: file that logins, refusals and administration are appended to, besides the log.
     partition_count: of topics made automatically.
     drain_timeout_s: how long owed answers may hold up a stop.
@@ -172,6 +174,7 @@ class ServeConfig:
     kafka_replication_factor_max: int = 1
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
+    log_format: str = LOGFMT
 
     def broker_settings(self) -> BrokerSettings:
         """What the broker is built with. Raises Invalid for what it cannot be."""

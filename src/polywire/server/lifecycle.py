@@ -24,7 +24,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Denied
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
@@ -62,6 +62,8 @@ EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_SECOND_SIGNAL: Final = 130
+HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory: its drain, mostly
+HANDOVER_POLL_S: Final = 0.05
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
 READY_MODE: Final = 0o644  # where a broker listens is no secret
@@ -71,7 +73,7 @@ FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 def run(config: ServeConfig) -> int:
     """Serve until told to stop; returns the exit code."""
     lines = LineLimit(SystemClock())
-    set_up_log(lines)
+    set_up_log(lines, form=config.log_format)
     make_private()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
     try:
@@ -92,7 +94,7 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
     close_to_others(config.data_dir)
     audit = AuditLog(SystemClock(), config.audit_log)
     server = Server(config, lines, audit)
-    broker = server.open_broker()
+    broker = await server.open_broker()
     broker.access.audit = audit.record
     idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
     limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
@@ -144,8 +146,22 @@ class Server:
         self.registration: Registration | None = None
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
-    def open_broker(self) -> Broker:
-        """Recover the data directory. Raises BrokerError."""
+    async def open_broker(self) -> Broker:
+        """Recover the data directory, once a process that is ending has let go of it. Raises BrokerError."""
+        end = self._loop.time() + HANDOVER_S
+        told = False
+        while True:
+            try:
+                return self._open_broker()
+            except Busy as error:
+                if error.code is not ErrorCode.BUSY or self._loop.time() >= end:
+                    raise
+                if not told:
+                    log.info("waiting for the data directory", reason=error.message, limit_s=HANDOVER_S)
+                told = True
+            await asyncio.sleep(HANDOVER_POLL_S)
+
+    def _open_broker(self) -> Broker:
         config = self._config
         return Broker.open(
             config.data_dir,
@@ -184,6 +200,9 @@ class Server:
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
         close_listeners(listeners)
+        _withdraw(
+            self._config.ready_file
+        )  # before the data directory is let go of: then there may be one of the next process
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()
@@ -193,7 +212,6 @@ class Server:
         with contextlib.suppress(BrokerError):  # failed storage was reported already
             broker.close()
         await _hang_up(hub)
-        _withdraw(self._config.ready_file)
         self._audit.sweep(stopping=True)
         self._audit.close()
         if self._lines is not None:

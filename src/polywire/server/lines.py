@@ -80,8 +80,11 @@ class LineLimit:
                 getattr(log, window.level)(event, more=window.left_out, last_s=round(now - window.begun))
 
 
-def set_up_log(limit: LineLimit) -> None:
-    """One line per event, to standard error."""
+def set_up_log(limit: LineLimit, *, form: str = "logfmt") -> None:
+    """One line per event, to standard error, as ``logfmt`` or ``json``."""
+    renderer: Any = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
+    if form == "json":
+        renderer = structlog.processors.JSONRenderer(sort_keys=False)
     structlog.configure(
         processors=[
             limit,
@@ -89,7 +92,7 @@ def set_up_log(limit: LineLimit) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             escape,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+            renderer,
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit, escape
+from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit, escape, set_up_log
 from polywire.testing.clock import SimulatedClock
 
 
@@ -79,3 +80,15 @@ def test_words_of_peers_do_not_control_the_terminal() -> None:
         "exception": "Traceback\n  a\\x1b",
         "count": 1,
     }
+
+
+def test_lines_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = structlog.get_config()
+    try:
+        set_up_log(LineLimit(SimulatedClock()), form="json")
+        structlog.get_logger().warning("far away", peer="a\x1b[2J", count=3)
+    finally:
+        structlog.configure(**usual)
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("timestamp")
+    assert line == {"event": "far away", "level": "warning", "peer": "a\\x1b[2J", "count": 3}

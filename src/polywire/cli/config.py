@@ -1,0 +1,109 @@
+"""``polywire config``: which settings a broker would have, where each comes from, and whether it would start with them.
+
+Promises: what is shown is what ``polywire serve`` would make of the same options, environment and file; nothing is opened or changed that
+belongs to a broker. Must not know: what a setting means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, Parameter
+from cyclopts.argument import Argument, ArgumentCollection
+
+from polywire.broker.access import ANONYMOUS_NAME
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.serve import SOURCES, config_of, serve
+from polywire.cli.usage import examples
+from polywire.server.config import ServeConfig
+from polywire.server.tls import server_tls
+from polywire.server.users import load_users
+
+app = App(
+    name="config",
+    help="Show and check the settings of polywire serve.",
+    help_epilogue=examples("polywire config show --origin", "polywire config check"),
+)
+OPTION: Final = "option"
+DEFAULT: Final = "default"
+
+ServeOptions = Annotated[
+    str, Parameter(allow_leading_hyphen=True, help="Options as they would be given to polywire serve.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and the arguments that they were made of."""
+
+    config: ServeConfig
+    arguments: ArgumentCollection
+
+
+def resolve(words: tuple[str, ...]) -> Resolved:
+    """What ``polywire serve`` would be told by these words, the environment and the file. Raises CycloptsError, and OSError for the file."""
+    seen: list[ArgumentCollection] = []
+
+    def keep(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        seen.append(arguments)
+
+    same = App(name="serve", config=(*SOURCES, keep), help_flags=[], version_flags=[])
+    same.default(serve)
+    _, bound, _ = same.parse_args(words, exit_on_error=False, print_error=False)
+    bound.apply_defaults()
+    return Resolved(config_of(**bound.arguments), seen[0])
+
+
+@app.command(
+    help_epilogue=examples("polywire config show --origin", "polywire config show --output json --config staging.toml")
+)
+def show(
+    *options: ServeOptions,
+    origin: Annotated[bool, Parameter(negative="", help="Show where each value comes from.")] = False,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
+) -> None:
+    """List every setting of polywire serve with its value: option over environment over file over default."""
+    columns = ("setting", "value", *(("origin",) if origin else ()))
+    rows = [_row(argument) for argument in resolve(options).arguments if not argument.children]
+    print_list([{column: row[column] for column in columns} for row in rows], columns=columns, form=output)
+
+
+def _row(argument: Argument) -> Mapping[str, object]:
+    value: Any = argument.value if argument.tokens else argument.field_info.default
+    match value:
+        case Enum():
+            value = value.value
+        case Path():
+            value = str(value)
+    return {"setting": argument.name.removeprefix("--"), "value": value, "origin": _origin(argument)}
+
+
+def _origin(argument: Argument) -> str:
+    if not argument.tokens:
+        return DEFAULT
+    token = argument.tokens[0]
+    match token.source:
+        case "cli":
+            return OPTION
+        case "env":
+            return str(token.keyword)
+        case path:
+            return path
+
+
+@app.command(help_epilogue=examples("polywire config check", "polywire config check --config staging.toml"))
+def check(*options: ServeOptions) -> None:
+    """Check that polywire serve would accept its settings: values, addresses, users file and certificates. Exits with 1 or 2 if not."""
+    config = resolve(options).config
+    listeners = config.listeners()
+    config.broker_settings()
+    server_tls(config)
+    users = None if config.users is None else load_users(config.users)
+    if users is not None:
+        names = {user.name for user in users}
+        listeners = config.served(has_users=True, has_anonymous=ANONYMOUS_NAME in names)
+    note(f"ok: {', '.join(f'{name} on {address}' for name, address in listeners.items())}")

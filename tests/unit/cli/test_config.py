@@ -1,0 +1,120 @@
+"""Settings from options, environment and file: which one wins, where a value comes from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[Any, str]]:
+    """Value and origin of each setting."""
+    assert run(["config", "show", "--origin", "--output", "json", *words]) == EXIT_DONE
+    return {row["setting"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "polywire.toml"
+    file.write_text(
+        '[serve]\npartitions = 1\nslot_mib = 1\nretention-hours = 1\ndurability = "synced"\nflux-admin = false\n'
+    )
+    monkeypatch.setenv("POLYWIRE_SERVE_PARTITIONS", "2")
+    monkeypatch.setenv("POLYWIRE_SERVE_SLOT_MIB", "20")
+    found = shown(capsys, "--slot-mib", "30")
+    assert found["slot-mib"] == (30, "option")
+    assert found["partitions"] == (2, "POLYWIRE_SERVE_PARTITIONS")
+    assert found["retention-hours"] == (1.0, str(file))
+    assert found["durability"] == ("synced", str(file))
+    assert found["flux-admin"] == (False, str(file))
+    assert found["iggy"] == ("127.0.0.1:8090", "default")
+
+
+def test_another_file_is_read_instead_of_the_usual_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "polywire.toml").write_text("[serve]\npartitions = 1\nslot-mib = 20\n")
+    other = folder / "other.toml"
+    other.write_text("[serve]\npartitions = 5\n")
+    for words in (("--config", "other.toml"), ()):
+        if not words:
+            monkeypatch.setenv("POLYWIRE_SERVE_CONFIG", "other.toml")
+        found = shown(capsys, *words)
+        assert found["partitions"] == (5, str(other))
+        assert found["slot-mib"][1] == "default"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[serve]\npartitons = 1\n", "unknown key 'partitons' in [serve], did you mean 'partitions'?"),
+        ("[serve]\ndata_dri = 'x'\n", "unknown key 'data_dri' in [serve], did you mean 'data-dir'?"),
+        ("[serve]\nxyzzy = 1\n", "unknown key 'xyzzy' in [serve] ("),
+        ("[serve]\nconfig = 'other.toml'\n", "unknown key 'config' in [serve]"),
+        ("[serve]\ndata-dir = 'x'\ndata_dir = 'y'\n", "'data-dir' stands in [serve] twice"),
+        ("[sevre]\npartitions = 1\n", "unknown key 'sevre', did you mean 'serve'?"),
+        ("partitions = 1\n", "unknown key 'partitions', it belongs below [serve]"),
+        ("serve = 1\n", "[serve] is a table"),
+        ("[serve\n", "polywire.toml cannot be read as TOML"),
+        ("[serve]\npartitions = 'many'\n", "partitions"),
+        ("[serve]\nusers = ['a', 'b']\n", "users"),
+        ("[serve]\ndurability = 'memory'\n", "durability"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("serve",), ("config", "show"), ("config", "check")], ids=" ".join)
+def test_a_file_that_says_what_is_no_setting_is_refused(
+    verb: tuple[str, ...], content: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "polywire.toml").write_text(content)
+    assert run(list(verb)) == EXIT_USAGE
+    assert message in capsys.readouterr().err
+    assert not (folder / "polywire-data").exists()
+
+
+@pytest.mark.parametrize("verb", [("serve",), ("config", "check")], ids=" ".join)
+def test_a_file_that_is_named_must_be_there(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*verb, "--config", "missing.toml"]) == EXIT_FAILED
+    assert "missing.toml" in capsys.readouterr().err
+
+
+def test_a_check_opens_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "check", "--flux", "off"]) == EXIT_DONE
+    told = capsys.readouterr().err
+    assert "kafka on 127.0.0.1:9094" in told
+    assert "flux" not in told
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cursus", "0.0.0.0:1"), "listening beyond this machine needs --users or --insecure"),
+        (("--cursus", "nowhere"), "an address is HOST:PORT or off"),
+        (("--owner-share", "7"), "a share is above 0"),
+        (("--users", "missing.users"), "missing.users"),
+        (("--flux-tls", "127.0.0.1:0"), "TLS needs a certificate"),
+        (("--flux-tls", "127.0.0.1:0", "--tls-certificate", "missing.pem"), "missing.pem"),
+    ],
+    ids=str,
+)
+def test_a_check_refuses_what_a_start_would(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["config", "check", *options]) == EXIT_FAILED
+    assert message in capsys.readouterr().err
+
+
+def test_wrong_options_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "check", "--partitons", "1"]) == EXIT_USAGE
+    assert "--partitions" in capsys.readouterr().err
