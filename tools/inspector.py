@@ -439,6 +439,8 @@ ALLOWED: Final[Mapping[str, str]] = {
     "JOIN_BYTES": "see SPLIT_BYTES",
     "MemoryStore": _SHIPPED,
     "FaultyStore": _SHIPPED,
+    "MemoryObjects": _SHIPPED,
+    "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
 """What is found and meant so: the name within its module, which may move, and why."""

@@ -14,7 +14,7 @@ from typing import Final
 from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
-from polywire.cli import config, doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
+from polywire.cli import cluster, config, doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
 from polywire.cli.completion import completion_of
 from polywire.cli.connection import NotConnected
 from polywire.cli.output import note
@@ -50,6 +50,7 @@ app.command(writer.app)
 app.command(pipeline.app)
 app.command(user.app)
 app.command(log.app)
+app.command(cluster.app)
 app.command(doctor.app)
 app.command(config.app)
 app.command(completion_of(app))

@@ -1,0 +1,1 @@
+"""Who may write what: one shard of the log in a bucket."""

@@ -1,0 +1,149 @@
+"""Whether a bucket keeps what the journal rests on: one winner among those who create a name, or replace an object, at the same time.
+
+Promises: a store that lets two win, or none, or shows something else than what was written is refused with what it did; nothing is left
+in the bucket but after a failure. A defect that strikes rarely may pass: the usual one, to look first and write afterwards, shows in
+nearly every round. Must not know: what the bucket is for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.objects import ObjectChanged, Objects
+
+WRITERS: Final = 32
+CREATE_ROUNDS: Final = 4
+UNDECIDED_ROUNDS_MAX: Final = 3  # rounds that are tried again because a store answered nobody
+DIRECTORY: Final = "probe"
+
+
+class _Answer(Enum):
+    WON = auto()
+    LOST = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tried, and what a store did instead of it; nothing where it did."""
+
+    what: str
+    defect: str
+
+
+def probe(objects: Objects) -> list[Finding]:
+    """Try everything; returns what was found of each. Raises Unavailable where the bucket does not answer."""
+    token = secrets.token_hex(8)
+    with ThreadPoolExecutor(WRITERS, "polywire-probe") as threads:
+        race = _Race(objects, threads)
+        return [
+            *(race.create(f"{DIRECTORY}/{token}-{number}") for number in range(CREATE_ROUNDS)),
+            race.replace(f"{DIRECTORY}/{token}-replaced"),
+            _read_back(objects, f"{DIRECTORY}/{token}-read"),
+        ]
+
+
+def check(objects: Objects) -> None:
+    """Refuse a bucket that does not do. Raises Invalid, Unavailable."""
+    for finding in probe(objects):
+        if finding.defect:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"this store cannot hold a log: its conditional writes are not safe what={finding.what!r} defect={finding.defect!r}",
+            )
+
+
+class _Race:
+    """Writers that want the same name at the same time."""
+
+    def __init__(self, objects: Objects, threads: ThreadPoolExecutor) -> None:
+        self._objects = objects
+        self._threads = threads
+
+    def create(self, name: str) -> Finding:
+        def write(content: bytes) -> None:
+            self._objects.create(name, [content])
+
+        return Finding(f"one winner of {WRITERS} that create a name", self._round(name, write, lambda: None))
+
+    def replace(self, name: str) -> Finding:
+        self._objects.create(name, [b"first"])
+        tags = [self._objects.read(name).tag]
+
+        def write(content: bytes) -> None:
+            self._objects.replace(name, content, tags[0])
+
+        def again() -> None:
+            tags[0] = self._objects.read(name).tag
+
+        return Finding(f"one winner of {WRITERS} that replace an object", self._round(name, write, again))
+
+    def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
+        """What is wrong with the outcome of one race, if anything."""
+        contents = [f"writer {number}".encode() for number in range(WRITERS)]
+        for _ in range(UNDECIDED_ROUNDS_MAX):
+            answers = list(self._threads.map(lambda content: _answer(write, content), contents))
+            defect = self._judge(name, contents, answers)
+            if defect is not None:
+                self._objects.delete(name)
+                return defect
+            again()
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket answers too few requests name={name!r}")
+
+    def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
+        """The defect, nothing for none; None where too little was answered to tell."""
+        winners = answers.count(_Answer.WON)
+        if winners > 1:
+            return f"{winners} winners"
+        try:
+            found = self._objects.read(name).content
+        except BlobMissing:
+            return None if winners == 0 and _Answer.UNKNOWN in answers else "what was written is not there"
+        written = [content for content, answer in zip(contents, answers, strict=True) if answer is not _Answer.LOST]
+        if winners == 1:
+            winner = contents[answers.index(_Answer.WON)]
+            return "" if found == winner else "another than the winner's object is there"
+        if found in written:
+            return ""
+        return None if written else "no winner"
+
+
+def _answer(write: Callable[[bytes], None], content: bytes) -> _Answer:
+    try:
+        write(content)
+    except (BlobExists, ObjectChanged):
+        return _Answer.LOST
+    except Unavailable:
+        return _Answer.UNKNOWN
+    return _Answer.WON
+
+
+def _read_back(objects: Objects, name: str) -> Finding:
+    """Reads after a write and after a deletion find what is so, and a range is that range."""
+    what = "reads find what was written last"
+    try:
+        objects.create(name, [b"0123456789"])
+        if objects.read(name).content != b"0123456789" or objects.size(name) != 10:
+            return Finding(what, "a read after a write finds something else")
+        if objects.read_range(name, 3, 7) != b"3456":
+            return Finding(what, "a range is not what was asked for")
+        objects.put(name, b"other")
+        if objects.read(name).content != b"other":
+            return Finding(what, "a read after a second write finds the first")
+    except BlobMissing:
+        return Finding(what, "a read after a write finds nothing")
+    finally:
+        with suppress(BrokerError):
+            objects.delete(name)
+    with suppress(BlobMissing):
+        objects.read(name)
+        return Finding(what, "a read after a deletion finds the object")
+    return Finding(what, "")

@@ -1,0 +1,148 @@
+"""Objects of Amazon S3, Google Cloud Storage, Azure and what speaks like them, through obstore.
+
+Promises: every verb is one request, sent once: a client that repeats a create whose answer was lost is told that somebody else was first.
+Call it from threads only; other threads run meanwhile. Must not know: what an object holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.objects import ObjectChanged, Stored, check_object_name
+from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+REQUEST_TIMEOUT_S: Final = 8  # of a journal object and all that is small: longer, and others take over meanwhile
+CONNECT_TIMEOUT_S: Final = 4
+SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
+_SEPARATOR: Final = "/"
+
+
+def connect(url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, allow_http: bool = False) -> Bucket:
+    """The bucket of a URL; credentials, region and endpoint come from the environment or the machine's role. Raises Invalid."""
+    try:
+        import obstore.store as stores
+        from obstore.exceptions import BaseError
+    except ImportError:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"buckets need a library: pip install 'polywire[bucket]' url={url!r}"
+        ) from None
+    options: dict[str, Any] = {
+        "client_options": {
+            "timeout": timedelta(seconds=timeout_s),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "allow_http": allow_http,
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
+    }
+    if url.startswith("s3"):  # a digest of each body costs more than all the rest; ours has checksums
+        options["unsigned_payload"] = True
+    try:
+        return Bucket(stores.from_url(url, **options))
+    except (BaseError, ValueError) as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot use this bucket: {_reason(error)} url={url!r}") from error
+
+
+class Bucket:
+    """Implements ``Objects``."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        import obstore
+
+        check_object_name(name)
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        with _errors("create", name):
+            obstore.put(self._store, name, content, mode="create", use_multipart=False)
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        import obstore
+
+        check_object_name(name)
+        e_tag, _, version = tag.partition("\n")
+        with _errors("replace", name, exists=ObjectChanged, missing=ObjectChanged):
+            mode: obstore.UpdateVersion = {"e_tag": e_tag, "version": version} if version else {"e_tag": e_tag}
+            obstore.put(self._store, name, bytes(content), mode=mode, use_multipart=False)
+
+    def put(self, name: str, content: Buffer) -> None:
+        import obstore
+
+        check_object_name(name)
+        with _errors("put", name):
+            obstore.put(self._store, name, bytes(content), mode="overwrite", use_multipart=False)
+
+    def read(self, name: str) -> Stored:
+        import obstore
+
+        check_object_name(name)
+        with _errors("read", name):
+            found = obstore.get(self._store, name)
+            meta = found.meta
+            return Stored(bytes(found.bytes()), f"{meta['e_tag'] or ''}\n{meta['version'] or ''}")
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        import obstore
+
+        check_object_name(name)
+        if start >= stop:
+            return b""
+        with _errors("read", name):
+            found = obstore.get(self._store, name, options={"range": (start, stop)})
+            return bytes(found.bytes())
+
+    def size(self, name: str) -> int:
+        import obstore
+
+        check_object_name(name)
+        with _errors("measure", name):
+            return obstore.head(self._store, name)["size"]
+
+    def list(self, prefix: str) -> list[str]:
+        import obstore
+
+        with _errors("list", prefix):
+            pages = obstore.list(self._store, prefix.rstrip(_SEPARATOR) or None)
+            return sorted(item["path"] for page in pages for item in page if item["path"].startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        check_object_name(name)
+        try:
+            with _errors("delete", name):
+                obstore.delete(self._store, name)
+        except BlobMissing:
+            return
+
+
+@contextmanager
+def _errors(
+    what: str, name: str, *, exists: type[Exception] = BlobExists, missing: type[Exception] = BlobMissing
+) -> Iterator[None]:
+    """Turn the library's errors into ours."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+        raise exists(name) from None
+    except (exceptions.NotFoundError, FileNotFoundError):
+        raise missing(name) from None
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} object: {_reason(error)} name={name!r}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the library says; the rest is a listing of its causes."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

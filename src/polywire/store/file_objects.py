@@ -1,0 +1,144 @@
+"""Objects as files below one directory, for brokers of one machine that share a disk, and for tests that need no server.
+
+Promises: the port of ``objects``: a name is claimed by a link, an object replaced under the lock of a file beside it. Must not know: what an
+object holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import ErrorCode, Unavailable
+from polywire.records.checksum import xxh64
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.files import (
+    NEW_MODE,
+    Access,
+    Files,
+    fill,
+    make_directories,
+    read_file,
+    remove,
+    replace_file,
+    write_parts,
+)
+from polywire.store.objects import ObjectChanged, Stored, check_object_name
+from polywire.store.system_files import SYSTEM_FILES
+from polywire.types import Buffer
+
+LOCK_SUFFIX: Final = ".lock"
+
+
+class FileObjects:
+    """Implements ``Objects``. Names that begin with a dot are its own."""
+
+    __slots__ = ("_files", "_root")
+
+    def __init__(self, root: Path, files: Files = SYSTEM_FILES) -> None:
+        self._root = root
+        self._files = files
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        files, path = self._files, self._path(name)
+        temporary = self._temporary(path)
+        with _errors("create", path):
+            make_directories(files, path.parent)
+            try:
+                file = files.open(temporary, Access.NEW)
+                try:
+                    write_parts(file, parts, 0)
+                    file.sync()
+                finally:
+                    file.close()
+                files.link(temporary, path)
+            except FileExistsError:
+                raise BlobExists(name) from None
+            finally:
+                remove(files, temporary)
+            files.sync_directory(path.parent)
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        path = self._path(name)
+        with _errors("replace", path):
+            if not self._is(path, tag):
+                raise ObjectChanged(name)
+            lock = self._files.open(path.with_name(f".{path.name}{LOCK_SUFFIX}"), Access.KEEP)
+            try:
+                lock.lock()
+                if not self._is(path, tag):
+                    raise ObjectChanged(name)
+                self._put(path, content)
+            finally:
+                lock.close()
+
+    def put(self, name: str, content: Buffer) -> None:
+        path = self._path(name)
+        with _errors("put", path):
+            make_directories(self._files, path.parent)
+            self._put(path, content)
+
+    def read(self, name: str) -> Stored:
+        path = self._path(name)
+        with _errors("read", path):
+            content = read_file(self._files, path)
+        return Stored(content, _tag(content))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        path = self._path(name)
+        with _errors("read", path):
+            file = self._files.open(path, Access.READ)
+            try:
+                content = bytearray(max(min(stop, file.size) - start, 0))
+                return bytes(content[: fill(file, memoryview(content), start, len(content))])
+            finally:
+                file.close()
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with _errors("measure", path):
+            return self._files.size(path)
+
+    def list(self, prefix: str) -> list[str]:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = self._files.names(self._root / prefix)
+            return sorted(prefix + name for name in names if not name.startswith("."))
+        return []
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with _errors("delete", path):
+            remove(self._files, path)
+
+    def _is(self, path: Path, tag: str) -> bool:
+        with suppress(FileNotFoundError):
+            return _tag(read_file(self._files, path)) == tag
+        return False
+
+    def _put(self, path: Path, content: Buffer) -> None:
+        replace_file(self._files, path, [content], temporary=self._temporary(path), mode=NEW_MODE)
+
+    def _temporary(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.{self._files.token(6).hex()}")
+
+    def _path(self, name: str) -> Path:
+        check_object_name(name)
+        return self._root / name
+
+
+def _tag(content: bytes) -> str:
+    return f"{xxh64(content):016x}"
+
+
+@contextmanager
+def _errors(what: str, path: Path) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise BlobMissing(path.name) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} object: {reason} path={str(path)!r}") from error

@@ -1,0 +1,1 @@
+"""The log in a bucket, without a disk or a network."""

@@ -1,0 +1,64 @@
+"""The probe lets sound buckets pass and names what is wrong with others."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from polywire.cli.cluster import EXIT_UNFIT
+from polywire.cli.main import run
+from polywire.cluster.probe import UNDECIDED_ROUNDS_MAX, WRITERS, check, probe
+from polywire.errors import Invalid, Unavailable
+from polywire.store.file_objects import FileObjects
+from polywire.testing.memory_objects import Defect, MemoryObjects, ObjectFault
+
+
+def test_a_sound_bucket_passes_and_nothing_is_left() -> None:
+    objects = MemoryObjects()
+    check(objects)
+    assert objects.list("") == []
+
+
+def test_a_directory_passes(tmp_path: Path) -> None:
+    check(FileObjects(tmp_path))
+
+
+@pytest.mark.parametrize("defect", list(Defect))
+def test_a_store_without_safe_conditions_is_refused(defect: Defect) -> None:
+    findings = probe(MemoryObjects(defect=defect))
+    assert [bool(finding.defect) for finding in findings] == [True] * 5 + [False]
+    with pytest.raises(Invalid, match="winners"):
+        check(MemoryObjects(defect=defect))
+
+
+def test_answers_that_say_nothing_are_no_defect() -> None:
+    objects = MemoryObjects()
+    for fault in (ObjectFault.LOST_REPLY, ObjectFault.BUSY, ObjectFault.REFUSED):
+        objects.fail("create", fault)
+    for fault in (ObjectFault.BUSY, ObjectFault.LOST_REPLY):
+        objects.fail("replace", fault)
+    check(objects)
+
+
+def test_a_bucket_that_does_not_answer_is_reported_as_that() -> None:
+    objects = MemoryObjects()
+    for _ in range(WRITERS * UNDECIDED_ROUNDS_MAX):
+        objects.fail("create", ObjectFault.REFUSED)
+    with pytest.raises(Unavailable):
+        check(objects)
+
+
+def test_the_command_says_what_it_tried(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert run(["cluster", "check", f"file://{tmp_path}", "--output", "jsonl"]) == 0
+    assert out.getvalue().count('"result":"ok"') + out.getvalue().count('"result": "ok"') == 6
+
+
+def test_the_command_fails_where_the_store_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.cli.cluster.open_bucket", lambda _: MemoryObjects(defect=Defect.CHECKS_FIRST))
+    with redirect_stdout(io.StringIO()):
+        assert run(["cluster", "check", "file:///anywhere"]) == EXIT_UNFIT
