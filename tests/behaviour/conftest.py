@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from polywire.client.base import WireClient
+from polywire.client.base import Ability, Membership, WireClient
 from polywire.client.connect import connect
 from tests.behaviour.compatibility import Table, able_pairs, able_wires, is_paired
 from tests.behaviour.wires import Wire
 from tests.broker_process import BrokerProcess
 
 SCENARIO_SECONDS_MAX = 30.0
+JOINS_MAX = 4  # of each member until partitions have changed hands where that takes several
 _topic_numbers = count(1)
 _table = Table()
 
@@ -43,6 +44,21 @@ class WireClients:
     async def close(self) -> None:
         for client in self._opened:
             await client.close()
+
+
+async def share(group: str, topic: str, members: dict[str, WireClient], partition_count: int = 3) -> list[Membership]:
+    """Have members of a group join again, in this order, until each partition is one's; where they change hands at once that is once each."""
+    abilities = frozenset.intersection(*(client.abilities for client in members.values()))
+    at_once = Ability.AT_ONCE in abilities
+    for _ in range(1 if at_once else JOINS_MAX):
+        found = [await client.join(group, topic, name) for name, client in members.items()]
+        if sorted(number for place in found for number in place.partitions) == list(range(partition_count)):
+            break
+    else:
+        raise AssertionError(f"partitions are not shared out: {found}")
+    if {Ability.AT_ONCE, Ability.GENERATIONS} <= abilities:
+        assert len({place.generation for place in found}) == 1
+    return found
 
 
 @pytest.fixture(scope="session")

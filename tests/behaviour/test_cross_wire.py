@@ -8,7 +8,7 @@ from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
-from tests.behaviour.conftest import WireClients
+from tests.behaviour.conftest import WireClients, share
 
 TEXT = [b"plain", b"-", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
 SPACES = [b"two words", b" lead", b"tail "]
@@ -117,11 +117,7 @@ async def test_members_of_two_wires_in_one_group(
     one, two = await writers.open(), await readers.open()
     await one.produce(topic, [Record(value=b"v", key=b"key-%d" % number) for number in range(64)])
     await one.join(group, topic, "m1")
-    second = await two.join(group, topic, "m2")
-    first = await one.join(group, topic, "m1")
-    if Ability.GENERATIONS in writers.wire.abilities & readers.wire.abilities:
-        assert first.generation == second.generation
-    assert sorted(first.partitions + second.partitions) == [0, 1, 2]
+    _, first = await share(group, topic, {"m2": two, "m1": one})
     await one.commit(group, topic, first.partitions[0], 2, member="m1", generation=first.generation)
     assert await two.position(group, topic, first.partitions[0]) == 2
     await one.leave(group, topic, "m1", first.generation)

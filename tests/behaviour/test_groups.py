@@ -8,7 +8,7 @@ from polywire.client.base import Ability
 from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
-from tests.behaviour.conftest import WireClients
+from tests.behaviour.conftest import WireClients, share
 
 
 @needs(Ability.GROUPS)
@@ -29,9 +29,8 @@ async def test_two_members_share_without_overlap(clients: WireClients, topic: st
     assert two.generation > before.generation
     with pytest.raises(Conflict):
         await first.heartbeat(group, topic, "m1", before.generation)
-    one = await first.join(group, topic, "m1")
-    assert one.generation == two.generation
-    assert sorted(one.partitions + two.partitions) == [0, 1, 2]
+    two, one = await share(group, topic, {"m2": second, "m1": first})
+    assert await second.heartbeat(group, topic, "m2", two.generation) == two
     assert await first.heartbeat(group, topic, "m1", one.generation) == one
 
 
@@ -54,13 +53,23 @@ async def test_commits_are_fenced_by_generation_and_owner(clients: WireClients, 
     group = f"group-of-{topic}"
     old = await client.join(group, topic, "m1")
     await client.commit(group, topic, 0, 1, member="m1", generation=old.generation)
-    two = await client.join(group, topic, "m2")
+    two, one = await share(group, topic, {"m2": client, "m1": client})
     with pytest.raises(BrokerError):
-        await client.commit(group, topic, 0, 2, member="m1", generation=old.generation)
-    one = await client.join(group, topic, "m1")
+        await client.commit(group, topic, one.partitions[0], 2, member="m1", generation=old.generation)
     with pytest.raises(BrokerError):
         await client.commit(group, topic, two.partitions[0], 2, member="m1", generation=one.generation)
     assert await client.position(group, topic, 0) == 1
+
+
+@needs(Ability.GENERATIONS, Ability.POSITIONS, Ability.AT_ONCE)
+async def test_commits_are_fenced_before_their_member_knows(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.produce(topic, [Record(value=b"v", key=b"k")])
+    group = f"group-of-{topic}"
+    old = await client.join(group, topic, "m1")
+    await client.join(group, topic, "m2")
+    with pytest.raises(BrokerError):
+        await client.commit(group, topic, 0, 2, member="m1", generation=old.generation)
 
 
 @needs(Ability.GROUPS, Ability.POSITIONS)
@@ -78,12 +87,10 @@ async def test_members_of_different_wires_share_one_group(
     await one.produce(topic, [Record(value=b"v", key=b"k")])
     group = f"group-of-{topic}"
     before = await one.join(group, topic, "m1")
-    second = await two.join(group, topic, "m2")
+    await two.join(group, topic, "m2")
     with pytest.raises(BrokerError):
         await one.heartbeat(group, topic, "m1", before.generation)
-    first = await one.join(group, topic, "m1")
-    assert first.generation == second.generation
-    assert sorted(first.partitions + second.partitions) == [0, 1, 2]
+    second, first = await share(group, topic, {"m2": two, "m1": one})
     owned = second.partitions[0]
     await two.commit(group, topic, owned, 1, member="m2", generation=second.generation)
     assert await one.position(group, topic, owned) == 1

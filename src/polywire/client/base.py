@@ -35,6 +35,7 @@ class Ability(Enum):
     OFFSET_BY_TIME = "the first offset at or after a time is told"
     GROUPS = "members of a group share the partitions of a topic"
     GENERATIONS = "a group's changes are numbered, and commits under an old number are refused"
+    AT_ONCE = "partitions change hands as soon as somebody joins or leaves, not when their last reader has let go"
     POSITIONS = "positions of groups are stored and told"
     LONG_POLL = "a read waits for the next record"
     IDEMPOTENCE = "a producer that repeats a batch stores it once"

@@ -19,6 +19,8 @@ from polywire.errors import ErrorCode, Invalid
 DEFAULT_SCHEME: Final = "polywire"
 MEMORY_SCHEME: Final = "memory"
 MEMORY_MODULE: Final = "polywire.testing.thread"  # by its name: a client without tests needs no broker
+LOGIN_SCHEMES: Final = ("polywire", "kafka")
+MECHANISM_OPTION: Final = "?mechanism="  # of kafka://
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 
@@ -28,7 +30,8 @@ async def connect(url: str) -> WireClient:
     Args:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
             (``client.tls``).
-            ``polywire://name:password@host:port`` logs in (``client.login``). ``memory://name`` is a broker in this process, for tests.
+            ``polywire://name:password@host:port`` logs in (``client.login``), and so does ``kafka://``, with ``?mechanism=SCRAM-SHA-256`` and
+            the like behind it by another mechanism than usual (``client.kafka``). ``memory://name`` is a broker in this process, for tests.
 
     Raises:
         Invalid: INVALID_REQUEST: another scheme, a broken address, or a login on a wire that has none.
@@ -44,9 +47,15 @@ async def connect(url: str) -> WireClient:
     if scheme == MEMORY_SCHEME:
         return await connect(await asyncio.to_thread(import_module(MEMORY_MODULE).memory_url, address))
     login, address = split_login(address)
+    mechanism = None
+    if scheme.removesuffix(SCHEME_SUFFIX) == "kafka":
+        address, _, mechanism = address.partition(MECHANISM_OPTION)
     host, port = split_address(address)
-    if login is not None and scheme.removesuffix(SCHEME_SUFFIX) != DEFAULT_SCHEME:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"only polywire:// takes a name and a password scheme={scheme}")
+    if login is not None and scheme.removesuffix(SCHEME_SUFFIX) not in LOGIN_SCHEMES:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"only {'://, '.join(LOGIN_SCHEMES)}:// take a name and a password scheme={scheme}",
+        )
     tls = client_context() if scheme.endswith(SCHEME_SUFFIX) else None
     match scheme.removesuffix(SCHEME_SUFFIX):
         case "polywire":
@@ -66,7 +75,7 @@ async def connect(url: str) -> WireClient:
         case "kafka":
             from polywire.client.kafka import KafkaClient
 
-            return await KafkaClient.open(host, port, tls=tls)
+            return await KafkaClient.open(host, port, tls=tls, login=login, mechanism=mechanism or None)
         case "kafka07":
             from polywire.client.kafka07 import Kafka07Client
 

@@ -52,6 +52,7 @@ ABILITIES: Final = frozenset(
         Ability.LONG_POLL,
         Ability.LEVELS,
         Ability.GROUPS,
+        Ability.AT_ONCE,
         Ability.POSITIONS,
     }
 )

@@ -44,6 +44,7 @@ ABILITIES: Final = frozenset(
         Ability.SAME_HASH,
         Ability.CREATE_TOPIC,
         Ability.GROUPS,
+        Ability.AT_ONCE,
         Ability.GENERATIONS,
         Ability.POSITIONS,
     }

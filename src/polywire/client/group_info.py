@@ -58,7 +58,7 @@ class PartitionLag:
 
 
 class Queries(Protocol):
-    """What lags are worked out from; ``PolywireClient`` answers it."""
+    """What lags are worked out from; clients of wires that list groups answer it."""
 
     async def bounds(self, topic: str, /) -> list[PartitionBounds]:
         """Return where each partition of a topic begins and ends."""
@@ -72,7 +72,7 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
 
     Args:
         client: asks for bounds and times.
-        group: as ``PolywireClient.groups`` returned it.
+        group: as ``groups`` of the client returned it.
         clock: None: the system's.
 
     Raises:
@@ -107,4 +107,4 @@ async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             raise
         return None
-    return records[0].append_time_us if records else None
+    return (records[0].append_time_us or records[0].origin_time_us) if records else None

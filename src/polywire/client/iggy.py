@@ -46,6 +46,7 @@ ABILITIES: Final = frozenset(
         Ability.DELETE_TOPIC,
         Ability.OFFSET_BY_TIME,
         Ability.GROUPS,
+        Ability.AT_ONCE,
         Ability.POSITIONS,
     }
 )

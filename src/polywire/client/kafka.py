@@ -1,7 +1,7 @@
 """The asynchronous client of the Kafka wire.
 
 Promises: requests are pipelined on one connection and answered in order; what the wire cannot carry is refused before anything is sent. It
-speaks versions that every broker of Kafka since 2.8 knows. Must not know: the broker's insides, other wires.
+speaks versions that every broker of Kafka since 2.8 knows, for groups since 4.0. Must not know: the broker's insides, other wires.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, ClassVar, Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope, understood
+from polywire.client.group_info import GroupInfo
+from polywire.client.kafka_errors import check
+from polywire.client.kafka_groups import Groups
+from polywire.client.kafka_login import log_in, mechanism_for
 from polywire.client.kafka_partitioner import partition_of_key
+from polywire.client.login import Login
 from polywire.client.opening import open_connection
 from polywire.errors import (
     BrokerError,
-    Busy,
-    Conflict,
-    Corrupt,
-    Denied,
     ErrorCode,
     Invalid,
-    Missing,
     Unavailable,
 )
 from polywire.protocols.kafka import schema
@@ -49,6 +49,14 @@ _VERSIONS: Final = {
     Api.METADATA: 10,
     Api.CREATE_TOPICS: 5,
     Api.DELETE_TOPICS: 4,
+    Api.OFFSET_COMMIT: 9,
+    Api.OFFSET_FETCH: 8,
+    Api.DESCRIBE_GROUPS: 5,
+    Api.LIST_GROUPS: 5,
+    Api.SASL_HANDSHAKE: 1,
+    Api.SASL_AUTHENTICATE: 2,
+    Api.CONSUMER_GROUP_HEARTBEAT: 1,
+    Api.CONSUMER_GROUP_DESCRIBE: 0,
 }
 _ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
 
@@ -64,33 +72,13 @@ ABILITIES: Final = frozenset(
         Ability.CREATE_TOPIC,
         Ability.DELETE_TOPIC,
         Ability.BOUNDS,
+        Ability.GROUPS,
+        Ability.GENERATIONS,
+        Ability.POSITIONS,
         Ability.LONG_POLL,
         Ability.LEVELS,
     }
 )
-
-_ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
-    WireError.OFFSET_OUT_OF_RANGE: (Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
-    WireError.CORRUPT_MESSAGE: (Invalid, ErrorCode.INVALID_BATCH),
-    WireError.UNKNOWN_TOPIC_OR_PARTITION: (Missing, ErrorCode.PARTITION_MISSING),
-    WireError.REQUEST_TIMED_OUT: (Busy, ErrorCode.BUSY),
-    WireError.MESSAGE_TOO_LARGE: (Invalid, ErrorCode.RECORD_TOO_LARGE),
-    WireError.INVALID_TOPIC: (Invalid, ErrorCode.INVALID_TOPIC),
-    WireError.TOPIC_AUTHORIZATION_FAILED: (Denied, ErrorCode.DENIED),
-    WireError.ILLEGAL_SASL_STATE: (Denied, ErrorCode.LOGIN_REQUIRED),
-    WireError.TOPIC_ALREADY_EXISTS: (Conflict, ErrorCode.TOPIC_EXISTS),
-    WireError.INVALID_PARTITIONS: (Invalid, ErrorCode.INVALID_PARTITION_COUNT),
-    WireError.KAFKA_STORAGE_ERROR: (Busy, ErrorCode.DISK_FULL),
-    WireError.INVALID_RECORD: (Invalid, ErrorCode.INVALID_BATCH),
-    WireError.THROTTLING_QUOTA_EXCEEDED: (Busy, ErrorCode.BUSY),
-    WireError.UNKNOWN_SERVER_ERROR: (Corrupt, ErrorCode.CORRUPT),
-}
-
-
-def error_of(number: int, message: str | None = None) -> BrokerError:
-    """What an error of the wire means here."""
-    kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
-    return kind(code, message or f"the broker refuses code={number}")
 
 
 class _Connection(FramedConnection):
@@ -115,34 +103,57 @@ class _Connection(FramedConnection):
 
 
 class KafkaClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes, without groups.
+    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
 
     ``Level.MEMORY`` asks for the same as ``Level.WRITTEN``: what is acknowledged by nothing has no offset to tell.
     """
 
-    __slots__ = ("_connection", "_counts", "_next")
+    __slots__ = ("_connection", "_counts", "_groups", "_next")
 
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
+        self._groups: Final = Groups(connection.ask, self._describe)
         self._counts: Final[dict[str, int]] = {}  # partitions of topics that were written to
         self._next = 0
 
     @classmethod
     async def open(
-        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+        cls,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+        mechanism: str | None = None,
     ) -> KafkaClient:
-        """Connect.
+        """Connect, and log in.
 
         Args:
             host: name or address of the broker.
             port: where its Kafka wire listens.
-            timeout_s: longest wait, in seconds.
+            timeout_s: longest wait, in seconds, until all of it is done.
             tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            login: who logs in; None: nobody.
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; None: PLAIN under TLS and on the same machine, else SCRAM-SHA-512.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: nobody answers in time.
+            Denied: LOGIN_FAILED.
         """
-        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
+        connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
+        if login is not None:
+            mechanism = mechanism or mechanism_for(host, is_secret=tls is not None)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await log_in(connection.ask, login, mechanism)
+            except TimeoutError:
+                connection.fail(Unavailable(ErrorCode.STOPPING, "the login took too long"))
+                raise Unavailable(ErrorCode.STOPPING, f"nobody answers a login address={host}:{port}") from None
+            except BrokerError:
+                connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
+                raise
+        return cls(connection)
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -160,13 +171,13 @@ class KafkaClient(Scope):
         asked = schema.request(Api.CREATE_TOPICS).Topics
         topics = [asked(name=topic, num_partitions=partition_count, replication_factor=-1)]
         answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
-        _check(answer.topics[0])
+        check(answer.topics[0])
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records."""
         self._counts.pop(topic, None)
         answer = await self._connection.ask(Api.DELETE_TOPICS, topic_names=[topic], timeout_ms=TIMEOUT_MS)
-        _check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
+        check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
 
     async def topics(self) -> list[TopicInfo]:
         """Return the topics this peer may see, by name."""
@@ -178,7 +189,7 @@ class KafkaClient(Scope):
         """What Metadata tells of one topic. Raises BrokerError."""
         asked = [schema.request(Api.METADATA).Topics(name=topic)]
         answer = await self._connection.ask(Api.METADATA, topics=asked, may_create=may_create)
-        _check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
+        check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
         return answer.topics[0]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
@@ -197,7 +208,7 @@ class KafkaClient(Scope):
             Api.LIST_OFFSETS, replica_id=-1, topics=[asked(name=topic, partitions=entries)]
         )
         for entry in answer.topics[0].partitions:
-            _check(entry)
+            check(entry)
         return {entry.index: entry.offset for entry in answer.topics[0].partitions}
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
@@ -245,7 +256,7 @@ class KafkaClient(Scope):
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
             self._counts.pop(topic, None)
-        _check(entry)
+        check(entry)
         offset: int = entry.base_offset
         return offset
 
@@ -265,44 +276,48 @@ class KafkaClient(Scope):
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
             await self._describe(topic)  # which raises when it is the topic that is missing
-        _check(entry)
+        check(entry)
         return understood(decode_batches, entry.records or b"", offset=offset)[:records_max]
 
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Refuse with Invalid(INVALID_REQUEST): members of this wire share the work out themselves."""
-        raise _impossible("have the broker share partitions out")
+        """Become a member of a group, or take what has changed; see ``WireClient``. Brokers of Kafka can since 4.0.
+
+        A member gets what is free, and the rest when others have joined again and so let go of it: ``heartbeat`` tells. Raises
+        Missing(TOPIC_MISSING).
+        """
+        return await self._groups.join(group, topic, member, assignor)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Refuse with Invalid(INVALID_REQUEST), as ``join``."""
-        raise _impossible("have the broker share partitions out")
+        """Stay a member; see ``WireClient``. A change of the group that is none for this member passes."""
+        return await self._groups.heartbeat(group, topic, member, generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Refuse with Invalid(INVALID_REQUEST), as ``join``."""
-        raise _impossible("have the broker share partitions out")
+        """Give up one's place in a group, of whatever generation; see ``WireClient``."""
+        await self._groups.leave(group, topic, member)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Refuse with Invalid(INVALID_REQUEST): this client stores no positions."""
-        raise _impossible("store positions")
+        """Store a group's position; see ``WireClient``. Without a member brokers refuse it while the group has some."""
+        await self._groups.commit(group, topic, partition, offset, member, generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Refuse with Invalid(INVALID_REQUEST): this client stores no positions."""
-        raise _impossible("tell positions")
+        """Return a group's next offset to read, None when it never committed."""
+        return await self._groups.position(group, topic, partition)
+
+    async def groups(self, group: str | None = None) -> list[GroupInfo]:
+        """Return groups that have members or positions, by topic and name; with ``group`` those of this name.
+
+        A member's wire is the id of its client, which names the wire of those on other ones. Nothing tells when they were heard of, whose a
+        group is, nor what members read of a group that has none of this wire.
+        """
+        return await self._groups.groups(group)
 
 
 def _impossible(what: str) -> Invalid:
     return Invalid(ErrorCode.INVALID_REQUEST, f"the client of the Kafka wire cannot {what}")
-
-
-def _check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:
-    """Raise the error that an entry of an answer tells."""
-    if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
-        raise Missing(missing, "no such topic or partition")
-    if entry.error:
-        raise error_of(entry.error, getattr(entry, "message", None))
 
 
 def _check_record(record: Record) -> None:

@@ -1,0 +1,116 @@
+"""Logins of clients over the Kafka wire: PLAIN, and SCRAM, by which the password is not sent (spec: kafka#sasl; RFC 5802, RFC 7677).
+
+Promises: a broker that does not prove that it knows the password's verifier is not trusted; what a broker can have a client compute has a
+limit. Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
+from typing import Any, Final
+
+from polywire.client.kafka_errors import check
+from polywire.client.login import Login
+from polywire.errors import Denied, ErrorCode, Invalid
+from polywire.protocols.kafka.messages import Api
+
+PLAIN: Final = "PLAIN"
+HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS: Final = (PLAIN, *HASHES)
+NONCE_BYTES: Final = 24
+ITERATIONS_RANGE: Final = range(4096, 1_000_001)  # the least of RFC 7677; the most is below a second's work
+_HEADER: Final = "n,,"
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+def mechanism_for(host: str, *, is_secret: bool) -> str:
+    """How to log in unless something else is said: by the password itself only where nobody on the way can read it."""
+    return PLAIN if is_secret or _is_own(host) else "SCRAM-SHA-512"
+
+
+def _is_own(host: str) -> bool:
+    """Whether this is the same machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def log_in(ask: Ask, login: Login, mechanism: str) -> None:
+    """Log in by a mechanism. Raises Denied(LOGIN_FAILED), Invalid(INVALID_REQUEST) for a mechanism that nobody here knows."""
+    if mechanism not in MECHANISMS:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"unknown mechanism mechanism={mechanism} known={','.join(MECHANISMS)}"
+        )
+    check(await ask(Api.SASL_HANDSHAKE, mechanism=mechanism))
+    if mechanism == PLAIN:
+        await _say(ask, f"\0{login.name}\0{login.password}")
+        return
+    proof = ScramProof(login, HASHES[mechanism])
+    challenge = await _say(ask, proof.first)
+    final = await asyncio.to_thread(proof.final, challenge)
+    proof.verify(await _say(ask, final))
+
+
+async def _say(ask: Ask, text: str) -> str:
+    answer = await ask(Api.SASL_AUTHENTICATE, auth_bytes=text.encode())
+    check(answer)
+    return bytes(answer.auth_bytes).decode("utf-8", "replace")
+
+
+class ScramProof:
+    """The client's side of one conversation of SCRAM, in the order ``first``, ``final``, ``verify``."""
+
+    __slots__ = ("_bare", "_digest", "_nonce", "_password", "_signature", "first")
+
+    def __init__(self, login: Login, digest: str, nonce: str | None = None) -> None:
+        self._digest: Final = digest
+        self._password: Final = login.password
+        self._nonce: Final = nonce or secrets.token_urlsafe(NONCE_BYTES)
+        name = login.name.replace("=", "=3D").replace(",", "=2C")
+        self._bare: Final = f"n={name},r={self._nonce}"
+        self._signature = b""
+        self.first: Final = _HEADER + self._bare
+
+    def final(self, challenge: str) -> str:
+        """What answers a challenge; takes some ms. Raises Denied(LOGIN_FAILED) for one that no broker sends."""
+        nonce, salt, iterations = _read_challenge(challenge)
+        if not nonce.startswith(self._nonce) or nonce == self._nonce or iterations not in ITERATIONS_RANGE:
+            raise _untrusted()
+        salted = hashlib.pbkdf2_hmac(self._digest, self._password.encode(), salt, iterations)
+        client_key = hmac.digest(salted, b"Client Key", self._digest)
+        without_proof = f"c={b64encode(_HEADER.encode()).decode()},r={nonce}"
+        messages = f"{self._bare},{challenge},{without_proof}".encode()
+        stored_key = hashlib.new(self._digest, client_key).digest()
+        mask = hmac.digest(stored_key, messages, self._digest)
+        proof = bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
+        self._signature = hmac.digest(hmac.digest(salted, b"Server Key", self._digest), messages, self._digest)
+        return f"{without_proof},p={b64encode(proof).decode()}"
+
+    def verify(self, last: str) -> None:
+        """Refuse a broker that does not know the password's verifier. Raises Denied(LOGIN_FAILED)."""
+        said = last.split(",")[0].removeprefix("v=").encode()
+        if not self._signature or not hmac.compare_digest(said, b64encode(self._signature)):
+            raise _untrusted()
+
+
+def _read_challenge(challenge: str) -> tuple[str, bytes, int]:
+    """Nonce, salt and number of iterations. Raises Denied(LOGIN_FAILED)."""
+    try:
+        nonce, salt, iterations, *_ = challenge.split(",")
+        if (nonce[:2], salt[:2], iterations[:2]) != ("r=", "s=", "i="):
+            raise ValueError
+        return nonce[2:], b64decode(salt[2:], validate=True), int(iterations[2:])
+    except ValueError:
+        raise _untrusted() from None
+
+
+def _untrusted() -> Denied:
+    return Denied(ErrorCode.LOGIN_FAILED, "the broker does not prove that it knows the user's password")
