@@ -9,15 +9,16 @@ from collections import Counter
 
 import pytest
 
-from polywire.testing.sim.model import KeptPartition, Violation
-from polywire.testing.sim.world import World
+from polywire.testing.sim.log.model import KeptPartition
+from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.promises import Violation
 
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
 
 
-def run(seed: int, steps: int = STEPS) -> World:
-    world = World(seed, steps=steps)
+def run(seed: int, steps: int = STEPS) -> LogWorld:
+    world = LogWorld(seed, steps=steps)
     world.run()
     return world
 
@@ -52,7 +53,18 @@ def test_one_number_gives_one_story() -> None:
 def test_the_story_is_the_same_compiled_and_not() -> None:
     digests = set()
     for pure in ("", "1"):
-        command = [sys.executable, "-m", "polywire.testing.sim", "--seed", "3", "--steps", str(STEPS), "--quiet"]
+        command = [
+            sys.executable,
+            "-m",
+            "polywire.testing.sim",
+            "--world",
+            "log",
+            "--seed",
+            "3",
+            "--steps",
+            str(STEPS),
+            "--quiet",
+        ]
         environment = {**os.environ, "POLYWIRE_PURE": pure, "PYTHONHASHSEED": pure or "0"}
         told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         digests.add(told.rpartition("digest=")[2].strip())
