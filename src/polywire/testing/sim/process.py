@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from polywire.errors import BrokerError
+from polywire.log.base import Read
 from polywire.log.log import FileLog
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
@@ -41,6 +43,18 @@ class Process(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop as asked to."""
+
+    def read(self, incarnation: int, offset: int) -> Read | BrokerError:
+        """What a reader is answered in the end."""
+        answers: list[Read | BrokerError] = []
+        try:
+            found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
+        except BrokerError as error:
+            return error
+        if isinstance(found, Read):
+            return found
+        self.until(lambda: answers)
+        return answers[0]
 
     def until(self, reached: Callable[[], object]) -> None:
         """Whatever has to happen for this, without any client."""

@@ -5,8 +5,6 @@ Promises: as ``Process``. Must not know: who asks, what is right.
 
 from __future__ import annotations
 
-from polywire.errors import BrokerError
-from polywire.log.base import Read
 from polywire.log.opening import open_log
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
@@ -42,15 +40,3 @@ class LogProcess(Process):
 
     def close(self) -> None:
         self.log.close()
-
-    def read(self, incarnation: int, offset: int) -> Read | BrokerError:
-        """What a reader is answered in the end."""
-        answers: list[Read | BrokerError] = []
-        try:
-            found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
-        except BrokerError as error:
-            return error
-        if isinstance(found, Read):
-            return found
-        self.until(lambda: answers)
-        return answers[0]
