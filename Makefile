@@ -22,6 +22,7 @@ CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard r
 FUZZ_SECONDS ?= 30
 SIM_COUNT ?= 0
 SIM_FIRST ?= 0
+SIM_WORLD ?=
 WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
@@ -89,8 +90,8 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
 		FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz.$$target; \
 	done
 
-sim: dev ## Run the log in simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many
-	$(PYTHON) -m polywire.testing.sim $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
+sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many, SIM_WORLD=broker runs only one
+	$(PYTHON) -m polywire.testing.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
 
 sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
 	$(PYTHON) -m tests.sim.mutate

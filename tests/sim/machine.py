@@ -10,7 +10,7 @@ from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.disk import SimulatedDisk
-from polywire.testing.sim.process import Process
+from polywire.testing.sim.log.process import LogProcess
 from polywire.testing.sim.story import Story
 from polywire.types import Level
 
@@ -20,7 +20,7 @@ SETTINGS = LogSettings(slot_bytes=48 * 1024, slot_count_max=2, disk_reserve_byte
 class Machine:
     """Guards: ``process`` is the one that was opened last."""
 
-    process: Process
+    process: LogProcess
 
     def __init__(self) -> None:
         self.chance, self.story = Chance(1), Story()
@@ -30,7 +30,7 @@ class Machine:
     def open(self, calls: int = -1) -> FileLog:
         """Open the log; the process is killed at this call, if there are so many."""
         self.disk.close_all()
-        self.process = Process(self.disk, SETTINGS, self.clock, self.chance, self.story)
+        self.process = LogProcess(self.disk, SETTINGS, self.clock, self.chance, self.story)
         self.process.files.faults.calls_left = calls
         self.process.open()
         return self.process.log

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import pytest
 import structlog
 
-from polywire.testing.sim.model import BROKEN, Violation
-from polywire.testing.sim.world import World
+from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.promises import BROKEN, Violation
 from tests.sim.mutations import MUTATIONS, Mutation
 
 RUNS: Final = 100
@@ -45,7 +45,7 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
                 )
         for seed in range(runs):
             try:
-                World(seed).run()
+                LogWorld(seed).run()
             except Violation as violation:
                 return Noticed(str(seed), violation.promise)
             except BROKEN as error:

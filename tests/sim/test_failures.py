@@ -11,7 +11,7 @@ from polywire.log.base import Ranges, Read
 from polywire.log.log import FileLog
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.sim.client import records_of
+from polywire.testing.sim.log.client import records_of
 from polywire.types import Level
 from tests.sim.machine import Machine
 

@@ -1,4 +1,4 @@
-"""The log in a simulated world: a fixed number of runs keeps every promise, and one number gives one story."""
+"""Simulated worlds: a fixed number of runs keeps every promise, and one number gives one story."""
 
 from __future__ import annotations
 
@@ -9,54 +9,52 @@ from collections import Counter
 
 import pytest
 
-from polywire.testing.sim.model import KeptPartition, Violation
+from polywire.testing.sim.log.model import KeptPartition
+from polywire.testing.sim.promises import Violation
 from polywire.testing.sim.world import World
+from polywire.testing.sim.worlds import WORLDS
 
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
+RARE = {
+    "log": ("drop", "compact", "publish", "trim", "woken", "rot"),
+    "broker": ("create", "delete", "purge", "trim", "again", "clock"),
+}
+"""What comes up in some of the runs, beside the troubles of every world."""
+TROUBLES = ("power loss", "killed", "fault", "short", "log failed", "rival")
 
 
-def run(seed: int, steps: int = STEPS) -> World:
-    world = World(seed, steps=steps)
+def run(kind: str, seed: int) -> World:
+    world = WORLDS[kind](seed, steps=STEPS)
     world.run()
     return world
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_runs_keep_every_promise(part: int) -> None:
+@pytest.mark.parametrize("kind", WORLDS)
+def test_runs_keep_every_promise(kind: str, part: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(part, RUNS, 4):
-        counts += run(seed).story.counts
-    rare = (
-        "drop",
-        "compact",
-        "publish",
-        "trim",
-        "power loss",
-        "killed",
-        "fault",
-        "short",
-        "woken",
-        "log failed",
-        "rival",
-        "rot",
-    )
-    assert not [event for event in rare if not counts[event]], "every kind of trouble comes up"
+        counts += run(kind, seed).story.counts
+    missing = [event for event in (*TROUBLES, *RARE[kind]) if not counts[event]]
+    assert not missing, "every kind of trouble comes up"
 
 
-def test_one_number_gives_one_story() -> None:
-    assert run(3).story.digest() == run(3).story.digest()
-    assert run(3).story.digest() != run(4).story.digest()
+@pytest.mark.parametrize("kind", WORLDS)
+def test_one_number_gives_one_story(kind: str) -> None:
+    assert run(kind, 3).story.digest() == run(kind, 3).story.digest()
+    assert run(kind, 3).story.digest() != run(kind, 4).story.digest()
 
 
-def test_the_story_is_the_same_compiled_and_not() -> None:
+@pytest.mark.parametrize("kind", WORLDS)
+def test_the_story_is_the_same_compiled_and_not(kind: str) -> None:
     digests = set()
     for pure in ("", "1"):
-        command = [sys.executable, "-m", "polywire.testing.sim", "--seed", "3", "--steps", str(STEPS), "--quiet"]
+        command = [sys.executable, "-m", "polywire.testing.sim", "--world", kind, "--seed", "3", "--steps", str(STEPS)]
         environment = {**os.environ, "POLYWIRE_PURE": pure, "PYTHONHASHSEED": pure or "0"}
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run([*command, "--quiet"], env=environment, capture_output=True, text=True, check=True).stdout
         digests.add(told.rpartition("digest=")[2].strip())
-    assert digests == {run(3).story.digest()}
+    assert digests == {run(kind, 3).story.digest()}
 
 
 def test_a_broken_promise_is_told() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.testing.sim.model import Violation
+from polywire.testing.sim.promises import Violation
 from polywire.testing.sim.shrink import Shape, shrink
 from tests.sim.mutations import MUTATIONS
 
@@ -12,8 +12,8 @@ from tests.sim.mutations import MUTATIONS
 def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     next(mutation for mutation in MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
     with pytest.raises(Violation) as broken:
-        Shape(0, 800).world().run()
-    small = shrink(Shape(0, 800))
+        Shape("log", 0, 800).world().run()
+    small = shrink(Shape("log", 0, 800))
     with pytest.raises(Violation) as again:
         small.world().run()
     assert again.value.promise == broken.value.promise
@@ -24,4 +24,4 @@ def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_made_of_a_run_that_breaks_nothing() -> None:
     with pytest.raises(ValueError, match="nothing to shrink"):
-        shrink(Shape(3, 50))
+        shrink(Shape("log", 3, 50))

@@ -1,4 +1,4 @@
-"""``python -m polywire.testing.sim``: run the log in a simulated world, and tell what happened.
+"""``python -m polywire.testing.sim``: run simulated worlds, and tell what happened.
 
 Promises: ends with 1 at the first run that breaks a promise, and says which number replays it. Must not know: what happens in a run.
 """
@@ -9,13 +9,15 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 import structlog
 
-from polywire.testing.sim.model import BROKEN, Violation
+from polywire.testing.sim.promises import BROKEN, Violation
 from polywire.testing.sim.shrink import Shape, shrink
-from polywire.testing.sim.world import STEPS, World
+from polywire.testing.sim.world import STEPS
+from polywire.testing.sim.worlds import WORLDS
 
 LINES_SHOWN = 60  # of a failed run
 PROGRESS_RUNS = 25  # between two lines that say how far it is
@@ -24,6 +26,7 @@ PROGRESS_RUNS = 25  # between two lines that say how far it is
 def main() -> int:
     """Tell the story of one run, or count runs until one fails."""
     parser = argparse.ArgumentParser(prog="python -m polywire.testing.sim", description=__doc__)
+    parser.add_argument("--world", choices=WORLDS, default=None, help="only this one; else all, one after the other")
     parser.add_argument("--seed", type=int, default=None, help="run this one and tell its story")
     parser.add_argument("--steps", type=int, default=STEPS, help="how long a run is")
     parser.add_argument(
@@ -34,10 +37,11 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="with --seed: tell only how it ends")
     given = parser.parse_args()
     structlog.configure(processors=[_drop])  # what the log writes for operators is no event
+    kinds = list(WORLDS) if given.world is None else [given.world]
     if given.seed is not None:
         without = frozenset(filter(None, given.without.split(",")))
-        return _tell(Shape(given.seed, given.steps, without), quiet=given.quiet)
-    return _count(given.first, given.count, given.steps)
+        return max(_tell(Shape(kind, given.seed, given.steps, without), quiet=given.quiet) for kind in kinds)
+    return _count(kinds, given.first, given.count, given.steps)
 
 
 def _drop(*_: object) -> dict[str, object]:
@@ -49,25 +53,27 @@ def _tell(shape: Shape, *, quiet: bool) -> int:
     try:
         world.run()
     except Violation as violation:
-        _say(f"seed {shape.seed} broke a promise: {violation}")
+        _say(f"{shape.kind} {shape.seed} broke a promise: {violation}")
         return 1
     finally:
-        _say(f"seed {shape.seed} steps={shape.steps} events={world.story.number} digest={world.story.digest()}")
+        _say(f"{shape.kind} {shape.seed} steps={shape.steps} events={world.story.number} digest={world.story.digest()}")
     return 0
 
 
-def _count(first: int, count: int, steps: int) -> int:
+def _count(kinds: Sequence[str], first: int, count: int, steps: int) -> int:
     totals: Counter[str] = Counter()
     seed, begun = first, time.monotonic()
     while not count or seed < first + count:
-        world = World(seed, steps=steps)
-        try:
-            world.run()
-        except BROKEN as error:
-            _say(f"seed {seed} broke a promise: {error!r}")
-            _tell_shortly(Shape(seed, steps))
-            return 1
-        totals += world.story.counts
+        for kind in kinds:
+            shape = Shape(kind, seed, steps)
+            world = shape.world()
+            try:
+                world.run()
+            except BROKEN as error:
+                _say(f"{kind} {seed} broke a promise: {error!r}")
+                _tell_shortly(shape)
+                return 1
+            totals += world.story.counts
         seed += 1
         done = seed - first
         rate = done / (time.monotonic() - begun)

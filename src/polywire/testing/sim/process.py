@@ -1,10 +1,12 @@
-"""One process of a run: the files, the loop and the workers it sees, and the log it has open.
+"""One process of a run: the files, the loop and the workers it sees.
 
-Promises: whatever has to happen for an answer happens, and nothing else. Must not know: who asks, what is right.
+Promises: whatever has to happen for an answer happens, and nothing else. Must not know: what the process is there for, who asks, what is
+right.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,14 +14,11 @@ from typing import Final
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.log.log import FileLog
-from polywire.log.opening import open_log
-from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.client import BrokerState
 from polywire.testing.sim.disk import SimulatedDisk
 from polywire.testing.sim.files import SimulatedFiles
-from polywire.testing.sim.model import require
+from polywire.testing.sim.promises import require
 from polywire.testing.sim.schedule import Schedule
 from polywire.testing.sim.story import Story
 
@@ -27,32 +26,23 @@ DIRECTORY: Final = Path("/polywire-simulated/data")
 ANSWER_STEPS_MAX: Final = 20_000
 
 
-class Process:
-    """Guards: ``log`` and ``state`` are there once ``open`` has returned."""
+class Process(ABC):
+    """Guards: ``log`` is there once ``open`` has returned."""
 
     log: FileLog
-    state: BrokerState
 
-    def __init__(
-        self, disk: SimulatedDisk, settings: LogSettings, clock: SimulatedClock, chance: Chance, story: Story
-    ) -> None:
+    def __init__(self, disk: SimulatedDisk, clock: SimulatedClock, chance: Chance, story: Story) -> None:
         self.files: Final = SimulatedFiles(disk, chance, story)
         self.loop: Final = Schedule(clock, chance, story)
-        self._settings = settings
         self._clock = clock
 
+    @abstractmethod
     def open(self) -> None:
         """Start. Raises what ``open_log`` raises."""
-        self.state = BrokerState()
-        self.log = open_log(
-            DIRECTORY,
-            settings=self._settings,
-            loop=self.loop,
-            clock=self._clock,
-            replay=self.state,
-            files=self.files,
-            make_worker=self.loop.make_worker,
-        )
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop as asked to."""
 
     def read(self, incarnation: int, offset: int) -> Read | BrokerError:
         """What a reader is answered in the end."""

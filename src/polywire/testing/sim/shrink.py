@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from polywire.testing.sim.client import ACTS
-from polywire.testing.sim.model import BROKEN, Violation
-from polywire.testing.sim.world import TROUBLES, World
+from polywire.testing.sim.promises import BROKEN, Violation
+from polywire.testing.sim.world import World
+from polywire.testing.sim.worlds import WORLDS
 
 RUNS_MAX: Final = 150
-KINDS: Final = (*TROUBLES, *(act.__name__ for act in ACTS))
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes a run: its number, how long it is, and what does not happen in it."""
+    """What makes a run: the world, its number, how long it is, and what does not happen in it."""
 
+    kind: str
     seed: int
     steps: int
     without: frozenset[str] = frozenset()
 
     def world(self, *, show: Callable[[str], None] | None = None) -> World:
         """The run itself."""
-        return World(self.seed, steps=self.steps, without=self.without, show=show)
+        return WORLDS[self.kind](self.seed, steps=self.steps, without=self.without, show=show)
 
     @property
     def arguments(self) -> str:
         """What replays it."""
-        found = f"--seed {self.seed} --steps {self.steps}"
+        found = f"--world {self.kind} --seed {self.seed} --steps {self.steps}"
         return f"{found} --without {','.join(sorted(self.without))}" if self.without else found
 
 
@@ -53,13 +53,15 @@ def shrink(shape: Shape) -> Shape:
 
 def _smaller(shape: Shape) -> Iterable[Shape]:
     """What may be tried, whatever came of what was tried before."""
-    for kind in KINDS:
+    world = WORLDS[shape.kind]
+    kinds = (*world.TROUBLES, *world.ACTS)
+    for kind in kinds:
         yield replace(shape, without=frozenset((kind,)))
     steps = shape.steps
     while steps > 1:
         steps = steps * 3 // 4
         yield replace(shape, steps=steps)
-    for kind in KINDS:
+    for kind in kinds:
         yield replace(shape, without=frozenset((kind,)))
 
 

@@ -13,10 +13,11 @@ from polywire.log.base import Read
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.client import records_of
 from polywire.testing.sim.disk import SECTOR_BYTES, Inode, SimulatedDisk
-from polywire.testing.sim.model import KeptPartition, Model, require
-from polywire.testing.sim.process import Process
+from polywire.testing.sim.log.client import records_of
+from polywire.testing.sim.log.model import KeptPartition, Model
+from polywire.testing.sim.log.process import LogProcess
+from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 
 UNNEEDED: Final = ("LOCK",)  # written anew by every start
@@ -38,7 +39,7 @@ class Rot:
         """Damage a copy of the disk somewhere and start on it: everything is there, or it is said what is damaged."""
         copy = deepcopy(disk)
         path, cut = self._spoil(copy)
-        process = Process(copy, self._settings, self._clock, self._chance, self._story)
+        process = LogProcess(copy, self._settings, self._clock, self._chance, self._story)
         self._story.actor = "rot"
         try:
             process.open()
@@ -90,7 +91,7 @@ class Rot:
             else:
                 data[place : place + len(content)] = content
 
-    def _read(self, process: Process, kept: KeptPartition, path: str) -> None:
+    def _read(self, process: LogProcess, kept: KeptPartition, path: str) -> None:
         """Everything of a partition, past what is damaged."""
         partition = process.log.partition(kept.incarnation)
         end = len(kept.records)

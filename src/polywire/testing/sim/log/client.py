@@ -19,7 +19,8 @@ from polywire.records.columns import BatchHeader, Record
 from polywire.records.compression import expand_body
 from polywire.records.rows import from_records, to_records
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.model import Content, KeptPartition, Model, Staged, require
+from polywire.testing.sim.log.model import Content, KeptPartition, Model, Staged
+from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.types import Level
 

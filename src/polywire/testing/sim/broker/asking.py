@@ -1,0 +1,162 @@
+"""How clients ask a broker for something, and what everybody sees of its state.
+
+Promises: what a broker shows before and after is judged with every question: what was asked for is so, and nothing else is different.
+Must not know: what may be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from polywire.broker.broker import Broker
+from polywire.broker.owners import NOBODY
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.log.base import Completion
+from polywire.testing.sim.broker.history import Key, State
+from polywire.testing.sim.broker.model import Model
+from polywire.testing.sim.broker.process import BrokerProcess
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+from polywire.types import Level, PositionKind
+
+BY_ITSELF: Final = frozenset(("group", "transaction"))
+"""What changes without being asked to: members and transactions have their time."""
+
+Verb = Callable[[Completion[Any]], Any]
+
+
+def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]]) -> State:
+    """The state of a broker as it shows it. bounds: where a partition begins and ends. Where retention has a say, nobody knows when."""
+    found: dict[Key, object] = {}
+    for topic in broker.topics():
+        name = topic.name.full
+        found["topic", name] = (topic.id.hex(), len(topic.partitions))
+        for partition in topic.partitions:
+            first, found["end", name, partition.incarnation] = bounds(partition)
+            if topic.settings.retention_bytes is None:
+                found["first", name, partition.incarnation] = first
+    for topic_name, group in broker.groups.pairs():
+        view = broker.groups.kept(group, topic_name)
+        assert view is not None, "it is listed"
+        found["group", topic_name, group] = (view.generation, tuple(member.id for member in view.members))
+    for topic_name, group in broker.position_owners(PositionKind.GROUP):
+        for number, offset in broker.positions_in(topic_name, PositionKind.GROUP, group).items():
+            found["position", topic_name, group, number] = offset
+    for transaction in broker.transactions.visible(by=NOBODY):
+        found["transaction", "", transaction.id] = (transaction.epoch, transaction.state.name)
+    return found
+
+
+class Asking:
+    """Guards: everybody is answered once; ``failure`` is what the broker said when its storage failed."""
+
+    def __init__(self, process: BrokerProcess, model: Model, story: Story, durability: Level) -> None:
+        self.broker: Final = process.broker
+        self.model: Final = model
+        self.story: Final = story
+        self._durability = durability
+        self.failure: BrokerError | None = None
+        self.unanswered = 0
+        process.log.on_failure(self._failed)
+
+    def _failed(self, error: BrokerError) -> None:
+        self.failure = error
+        self.story.tell("log failed", error.message)
+
+    def look(self) -> State:
+        """The state as it must be once what was asked for is written."""
+        return look(self.broker, self._bounds)
+
+    def _bounds(self, partition: Partition) -> tuple[int, int]:
+        kept = self.model.partitions[partition.incarnation]
+        return max(kept.first, partition.log.first_offset), len(kept.records)
+
+    def notice(self) -> None:
+        """What has changed since somebody asked last did so by itself."""
+        state, history = self.look(), self.model.history
+        if state == history.latest:
+            return
+        for key in history.note(state):
+            require(key[0] in BY_ITSELF, "nothing changes unasked", key=key, now=state.get(key))
+
+    def ask(
+        self,
+        event: str,
+        text: str,
+        verb: Verb,
+        *,
+        level: Level,
+        applied: Callable[[Any], Mapping[Key, object]] = lambda _: {},
+        completed: Callable[[Any], None] = lambda _: None,
+        moment: int | None = None,
+        free: Collection[str] = (),
+    ) -> Any:
+        """Ask for something; returns what the verb does, or the error that it raised.
+
+        applied: brings the model up to date, and says which parts of the state are what now, None for those that are gone. free: kinds of
+            parts that are not judged by that. completed: gets the answer. moment: what its level is about, where not about this question.
+        """
+        self.notice()
+        self.story.tell(event, text)
+        answer = _Answer(self, f"{event} {text}", level, completed)
+        try:
+            found = verb(answer)
+        except BrokerError as error:
+            self.story.tell("no", error.code.name)
+            self.unanswered -= 1
+            answer.withdraw()
+            self._changed({}, free)
+            return error
+        self._changed(applied(found), free)
+        answer.moment = self.model.history.moment if moment is None else moment
+        return found
+
+    def _changed(self, expected: Mapping[Key, object], free: Collection[str]) -> None:
+        history = self.model.history
+        before = history.latest
+        wanted = {key: value for key, value in expected.items() if before.get(key) != value}
+        changed = {key: value for key, value in history.note(self.look()).items() if key[0] not in free}
+        require(changed == wanted, "what was asked for is so, and nothing else", changed=changed, wanted=wanted)
+
+    def acknowledge(self, moment: int, level: Level) -> None:
+        """What had happened by then was answered at this level."""
+        self.model.history.acknowledge(moment, max(level, self._durability) if level is not Level.MEMORY else level)
+
+    def is_excused(self, error: BrokerError) -> bool:
+        """Whether anything may be refused with this error."""
+        return isinstance(error, Busy) or self.failure is not None or error.code is ErrorCode.STORAGE_FAILED
+
+
+class _Answer:
+    """A completion. Guards: it is called once, and not from inside the verb."""
+
+    __slots__ = ("_asking", "_completed", "_level", "_what", "is_open", "moment")
+
+    def __init__(self, asking: Asking, what: str, level: Level, completed: Callable[[Any], None]) -> None:
+        self._asking = asking
+        self._what = what
+        self._level = level
+        self._completed = completed
+        self.moment = -1
+        self.is_open = True
+        asking.unanswered += 1
+
+    def withdraw(self) -> None:
+        """The verb was refused: nothing more is said."""
+        self.is_open = False
+
+    def __call__(self, found: object) -> None:
+        asking = self._asking
+        require(self.is_open, "everybody is answered once", what=self._what)
+        require(self.moment >= 0, "nobody is answered before the verb returns", what=self._what)
+        self.is_open = False
+        asking.unanswered -= 1
+        if isinstance(found, BrokerError):
+            asking.story.tell("refused", self._what)
+            require(asking.is_excused(found), "refused for no reason", what=self._what, error=str(found))
+            return
+        asking.story.tell("told", self._what)
+        asking.acknowledge(self.moment, self._level)
+        self._completed(found)

@@ -1,0 +1,90 @@
+"""What the state of a broker was after each thing that happened to it: moments, one behind the other.
+
+A process that stops leaves the state of one of its moments, as a whole: everything up to there, and nothing of what came later. It is not an
+earlier one than what was acknowledged. So a start needs no rules of its own for topics, positions, groups and transactions: whatever is found
+was all true at once, or something was torn apart.
+
+Promises: judges what a start has found. Must not know: what the parts of a state mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from polywire.testing.sim.promises import Acknowledged, require
+from polywire.types import Level
+
+Key = tuple[str | int, ...]
+"""Names one part of a state: what kind it is, the topic it belongs to, and which of that topic's."""
+
+State = Mapping[Key, object]
+
+
+class History:
+    """Guards: ``latest`` is the state after ``moment`` things that happened since the last start."""
+
+    __slots__ = ("_base", "_changes", "acknowledged", "latest", "moment")
+
+    def __init__(self) -> None:
+        self.moment = 0
+        self.latest: State = {}
+        self.acknowledged = Acknowledged()
+        self._base: State = {}
+        self._changes: Final[dict[Key, list[tuple[int, object]]]] = {}
+
+    def note(self, state: State) -> State:
+        """One more thing has happened, and this is the state now; returns what differs, None for what is there no more."""
+        self.moment += 1
+        differing: dict[Key, object] = {}
+        for key in {**self.latest, **state}:
+            value = state.get(key)
+            if self.latest.get(key) != value:
+                differing[key] = value
+                self._changes.setdefault(key, []).append((self.moment, value))
+        self.latest = state
+        return differing
+
+    def acknowledge(self, moment: int, level: Level) -> None:
+        """What had happened by then is stored."""
+        self.acknowledged.note(moment, level)
+
+    def settle(self, found: State, *, powerless: bool) -> int:
+        """A start has found this state; returns the moment that it is of, with which another history begins. Raises Violation."""
+        possible = (2 << self.moment) - 1
+        for key in {**self._base, **dict.fromkeys(self._changes), **found}:
+            left = possible & self._moments(key, found.get(key))
+            if not left:
+                then = [value for at, value in self._changes.get(key, []) if possible >> at][-3:]
+                require(
+                    False, "a start finds one moment", key=key, found=found.get(key), was=self._base.get(key), then=then
+                )
+            possible = left
+        moment, floor = possible.bit_length() - 1, self.acknowledged.floor(powerless=powerless)
+        require(
+            moment >= floor,
+            "what was acknowledged is there",
+            found=moment,
+            acknowledged=floor,
+            lost=self._lost(moment, floor),
+        )
+        self.begin(found)
+        return moment
+
+    def begin(self, state: State) -> None:
+        """This is the state now, and stored."""
+        self.moment, self.acknowledged = 0, Acknowledged()
+        self.latest = self._base = state
+        self._changes.clear()
+
+    def _moments(self, key: Key, value: object) -> int:
+        """When a part had this value: one bit for each moment."""
+        since, was, found = 0, self._base.get(key), 0
+        for at, now in self._changes.get(key, []):
+            if was == value:
+                found |= (1 << at) - (1 << since)
+            since, was = at, now
+        return found | ((2 << self.moment) - (1 << since) if was == value else 0)
+
+    def _lost(self, moment: int, floor: int) -> list[Key]:
+        return [key for key, changes in self._changes.items() if any(moment < at <= floor for at, _ in changes)]

@@ -1,0 +1,163 @@
+"""What clients of a broker know: what they asked for, what they were told, and what must follow from that.
+
+Promises: outlives every process; what a stop took is taken here as well. Must not know: how the broker does it, when anything happens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from polywire.errors import ErrorCode
+from polywire.testing.sim.broker.history import History
+from polywire.testing.sim.log.model import Content, KeptPartition
+
+OFFSET_FORGOTTEN: Final = -1
+OLD_MAX: Final = 6  # answered batches that a producer may still send again
+
+
+@dataclass(slots=True)
+class Sent:
+    """One batch of a producer. ``taken``: a process that still runs has it."""
+
+    incarnation: int
+    epoch: int
+    base: int
+    contents: list[Content]
+    taken: bool = False
+
+    @property
+    def last(self) -> int:
+        """The sequence of its last record."""
+        return self.base + len(self.contents) - 1
+
+
+@dataclass(slots=True)
+class Producer:
+    """An idempotent producer, which sends what is not answered again. ``next``: sequences, by partition."""
+
+    id: bytes
+    epoch: int = 0
+    next: dict[int, int] = field(default_factory=dict)
+    unanswered: dict[int, list[Sent]] = field(default_factory=dict)
+    old: deque[Sent] = field(default_factory=lambda: deque(maxlen=OLD_MAX))
+
+    def due(self, incarnation: int) -> Sent | None:
+        """What has to be sent next, before anything new."""
+        return next((sent for sent in self.unanswered.get(incarnation, []) if not sent.taken), None)
+
+    def answered(self, sent: Sent) -> None:
+        """It need not be sent again."""
+        waiting = self.unanswered.get(sent.incarnation, [])
+        if any(one is sent for one in waiting):
+            waiting[:] = [one for one in waiting if one is not sent]
+            self.old.append(sent)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Count from the beginning; what was not answered is given up."""
+        for waiting in self.unanswered.values():
+            self.old.extend(waiting)
+        self.epoch = epoch
+        self.next.clear()
+        self.unanswered.clear()
+
+
+class Stored(NamedTuple):
+    """One batch of a producer that a partition has, since a moment."""
+
+    moment: int
+    epoch: int
+    base: int
+    last: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Known:
+    """What a partition must know of a producer."""
+
+    epoch: int
+    first: int
+    last: int
+    window: deque[Stored]
+
+
+class Repeat(NamedTuple):
+    """A batch that is stored already: the moment it was asked for, and the offset to be told."""
+
+    moment: int
+    offset: int
+
+
+class Model:
+    """Guards: ``partitions`` hold what was asked for, up to what the last start found and everything since."""
+
+    def __init__(self, window: int) -> None:
+        """window: batches of a producer whose offsets are remembered."""
+        self.history: Final = History()
+        self.partitions: Final[dict[int, KeptPartition]] = {}
+        self.producers: Final = [Producer(b"producer-%d" % number) for number in range(3)]
+        self._stored: Final[dict[tuple[int, bytes], list[Stored]]] = {}
+        self._window = window
+        self._count = 0
+
+    def number(self) -> int:
+        """One that was never given before."""
+        self._count += 1
+        return self._count
+
+    # Producers
+
+    def known(self, incarnation: int, producer: bytes) -> Known | None:
+        """What a partition must know of a producer, from what it has of it."""
+        known: Known | None = None
+        for stored in self._stored.get((incarnation, producer), []):
+            if known is None or (stored.epoch, stored.base) != (known.epoch, known.last + 1):
+                known = Known(stored.epoch, stored.base, stored.last, deque(maxlen=self._window))
+            known.last = stored.last
+            known.window.append(stored)
+        return known
+
+    def outcome(self, producer: Producer, sent: Sent) -> Repeat | ErrorCode | None:
+        """What must come of a batch: it is a repeat, or refused; None when it is stored."""
+        known = self.known(sent.incarnation, producer.id)
+        if known is None or (sent.epoch, sent.base) == (known.epoch, known.last + 1):
+            return None
+        if sent.epoch > known.epoch:
+            return None if sent.base <= 1 else ErrorCode.SEQUENCE_GAP
+        if sent.epoch < known.epoch:
+            return ErrorCode.PRODUCER_FENCED
+        if sent.base < known.first or sent.last > known.last:
+            return ErrorCode.SEQUENCE_GAP
+        for stored in known.window:
+            if stored.base == sent.base:
+                return Repeat(stored.moment, stored.offset)
+        return Repeat(self.history.moment, OFFSET_FORGOTTEN)
+
+    def store(self, producer: Producer, sent: Sent, offset: int) -> None:
+        """A partition has this batch now, from this offset on."""
+        stored = Stored(self.history.moment + 1, sent.epoch, sent.base, sent.last, offset)
+        self._stored.setdefault((sent.incarnation, producer.id), []).append(stored)
+
+    # Starts
+
+    def settle(self, moment: int, ends: dict[int, int]) -> None:
+        """A start has found the state of a moment: what came later never was. ends: where partitions end."""
+        for incarnation in [number for number in self.partitions if number not in ends]:
+            del self.partitions[incarnation]
+        for incarnation, kept in self.partitions.items():
+            end = ends[incarnation]
+            del kept.records[end:]
+            kept.gone = {offset for offset in kept.gone if offset < end}
+            kept.shown = min(kept.shown, end)
+        for (incarnation, producer), batches in list(self._stored.items()):
+            kept_batches = [stored._replace(moment=0) for stored in batches if stored.moment <= moment]
+            if incarnation in ends and kept_batches:
+                self._stored[incarnation, producer] = kept_batches
+            else:
+                del self._stored[incarnation, producer]
+        for one in self.producers:
+            for waiting in one.unanswered.values():
+                for sent in waiting:
+                    sent.taken = False

@@ -1,0 +1,170 @@
+"""The world of the broker: clients that outlive its processes, and what each start must show of what they were told.
+
+Promises: as ``World``. Must not know: how the broker does what it promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.testing.sim.broker.asking import Asking, look
+from polywire.testing.sim.broker.client import ACTS, LEVELS, Client
+from polywire.testing.sim.broker.model import Model
+from polywire.testing.sim.broker.process import BrokerProcess
+from polywire.testing.sim.log.client import records_of
+from polywire.testing.sim.log.model import KeptPartition
+from polywire.testing.sim.log.world import SETTINGS, small_compaction
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.world import TROUBLES, World
+from polywire.types import Level
+
+CLOCK_JUMPS_S: Final = (-30 * 86_400.0, -3600.0, -1.0, 1.0, 3600.0, 30 * 86_400.0)
+BROKER: Final = BrokerSettings(
+    auto_create=False,
+    producer_window=3,
+    member_timeout_s=1.0,
+    retention_interval_s=0.5,
+    expiry_interval_s=1.0,
+)
+"""What must be short so that it happens often."""
+
+
+class BrokerWorld(World):
+    """Guards: ``client`` is of the process that was started last; the model is of every client since the beginning."""
+
+    NAME = "broker"
+    ACTS = tuple(act.__name__ for act in ACTS)
+    TROUBLES: ClassVar = {**TROUBLES, "clock": 0.3}
+
+    client: Client
+    _process: BrokerProcess
+    _weights: list[float]
+
+    def _small(self) -> AbstractContextManager[None]:
+        return self._surroundings()
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        with small_compaction(), tokens_by(self._chance):
+            yield
+
+    def _choose_settings(self) -> None:
+        chance = self._chance
+        least = 2 + chance.below(2)
+        self._durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+        self._log_settings = replace(
+            SETTINGS,
+            slot_count_min=least,
+            slot_count_max=least + 1 + chance.below(2),
+            sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            durability=self._durability,
+        )
+        own = replace(BROKER, durability=self._durability, staged_bytes_max=SETTINGS.staged_bytes_max)
+        self._broker_settings = own.within(self._log_settings.batch_bytes_max)
+        self._model = Model(BROKER.producer_window)
+
+    def _description(self) -> str:
+        return f"seed={self.seed} durability={self._durability.name}"
+
+    def _make_process(self) -> BrokerProcess:
+        return BrokerProcess(
+            self._disk, self._log_settings, self._broker_settings, self._clock, self._chance, self.story
+        )
+
+    def _meet(self) -> None:
+        self.client = Client(Asking(self._process, self._model, self.story, self._durability), self._chance)
+        self._weights = list(ACTS.values())
+
+    def _act(self) -> None:
+        self.client.act(self._weights, self._without)
+
+    @property
+    def _failure(self) -> BrokerError | None:
+        return self.client.asking.failure
+
+    def _change_minds(self) -> None:
+        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+        self.client.levels = self._chance.one_of(LEVELS)
+
+    def _make_trouble(self, trouble: str) -> None:
+        if trouble == "clock":
+            seconds = self._chance.one_of(CLOCK_JUMPS_S)
+            self.story.tell("clock", f"{seconds:+.0f} s")
+            self._clock.step(seconds)
+        else:
+            super()._make_trouble(trouble)
+
+    def _expect_failed_reads(self) -> None:
+        self.client.may_fail_reads = True
+
+    def _let_go(self) -> None:
+        self.client.asking.notice()
+
+    def _closed(self) -> None:
+        self._model.history.acknowledge(self._model.history.moment, Level.SYNCED)
+
+    def _check_closed(self) -> None:
+        """The disk is looked at by what starts on it next."""
+
+    # Checks
+
+    def _check_start(self) -> None:
+        broker, model = self._process.broker, self._model
+        state = look(broker, lambda partition: (partition.log.first_offset, partition.log.next_offset))
+        moment = model.history.settle(state, powerless=self._powerless)
+        ends = {
+            partition.incarnation: partition.log.next_offset
+            for topic in broker.topics()
+            for partition in topic.partitions
+        }
+        shown_stays = not self._powerless or self._durability is Level.SYNCED
+        for kept in model.partitions.values():
+            end = ends.get(kept.incarnation)
+            stays = end is None or end >= kept.shown or not shown_stays
+            require(stays, "what a reader was shown stays", partition=kept.incarnation, end=end, shown=kept.shown)
+        model.settle(moment, ends)
+        self._check_records()
+
+    def _check_records(self) -> None:
+        """Everything can be read, and is what was asked for."""
+        for topic in self._process.broker.topics():
+            for partition in topic.partitions:
+                self._check_partition(self._model.partitions[partition.incarnation])
+
+    def _check_partition(self, kept: KeptPartition) -> None:
+        log = self._process.log.partition(kept.incarnation)
+        offset, end, seen = log.first_offset, log.readable_offset, set[int]()
+        kept.first = offset
+        while offset < end:
+            found = self._process.read(kept.incarnation, offset)
+            if isinstance(found, BrokerError):
+                require(False, "every record can be read", partition=kept.incarnation, offset=offset, error=str(found))
+            assert isinstance(found, Read), "an answer is a read or an error"
+            require(found.next_offset > offset, "a read goes on", partition=kept.incarnation, offset=offset)
+            records = [record for record in records_of(found.chunks) if record.offset >= offset]
+            kept.check_records(records, offset, found.next_offset)
+            seen.update(record.offset for record in records)
+            kept.shown = max(kept.shown, found.next_offset)
+            offset = found.next_offset
+            found.pin.release()
+        kept.check_nulls(seen)
+
+    def _come_to_rest(self) -> None:
+        told: list[int | BrokerError] = []
+        self._process.broker.settle(Level.SYNCED, told.append)
+        self._process.until(lambda: told and not self._process.log.sealing)
+        self._process.until(lambda: self._process.loop.is_idle)
+        self.client.asking.notice()
+        self.client.check_rest()
+        self._check_records()
+
+    def _check_end(self) -> None:
+        self._process.close()
+        self.story.tell("end", f"topics={len(self._process.broker.topics())}")

@@ -1,0 +1,15 @@
+"""Every world there is, by its name.
+
+Promises: the order in which ``make sim`` runs them. Must not know: what happens in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from polywire.testing.sim.broker.world import BrokerWorld
+from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.world import World
+
+WORLDS: Final[Mapping[str, type[World]]] = {world.NAME: world for world in (LogWorld, BrokerWorld)}

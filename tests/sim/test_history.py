@@ -1,0 +1,51 @@
+"""What a start finds is one moment of what happened, and none before what was acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.testing.sim.broker.history import History, Key
+from polywire.testing.sim.promises import Violation
+from polywire.types import Level
+
+TOPIC: Key = ("topic", "a")
+POSITION: Key = ("position", "a", "group", 0)
+
+
+def _history() -> History:
+    history = History()
+    history.begin({})
+    history.note({TOPIC: 1})
+    history.note({TOPIC: 1, POSITION: 5})
+    history.note({TOPIC: 2, POSITION: 5})
+    return history
+
+
+@pytest.mark.parametrize(
+    ("found", "moment"), [({}, 0), ({TOPIC: 1}, 1), ({TOPIC: 1, POSITION: 5}, 2), ({TOPIC: 2, POSITION: 5}, 3)]
+)
+def test_every_moment_can_be_found(found: dict[Key, object], moment: int) -> None:
+    assert _history().settle(found, powerless=False) == moment
+
+
+@pytest.mark.parametrize("found", [{POSITION: 5}, {TOPIC: 2}, {TOPIC: 3, POSITION: 5}])
+def test_what_never_was_true_at_once_is_told(found: dict[Key, object]) -> None:
+    with pytest.raises(Violation, match="a start finds one moment"):
+        _history().settle(found, powerless=False)
+
+
+def test_a_moment_before_what_was_acknowledged_is_told() -> None:
+    history = _history()
+    history.acknowledge(1, Level.SYNCED)
+    history.acknowledge(2, Level.WRITTEN)
+    assert history.settle({TOPIC: 1}, powerless=True) == 1
+    history = _history()
+    history.acknowledge(2, Level.WRITTEN)
+    with pytest.raises(Violation, match="what was acknowledged is there"):
+        history.settle({TOPIC: 1}, powerless=False)
+
+
+def test_a_value_that_comes_back_is_found_at_its_latest_moment() -> None:
+    history = _history()
+    history.note({TOPIC: 1, POSITION: 5})
+    assert history.settle({TOPIC: 1, POSITION: 5}, powerless=False) == 4
