@@ -23,6 +23,8 @@ FUZZ_SECONDS ?= 30
 SIM_COUNT ?= 0
 SIM_FIRST ?= 0
 SIM_WORLD ?=
+SECONDS ?= 60
+SEED_OF_HISTORIES = $(or $(SEED),1)
 WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
@@ -30,7 +32,7 @@ PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim sim-mutations bench docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +94,9 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
 
 sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many, SIM_WORLD=broker runs only one
 	$(PYTHON) -m polywire.testing.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
+
+histories: dev ## Mistreat real brokers while clients on five wires note what they are told; SECONDS=600 SEED=7 say how long and how
+	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES)
 
 sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
 	$(PYTHON) -m tests.sim.mutate

@@ -1,0 +1,70 @@
+"""``python -m tests.histories``: make histories for as long as you like, judge them, and tell what happened how often.
+
+Promises: ends with 1 when a promise was broken, says which, and keeps the data directory. Must not know: clients, faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.histories.checkers import judge
+from tests.histories.history import History
+from tests.histories.nemesis import SmallDisk
+from tests.histories.run import run
+
+PART_S: Final = 60.0  # of one history: what it holds is kept in memory
+SHOWN_MAX: Final = 20
+KEPT: Final = Path("build/histories")
+
+
+def main() -> int:
+    """Make one history after the other until time is up."""
+    parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long clients work, in all")
+    parser.add_argument("--seed", type=int, default=1, help="what is done to the broker, and when")
+    given = parser.parse_args()
+    totals: Counter[str] = Counter()
+    left, seed, begun = given.seconds, given.seed, time.monotonic()
+    while left > 0:
+        history, wrong = _make(seconds=min(left, PART_S), seed=seed)
+        totals += history.counts()
+        passed = time.monotonic() - begun
+        print(f"{passed:.0f} s, {totals['kill -9']} kills, {totals['records stored']} records", flush=True)
+        if wrong:
+            print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={seed}", sep="\n")
+            return 1
+        left, seed = left - PART_S, seed + 1
+    for name, number in sorted(totals.items()):
+        print(f"{name:24} {number}")
+    return 0
+
+
+def _make(*, seconds: float, seed: int) -> tuple[History, list[str]]:
+    """A history and what is wrong with it; then its data directory is kept."""
+    with TemporaryDirectory() as folder, SmallDisk(Path(folder) / "data") as disk:
+        try:
+            history = run(disk, seconds=seconds, seed=seed)
+        except BaseException:
+            _keep(disk.folder, seed)
+            raise
+        wrong = judge(history)
+        if wrong:
+            _keep(disk.folder, seed)
+        return history, wrong
+
+
+def _keep(data: Path, seed: int) -> None:
+    target = KEPT / f"seed-{seed}"
+    shutil.copytree(data.parent, target, dirs_exist_ok=True)
+    print(f"kept in {target}: the data directory, and what the broker logged", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What must hold of every history (concepts: guarantees#what-a-crash-may-take, guarantees#delivery, guarantees#groups-and-positions).
+
+Each checker is a function of a history to what is wrong with it, a sentence each; none where nothing is. Promises: pure. Must not know: how
+a history came about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from tests.histories.history import (
+    Assignment,
+    Commit,
+    Fetch,
+    History,
+    Outcome,
+    Place,
+    Position,
+    Produce,
+    Shared,
+    Transaction,
+)
+
+Checker = Callable[[History], Iterator[str]]
+
+
+def acknowledged_is_there(history: History) -> Iterator[str]:
+    """What was acknowledged durably is in the end where it was said to be."""
+    stored = _stored(history)
+    values = _places_by_value(history)
+    for produce in history.of(Produce):
+        if produce.outcome is not Outcome.DONE or not produce.durable:
+            continue
+        for value, place in zip(produce.values, produce.places, strict=bool(produce.places)):
+            if stored.get(place) != value:
+                yield f"{produce.who}: acknowledged {value!r} is not at {place} but {stored.get(place)!r}"
+        for value in () if produce.places else produce.values:
+            if not values.get((produce.topic, value)):
+                yield f"{produce.who}: acknowledged {value!r} is nowhere in {produce.topic}"
+
+
+def nothing_comes_twice(history: History) -> Iterator[str]:
+    """No value is stored twice: nobody asks for one twice, unless the broker promised to keep it once."""
+    for (topic, value), places in _places_by_value(history).items():
+        if len(places) > 1:
+            yield f"{value!r} is in {topic} more than once: {places}"
+
+
+def nothing_is_invented(history: History) -> Iterator[str]:
+    """What is stored was asked for and not refused. Topics that only transactions write to are theirs to check."""
+    asked: dict[str, set[bytes]] = defaultdict(set)
+    refused: dict[str, set[bytes]] = defaultdict(set)
+    for produce in history.of(Produce):
+        (refused if produce.outcome is Outcome.REFUSED else asked)[produce.topic].update(produce.values)
+    for (topic, value), places in _places_by_value(history).items():
+        if topic in asked and value not in asked[topic]:
+            said = "was refused" if value in refused[topic] else "was never asked for"
+            yield f"{value!r} at {places[0]} {said}"
+
+
+def partitions_are_ordered(history: History) -> Iterator[str]:
+    """What was acknowledged before something else was asked for has the lower offset, and records of one request are in its order."""
+    requests = list(history.of(Produce))
+    request_of = {(p.topic, value): (at, row) for at, p in enumerate(requests) for row, value in enumerate(p.values)}
+    for (topic, partition), records in history.stored.items():
+        latest, latest_value = -1, b""
+        rows: dict[int, int] = {}
+        for offset, value in records:
+            at, row = request_of.get((topic, value), (-1, 0))
+            if at < 0:
+                continue
+            produce = requests[at]
+            if produce.outcome is Outcome.DONE and produce.ended < latest:
+                yield f"{value!r} at {Place(topic, partition, offset)} was acknowledged before {latest_value!r} was asked for"
+            if rows.get(at, -1) >= row:
+                yield f"{value!r} at {Place(topic, partition, offset)} is out of order within its request"
+            rows[at] = row
+            if produce.begun > latest:
+                latest, latest_value = produce.begun, value
+
+
+def offsets_are_given_once(history: History) -> Iterator[str]:
+    """An offset has one record, whoever is told of it and when; in the end none is missing."""
+    told: dict[Place, bytes] = {}
+    for place, value in _told(history):
+        if told.setdefault(place, value) != value:
+            yield f"{place} was {told[place]!r} and {value!r}"
+    for (topic, partition), records in history.stored.items():
+        if [offset for offset, _ in records] != list(range(len(records))):
+            yield f"{topic}/{partition} has holes"
+
+
+def what_was_shown_stays(history: History) -> Iterator[str]:
+    """Whoever reads from an offset on gets every record from there, and finds it again later."""
+    stored = _stored(history)
+    for fetch in history.of(Fetch):
+        topic, partition, first = fetch.place
+        if list(fetch.offsets) != list(range(first, first + len(fetch.offsets))):
+            yield f"{fetch.who}: asked for {fetch.place} and was shown offsets {fetch.offsets[:3]}…"
+        for offset, value in zip(fetch.offsets, fetch.values, strict=True):
+            if stored.get(Place(topic, partition, offset)) != value:
+                yield f"{fetch.who}: {value!r} was shown at {Place(topic, partition, offset)} and is not there"
+
+
+def partitions_have_one_owner(history: History) -> Iterator[str]:
+    """In a generation a partition belongs to one member."""
+    owners: dict[tuple[Shared, int], str] = {}
+    for told in history.of(Assignment):
+        for partition in told.partitions:
+            shared = Shared(told.group, told.topic, partition)
+            owner = owners.setdefault((shared, told.generation), told.who)
+            if owner != told.who:
+                yield f"{shared} is {owner}'s and {told.who}'s in generation {told.generation}"
+
+
+def generations_go_on(history: History) -> Iterator[str]:
+    """No generation is told after a later one was."""
+    by_group = defaultdict(list)
+    for told in history.of(Assignment):
+        by_group[told.group, told.topic].append((told.begun, told.ended, told.generation))
+    for group, told_all in by_group.items():
+        yield from (f"{group}: generation {text}" for text in _backwards(told_all, told_all))
+
+
+def stale_commits_are_refused(history: History) -> Iterator[str]:
+    """Nobody stores a position under a generation when a later one was told before, or of a partition that is another's in it."""
+    begun_at: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    owners: dict[tuple[Shared, int], str] = {}
+    for told in history.of(Assignment):
+        begun_at[told.group, told.topic].append((told.ended, told.generation))
+        owners |= {(Shared(told.group, told.topic, number), told.generation): told.who for number in told.partitions}
+    commits = sorted((commit for commit in history.of(Commit)), key=lambda commit: commit.begun)
+    for key, told_at in begun_at.items():
+        told_at.sort()
+        at, newest = 0, 0
+        for commit in (one for one in commits if one.shared[:2] == key and one.outcome is Outcome.DONE):
+            while at < len(told_at) and told_at[at][0] < commit.begun:
+                newest = max(newest, told_at[at][1])
+                at += 1
+            if commit.generation < newest:
+                yield f"{commit.who}: a commit of {commit.shared} under {commit.generation} was taken after {newest} was told"
+            owner = owners.get((commit.shared, commit.generation), commit.who)
+            if owner != commit.who:
+                yield f"{commit.who}: stored {commit.shared}, which is {owner}'s in {commit.generation}"
+
+
+def positions_never_go_back(history: History) -> Iterator[str]:
+    """Whoever asks finds a group's position where it was told or stored before, or further on, and only where somebody put it."""
+    known: dict[Shared, list[tuple[int, int, int]]] = defaultdict(list)
+    asked: dict[Shared, list[tuple[int, int, int]]] = defaultdict(list)
+    wanted: dict[Shared, set[int]] = defaultdict(lambda: {0})
+    for commit in history.of(Commit):
+        wanted[commit.shared].add(commit.offset)
+        if commit.outcome is Outcome.DONE:
+            known[commit.shared].append((commit.begun, commit.ended, commit.offset))
+    for transaction in history.of(Transaction):
+        for shared, offset in transaction.positions:
+            wanted[shared].add(offset)
+            if transaction.outcome is Outcome.DONE:
+                known[shared].append((transaction.begun, transaction.ended, offset))
+    for told in history.of(Position):
+        asked[told.shared].append((told.begun, told.ended, told.offset or 0))
+    last = max((event.ended for event in history.events), default=0) + 1
+    for shared, at in history.positions.items():
+        asked[shared].append((last, last, at or 0))
+    for shared, answers in asked.items():
+        yield from (f"{shared}: position {text}" for text in _backwards(known[shared] + answers, answers))
+        strange = {offset for _, _, offset in answers} - wanted[shared]
+        if strange:
+            yield f"{shared}: nobody stored {sorted(strange)}"
+
+
+def refused_positions_stay_out(history: History) -> Iterator[str]:
+    """Nobody is told a position that only refused commits wanted."""
+    taken: dict[Shared, set[int]] = defaultdict(lambda: {0})
+    refused: dict[Shared, set[int]] = defaultdict(set)
+    for commit in history.of(Commit):
+        (refused if commit.outcome is Outcome.REFUSED else taken)[commit.shared].add(commit.offset)
+    told = [(position.shared, position.offset or 0) for position in history.of(Position)]
+    told += [(shared, offset or 0) for shared, offset in history.positions.items()]
+    for shared, at in told:
+        if at in refused[shared] - taken[shared]:
+            yield f"{shared}: stands at {at}, which was refused"
+
+
+def groups_read_everything(history: History) -> Iterator[str]:
+    """What lies below a group's position was shown to one of its members."""
+    shown: dict[Shared, set[int]] = defaultdict(set)
+    for fetch in history.of(Fetch):
+        if fetch.member_of:
+            shown[Shared(fetch.member_of, *fetch.place[:2])].update(fetch.offsets)
+    for shared, seen in shown.items():
+        missed = set(range(history.positions.get(shared) or 0)) - seen
+        if missed:
+            yield f"{shared}: stands at {history.positions[shared]}, and nobody was shown {sorted(missed)[:5]}"
+
+
+CHECKERS: Final[tuple[Checker, ...]] = (
+    acknowledged_is_there,
+    nothing_comes_twice,
+    nothing_is_invented,
+    partitions_are_ordered,
+    offsets_are_given_once,
+    what_was_shown_stays,
+    partitions_have_one_owner,
+    generations_go_on,
+    stale_commits_are_refused,
+    positions_never_go_back,
+    refused_positions_stay_out,
+    groups_read_everything,
+)
+
+
+def judge(history: History, checkers: Sequence[Checker] = CHECKERS) -> list[str]:
+    """Everything that is wrong with a history, with the name of the promise."""
+    return [f"{checker.__name__}: {text}" for checker in checkers for text in checker(history)]
+
+
+def _stored(history: History) -> dict[Place, bytes]:
+    return {
+        Place(topic, partition, offset): value
+        for (topic, partition), records in history.stored.items()
+        for offset, value in records
+    }
+
+
+def _places_by_value(history: History) -> dict[tuple[str, bytes], list[Place]]:
+    found: dict[tuple[str, bytes], list[Place]] = defaultdict(list)
+    for place, value in _stored(history).items():
+        found[place.topic, value].append(place)
+    return found
+
+
+def _told(history: History) -> Iterator[tuple[Place, bytes]]:
+    """Every record that somebody was told the place of, and what was there in the end."""
+    for produce in history.of(Produce):
+        yield from zip(produce.places, produce.values, strict=False)
+    for fetch in history.of(Fetch):
+        for offset, value in zip(fetch.offsets, fetch.values, strict=True):
+            yield fetch.place._replace(offset=offset), value
+    yield from _stored(history).items()
+
+
+def _backwards(known: Sequence[tuple[int, int, int]], asked: Sequence[tuple[int, int, int]]) -> Iterator[str]:
+    """Numbers (begun, ended, number) that were told although a greater one was known before anybody asked."""
+    by_end = sorted(known, key=lambda one: one[1])
+    at = greatest = 0
+    for begun, _, number in sorted(asked):
+        while at < len(by_end) and by_end[at][1] < begun:
+            greatest = max(greatest, by_end[at][2])
+            at += 1
+        if number < greatest:
+            yield f"{number} was told after {greatest}"

@@ -1,0 +1,279 @@
+"""Clients on many wires that note what they asked and what they were told: producers, readers, members of groups.
+
+Promises: a client never asks for one thing twice unless it is to be kept once; after an answer that it did not get it goes on with something
+else, so that a late effect is told from a wrong one. Must not know: what is done to the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+from polywire.client.base import Membership, WireClient
+from polywire.client.connect import connect
+from polywire.client.polywire import PolywireClient
+from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing, Unavailable
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.histories.history import (
+    Assignment,
+    Commit,
+    Fetch,
+    History,
+    Outcome,
+    Place,
+    Position,
+    Produce,
+    Shared,
+)
+
+Url = Callable[[str], str]
+PAUSE_S: Final = 0.04  # between two requests of one client
+CONNECT_S: Final = 0.15  # between two attempts to connect
+READ_MAX: Final = 200
+ANSWER_S: Final = 60.0  # every request is answered, or its connection ends, by then
+LOST: Final = (Unavailable, OSError)
+STALE: Final = (Conflict, Missing)
+now = time.monotonic_ns
+
+
+class Client:
+    """Somebody with one connection, who makes a new one when it is lost, until there is nothing more to do. ``answers`` counts."""
+
+    def __init__(self, name: str, wire: str, url: Url, history: History) -> None:
+        self.name = name
+        self.wire: Final = wire
+        self.running = True
+        self.answers = 0
+        self.history: Final = history
+        # Wires with few codes say one for a full disk, one that failed, and a wrong request: only ours says that nothing was done.
+        self.vague: Final = (Busy,) if wire in {"polywire", "cursus"} else (Busy, Invalid)
+        self._url: Final = url
+
+    async def run(self) -> None:
+        """Work until ``running`` is taken away."""
+        while self.running:
+            try:
+                client = await connect(self._url(self.wire))
+            except LOST:
+                await asyncio.sleep(CONNECT_S)
+                continue
+            try:
+                await self._use(client)
+            finally:
+                await client.close()
+
+    async def _use(self, client: WireClient) -> None:
+        with suppress(*LOST):
+            while self.running:
+                async with asyncio.timeout(ANSWER_S):
+                    await self.work(client)
+                self.answers += 1
+
+    async def work(self, client: WireClient) -> None:
+        """Ask for one thing."""
+        raise AssertionError("each client has its own work")
+
+
+class Producer(Client):
+    """Sends numbered values, one request after the other."""
+
+    def __init__(
+        self, name: str, wire: str, url: Url, history: History, *, topic: str, level: Level, size: int
+    ) -> None:
+        super().__init__(name, wire, url, history)
+        self._topic: Final = topic
+        self._level: Final = level
+        self._size: Final = size
+        self._numbers: Final = count()
+
+    async def work(self, client: WireClient) -> None:
+        """Send one request, and note what became of it."""
+        values = tuple(f"{self.name}:{next(self._numbers):06}".encode() for _ in range(self._size))
+        begun, outcome = now(), Outcome.UNKNOWN
+        places: tuple[Place, ...] = ()
+        try:
+            records = [Record(value, key=self.name.encode()) for value in values]
+            told = await client.produce(self._topic, records, level=self._level)
+            outcome = Outcome.DONE
+            places = tuple(Place(self._topic, one.partition, one.offset) for one in told)
+        except self.vague:
+            outcome = Outcome.REFUSED if self.wire == "polywire" else Outcome.UNKNOWN
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            durable = self._level is not Level.MEMORY
+            self.history.events.append(
+                Produce(self.name, begun, now(), self._topic, values, outcome, places, durable=durable)
+            )
+        await asyncio.sleep(PAUSE_S)
+
+
+class IdempotentProducer(Client):
+    """Sends each batch again, as it was, until it is acknowledged."""
+
+    def __init__(self, name: str, url: Url, history: History, *, topic: str, partition: int, size: int) -> None:
+        super().__init__(name, "polywire", url, history)
+        self._topic: Final = topic
+        self._partition: Final = partition
+        self._size: Final = size
+        self._next = 0
+        self._begun = 0
+
+    async def work(self, client: WireClient) -> None:
+        """Send one batch, for the first time or again."""
+        assert isinstance(client, PolywireClient)
+        numbers = range(self._next, self._next + self._size)
+        values = tuple(f"{self.name}:{number:06}".encode() for number in numbers)
+        records = [Record(value) for value in values]
+        batch = from_records(records, producer_id=self.name.encode(), producer_epoch=0, base_sequence=numbers.start)
+        self._begun = self._begun or now()
+        with suppress(*self.vague):
+            told = await client.produce_batch(self._topic, self._partition, batch)
+            places = tuple(Place(self._topic, one.partition, one.offset) for one in told)
+            self.history.events.append(
+                Produce(self.name, self._begun, now(), self._topic, values, Outcome.DONE, places)
+            )
+            self._begun, self._next = 0, numbers.stop
+        await asyncio.sleep(PAUSE_S)
+
+    def in_doubt(self) -> None:
+        """Note what was sent and never acknowledged, when everything is over."""
+        if self._begun:
+            values = tuple(f"{self.name}:{number:06}".encode() for number in range(self._next, self._next + self._size))
+            self.history.events.append(Produce(self.name, self._begun, now(), self._topic, values, Outcome.UNKNOWN))
+
+
+class Reader(Client):
+    """Reads every partition of a topic from its beginning to its end, and goes on."""
+
+    def __init__(self, name: str, wire: str, url: Url, history: History, *, topic: str, partitions: int) -> None:
+        super().__init__(name, wire, url, history)
+        self._topic: Final = topic
+        self._next: Final = [0] * partitions
+
+    async def work(self, client: WireClient) -> None:
+        """Read once from each partition."""
+        for partition, offset in enumerate(self._next):
+            begun = now()
+            with suppress(*self.vague):
+                records = await client.fetch(self._topic, partition, offset, records_max=READ_MAX)
+                self._next[partition] += len(records)
+                if records:
+                    self.history.events.append(_shown(self.name, begun, self._topic, partition, offset, records))
+        await asyncio.sleep(PAUSE_S)
+
+
+class GroupMember(Client):
+    """Reads what it is assigned from where the group stands, and stores how far it came.
+
+    After a request whose outcome it does not know it leaves and comes back under another name, which begins a generation: whatever was still
+    under way is stale then.
+    """
+
+    def __init__(self, name: str, wire: str, url: Url, history: History, *, group: str, topic: str) -> None:
+        super().__init__(f"{name}.0", wire, url, history)
+        self._base: Final = name
+        self._lives: Final = count(1)
+        self._group: Final = group
+        self._topic: Final = topic
+        self._was = ""
+
+    async def _use(self, client: WireClient) -> None:
+        try:
+            with suppress(*LOST):
+                await self._leave(client)
+                await self._come_and_go(client)
+        finally:
+            self._was, self.name = self._was or self.name, f"{self._base}.{next(self._lives)}"
+
+    async def _come_and_go(self, client: WireClient) -> None:
+        while self.running:
+            with suppress(*STALE, *self.vague):
+                await self._be_member(client)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _leave(self, client: WireClient) -> None:
+        """Give up what one was before the connection was lost."""
+        if self._was:
+            with suppress(*STALE, *self.vague):
+                again = await client.join(self._group, self._topic, self._was)
+                await client.leave(self._group, self._topic, self._was, again.generation)
+        self._was = ""
+
+    async def _be_member(self, client: WireClient) -> None:
+        """Join, and work until the group changes."""
+        begun = now()
+        mine = self._told(begun, await client.join(self._group, self._topic, self.name))
+        while self.running:
+            for partition in mine.partitions:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._read_and_commit(client, partition, mine.generation)
+            begun = now()
+            mine = self._told(begun, await client.heartbeat(self._group, self._topic, self.name, mine.generation))
+            await asyncio.sleep(PAUSE_S)
+
+    def _told(self, begun: int, mine: Membership) -> Membership:
+        self.history.events.append(
+            Assignment(self.name, begun, now(), self._group, self._topic, mine.generation, mine.partitions)
+        )
+        self.answers += 1
+        return mine
+
+    async def _read_and_commit(self, client: WireClient, partition: int, generation: int) -> None:
+        shared = Shared(self._group, self._topic, partition)
+        begun = now()
+        offset = await client.position(*shared)
+        self.history.events.append(Position(self.name, begun, now(), shared, offset))
+        begun, offset = now(), offset or 0
+        records = await client.fetch(self._topic, partition, offset, records_max=READ_MAX)
+        if not records:
+            return
+        event = _shown(self.name, begun, self._topic, partition, offset, records, member_of=self._group)
+        self.history.events.append(event)
+        begun, outcome, after = now(), Outcome.UNKNOWN, records[-1].offset + 1
+        try:
+            await client.commit(*shared, after, member=self.name, generation=generation)
+            outcome = Outcome.DONE
+        except STALE:
+            outcome = Outcome.REFUSED
+            raise
+        finally:
+            self.history.events.append(Commit(self.name, begun, now(), shared, after, generation, outcome))
+
+
+def _shown(
+    who: str, begun: int, topic: str, partition: int, offset: int, records: list[Record], *, member_of: str = ""
+) -> Fetch:
+    offsets = tuple(record.offset for record in records)
+    values = tuple(record.value or b"" for record in records)
+    return Fetch(who, begun, now(), Place(topic, partition, offset), offsets, values, member_of)
+
+
+async def read_everything(url: str, topics: dict[str, int], groups: dict[str, str], history: History) -> None:
+    """What there is in the end: all records of the topics, by their number of partitions, and the positions of groups in their topic."""
+    client = await connect(url)
+    try:
+        for topic, partitions in topics.items():
+            for partition in range(partitions):
+                history.stored[topic, partition] = await _all_of(client, topic, partition)
+        for group, topic in groups.items():
+            for partition in range(topics[topic]):
+                shared = Shared(group, topic, partition)
+                history.positions[shared] = await client.position(*shared)
+    finally:
+        await client.close()
+
+
+async def _all_of(client: WireClient, topic: str, partition: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    try:
+        while records := await client.fetch(topic, partition, len(found)):
+            found += [(record.offset, record.value or b"") for record in records]
+    except BrokerError as error:
+        raise AssertionError(f"{topic}/{partition} cannot be read at {len(found)}") from error
+    return found

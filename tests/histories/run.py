@@ -1,0 +1,101 @@
+"""One history: clients on every wire, a broker that is mistreated meanwhile, and everything read in the end.
+
+Promises: the history is whole when ``run`` returns; the broker has stopped by itself and its data directory is sound. Must not know: what is
+wrong with a history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from polywire.client.connect import connect
+from polywire.types import Level
+from tests.broker_process import BrokerProcess, child_environment
+from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
+from tests.histories.history import History
+from tests.histories.nemesis import SLOT_MIB, Nemesis, SmallDisk
+
+TOPIC: Final = "shared"
+ONCE: Final = "once"
+GROUP: Final = "group"
+PARTITIONS: Final = 3
+WIRES: Final = ("polywire", "kafka", "cursus", "iggy", "flux")
+GROUP_WIRES: Final = ("polywire", "cursus", "flux")  # whose clients tell generations
+LIVES_S: Final = (0.1, 1.2)  # between what is done to the broker
+BACK_S: Final = 60.0  # in which everybody is served when nothing more is done to the broker
+
+
+def everybody(url: Url, history: History) -> list[Client]:
+    """A producer and a reader on each wire, members of one group on three, and producers whose records are to be kept once."""
+    clients: list[Client] = []
+    for wire in WIRES:
+        clients.append(Producer(f"p-{wire}", wire, url, history, topic=TOPIC, level=Level.WRITTEN, size=1))
+        clients.append(Producer(f"q-{wire}", wire, url, history, topic=TOPIC, level=Level.WRITTEN, size=9))
+        clients.append(Reader(f"r-{wire}", wire, url, history, topic=TOPIC, partitions=PARTITIONS))
+    for wire in ("polywire", "cursus", "kafka"):
+        clients.append(Producer(f"s-{wire}", wire, url, history, topic=TOPIC, level=Level.SYNCED, size=3))
+    clients.append(Producer("m-cursus", "cursus", url, history, topic=TOPIC, level=Level.MEMORY, size=3))
+    clients += [GroupMember(f"g-{wire}", wire, url, history, group=GROUP, topic=TOPIC) for wire in GROUP_WIRES]
+    clients += [
+        IdempotentProducer(f"i-{number}", url, history, topic=ONCE, partition=number, size=1 + 6 * number)
+        for number in range(PARTITIONS)
+    ]
+    clients.append(Reader("r-once", "polywire", url, history, topic=ONCE, partitions=PARTITIONS))
+    return clients
+
+
+def run(disk: SmallDisk, *, seed: int, seconds: float = math.inf, deeds: float = math.inf) -> History:
+    """Make a history in an empty data directory, of so many seconds, or until so many things were done to the broker."""
+    with BrokerProcess(disk.folder, "--slot-mib", str(SLOT_MIB), wires=WIRES) as broker:
+        history = asyncio.run(_run(broker, disk, random.Random(seed), seconds, deeds))
+        assert broker.stop() == 0, broker.log_text()[-4000:]
+    command = [sys.executable, "-m", "polywire", "doctor", "--data-dir", str(disk.folder)]
+    looked = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    return history
+
+
+async def _run(broker: BrokerProcess, disk: SmallDisk, chance: random.Random, seconds: float, deeds: float) -> History:
+    history = History()
+    clients = everybody(broker.url, history)
+    first = await connect(broker.url("polywire"))
+    for topic in (TOPIC, ONCE):
+        await first.create_topic(topic, PARTITIONS)
+    await first.close()
+    nemesis = Nemesis(broker, disk, history, chance)
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(client.run())
+        deadline, done = time.monotonic() + seconds, 0
+        while time.monotonic() < deadline and done < deeds:
+            await asyncio.sleep(chance.uniform(*LIVES_S))
+            await nemesis.act()
+            done += 1
+        await _everybody_is_answered(clients)
+        for client in clients:
+            client.running = False
+    for client in clients:
+        if isinstance(client, IdempotentProducer):
+            client.in_doubt()
+    topics = {TOPIC: PARTITIONS, ONCE: PARTITIONS}
+    await read_everything(broker.url("polywire"), topics, {GROUP: TOPIC}, history)
+    return history
+
+
+async def _everybody_is_answered(clients: Sequence[Client]) -> None:
+    """Wait until all are served again."""
+    before = {client: client.answers for client in clients}
+    try:
+        async with asyncio.timeout(BACK_S):
+            while any(client.answers <= before[client] for client in clients):  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        silent = [client.name for client in clients if client.answers <= before[client]]
+        raise AssertionError(f"not served again in {BACK_S} s: {silent}") from None

@@ -1,0 +1,173 @@
+"""Every checker lets a good history pass, and refuses one in which its promise was broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+
+import pytest
+
+from tests.histories.checkers import CHECKERS, judge
+from tests.histories.history import (
+    Assignment,
+    Commit,
+    Event,
+    Fetch,
+    History,
+    Outcome,
+    Place,
+    Position,
+    Produce,
+    Shared,
+)
+
+SHARED = Shared("g", "t", 0)
+DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
+
+
+def produce(
+    begun: int, values: str, outcome: Outcome = DONE, at: int | None = None, *, durable: bool = True
+) -> Produce:
+    """One request of a record for each letter, that was told its offsets when ``at`` says the first."""
+    letters = tuple(letter.encode() for letter in values)
+    places = () if at is None else tuple(Place("t", 0, at + row) for row in range(len(letters)))
+    return Produce("p", begun, begun + 1, "t", letters, outcome, places, durable)
+
+
+def fetch(begun: int, offset: int, values: str, *, member_of: str = "", first: int | None = None) -> Fetch:
+    first = offset if first is None else first
+    letters = tuple(letter.encode() for letter in values)
+    offsets = tuple(range(first, first + len(letters)))
+    return Fetch("r", begun, begun + 1, Place("t", 0, offset), offsets, letters, member_of)
+
+
+def assigned(begun: int, who: str, generation: int, *partitions: int) -> Assignment:
+    return Assignment(who, begun, begun + 1, "g", "t", generation, partitions)
+
+
+def commit(begun: int, who: str, offset: int, generation: int, outcome: Outcome = DONE) -> Commit:
+    return Commit(who, begun, begun + 1, SHARED, offset, generation, outcome)
+
+
+def position(begun: int, offset: int | None) -> Position:
+    return Position("m", begun, begun + 1, SHARED, offset)
+
+
+def history(events: Iterable[Event], stored: str, at: int | None = None) -> History:
+    records = [(offset, letter.encode()) for offset, letter in enumerate(stored)]
+    return History(list(events), {("t", 0): records}, {} if at is None else {SHARED: at})
+
+
+GOOD = history(
+    [
+        produce(1, "ab", at=0),
+        produce(3, "c", UNKNOWN),
+        produce(4, "x", UNKNOWN),
+        produce(5, "y", REFUSED),
+        produce(6, "de", at=3),
+        produce(7, "z", at=5, durable=False),
+        fetch(9, 0, "abc"),
+        assigned(10, "m", 1, 0),
+        position(12, None),
+        fetch(13, 0, "ab", member_of="g"),
+        commit(15, "m", 2, 1),
+        assigned(17, "n", 2, 0),
+        commit(19, "m", 5, 1, REFUSED),
+        position(21, 2),
+        fetch(23, 2, "cd", member_of="g"),
+        commit(25, "n", 4, 2, UNKNOWN),
+    ],
+    "abcde",
+    at=4,
+)
+
+
+def test_a_good_history_passes() -> None:
+    assert judge(GOOD) == []
+
+
+def test_what_was_in_doubt_may_be_done_later_than_what_follows() -> None:
+    events = [produce(1, "a", UNKNOWN), produce(3, "b", at=0)]
+    assert judge(history(events, "ba")) == []
+    assert judge(history(events, "b")) == []
+
+
+def test_what_was_asked_for_at_the_same_time_has_any_order() -> None:
+    assert judge(history([produce(1, "a", at=1), produce(2, "b", at=0)], "ba")) == []
+
+
+BAD = {
+    "an acknowledged record is lost": ("acknowledged_is_there", history([produce(1, "a", at=0)], "")),
+    "it is somewhere else": ("acknowledged_is_there", history([produce(1, "a", at=1), produce(1, "b")], "ab")),
+    "it is nowhere": ("acknowledged_is_there", history([produce(1, "a")], "")),
+    "a record is doubled": ("nothing_comes_twice", history([produce(1, "a", at=0)], "aa")),
+    "a record is invented": ("nothing_is_invented", history([produce(1, "a", at=0)], "ab")),
+    "a refused record is stored": (
+        "nothing_is_invented",
+        history([produce(1, "a", at=0), produce(3, "b", REFUSED)], "ab"),
+    ),
+    "a later request comes first": ("partitions_are_ordered", history([produce(1, "a"), produce(5, "b")], "ba")),
+    "a later request in doubt comes first": (
+        "partitions_are_ordered",
+        history([produce(1, "a"), produce(5, "b", UNKNOWN)], "ba"),
+    ),
+    "a request is turned round": ("partitions_are_ordered", history([produce(1, "ab", UNKNOWN)], "ba")),
+    "an offset is given twice": (
+        "offsets_are_given_once",
+        history([produce(1, "a", at=0, durable=False), produce(5, "b", at=0)], "b"),
+    ),
+    "readers differ": ("offsets_are_given_once", history([fetch(1, 0, "a"), fetch(3, 0, "b")], "b")),
+    "an offset is missing": ("offsets_are_given_once", History([], {("t", 0): [(0, b"a"), (2, b"b")]})),
+    "what was shown goes": ("what_was_shown_stays", history([produce(1, "a", UNKNOWN), fetch(3, 0, "a")], "")),
+    "a reader is led past records": ("what_was_shown_stays", history([fetch(1, 0, "b", first=1)], "ab")),
+    "a partition has two owners": (
+        "partitions_have_one_owner",
+        history([assigned(1, "m", 1, 0), assigned(2, "n", 1, 0)], ""),
+    ),
+    "a generation is told again": (
+        "generations_go_on",
+        history([assigned(1, "m", 2, 0), assigned(5, "m", 1, 0)], ""),
+    ),
+    "a stale commit is taken": (
+        "stale_commits_are_refused",
+        history([assigned(1, "m", 1, 0), assigned(3, "n", 2, 0), commit(7, "m", 0, 1)], "", at=0),
+    ),
+    "a commit of another's partition is taken": (
+        "stale_commits_are_refused",
+        history([assigned(1, "m", 1, 0), assigned(3, "n", 1), commit(7, "n", 0, 1)], "", at=0),
+    ),
+    "an acknowledged position is lost": (
+        "positions_never_go_back",
+        history([assigned(1, "m", 1, 0), commit(3, "m", 2, 1)], "", at=0),
+    ),
+    "a position goes back": (
+        "positions_never_go_back",
+        history([commit(3, "m", 2, 1, UNKNOWN), position(5, 2), position(7, None)], "", at=2),
+    ),
+    "a position is invented": ("positions_never_go_back", history([position(5, 3)], "", at=3)),
+    "a refused position is stored": (
+        "refused_positions_stay_out",
+        history([commit(3, "m", 2, 1, REFUSED)], "", at=2),
+    ),
+    "a group leaves records out": (
+        "groups_read_everything",
+        history([fetch(1, 1, "b", member_of="g")], "ab", at=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_broken_promise_is_seen(what: str) -> None:
+    promise, bad = BAD[what]
+    found = {checker.__name__ for checker in CHECKERS if list(checker(bad))}
+    assert promise in found
+
+
+def test_every_checker_has_a_history_that_it_refuses() -> None:
+    assert {promise for promise, _ in BAD.values()} == {checker.__name__ for checker in CHECKERS}
+
+
+def test_judging_changes_nothing() -> None:
+    before = deepcopy(GOOD)
+    judge(GOOD)
+    assert before == GOOD
