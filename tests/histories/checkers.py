@@ -197,6 +197,56 @@ def groups_read_everything(history: History) -> Iterator[str]:
             yield f"{shared}: stands at {history.positions[shared]}, and nobody was shown {sorted(missed)[:5]}"
 
 
+def transactions_are_whole(history: History) -> Iterator[str]:
+    """What was committed is there, what was not is not, and what is in doubt is there as a whole or not at all."""
+    values = _places_by_value(history)
+    shown = {(fetch.place.topic, value) for fetch in history.of(Fetch) for value in fetch.values}
+    for transaction in history.of(Transaction):
+        written = {(write.topic, write.value) for write in transaction.writes}
+        there = {key for key in written if key in values}
+        what = f"{transaction.who}: of {len(written)} records of a transaction {{}} are there, {transaction.writes[:1]}"
+        if transaction.outcome is Outcome.DONE and there != written:
+            yield what.format(f"which was committed only {len(there)}")
+        elif transaction.outcome is Outcome.REFUSED and (there or written & shown):
+            yield what.format(f"which was not committed {len(there)}")
+        elif there and there != written:
+            yield what.format(f"in doubt {len(there)}")
+
+
+def transactions_only_are_there(history: History) -> Iterator[str]:
+    """Topics that transactions write to hold nothing else."""
+    written: dict[str, set[bytes]] = defaultdict(set)
+    for transaction in history.of(Transaction):
+        for write in transaction.writes:
+            written[write.topic].add(write.value)
+    for (topic, value), places in _places_by_value(history).items():
+        if topic in written and value not in written[topic]:
+            yield f"{value!r} at {places[0]} is of no transaction"
+
+
+def sources_are_consumed_once(history: History) -> Iterator[str]:
+    """What lies below the position that moved with transactions was made into one record each, in order, and nothing above it was."""
+    values = _places_by_value(history)
+    made: dict[Shared, list[tuple[Place, int]]] = defaultdict(list)
+    for transaction in history.of(Transaction):
+        for shared, _ in transaction.positions:
+            made.setdefault(shared, [])
+        for write in transaction.writes:
+            places = values.get((write.topic, write.value), [])
+            made[Shared(transaction.who, *write.source[:2])] += [(place, write.source.offset) for place in places]
+    for shared, found in made.items():
+        position = history.positions.get(shared) or 0
+        offsets = sorted(offset for _, offset in found)
+        if offsets != list(range(position)):
+            strange = sorted(set(offsets) ^ set(range(position)))[:5]
+            yield f"{shared}: stands at {position}, {len(offsets)} records were made, not once each are {strange}"
+        by_target: dict[tuple[str, int], int] = {}
+        for place, offset in sorted(found):
+            if by_target.get(place[:2], -1) >= offset:
+                yield f"{shared}: {offset} is out of order at {place}"
+            by_target[place[:2]] = offset
+
+
 CHECKERS: Final[tuple[Checker, ...]] = (
     acknowledged_is_there,
     nothing_comes_twice,
@@ -210,6 +260,9 @@ CHECKERS: Final[tuple[Checker, ...]] = (
     positions_never_go_back,
     refused_positions_stay_out,
     groups_read_everything,
+    transactions_are_whole,
+    transactions_only_are_there,
+    sources_are_consumed_once,
 )
 
 

@@ -103,15 +103,21 @@ class Position(Event):
     offset: int | None
 
 
+class Write(NamedTuple):
+    """A record of a transaction, with a value that no other has, and the record that it was made of."""
+
+    topic: str
+    value: bytes
+    source: Place
+
+
 @dataclass(frozen=True, slots=True)
 class Transaction(Event):
-    """Records that appear together or not at all, and the positions that move with them. An abort that was acknowledged is REFUSED: it will
-    never be done.
-
-    writes: (topic, value), in order; nobody else writes these values. positions: what the group stands at afterwards.
+    """Records that appear together or not at all, and the positions that move with them. One whose commit nobody has asked for is REFUSED:
+    it will never be done. ``who`` is its group as well.
     """
 
-    writes: tuple[tuple[str, bytes], ...]
+    writes: tuple[Write, ...]
     positions: tuple[tuple[Shared, int], ...]
     outcome: Outcome
 

@@ -1,4 +1,4 @@
-"""What is done to a broker while clients use it: it is killed, paused, and starved of disk, files and memory.
+"""What is done to a broker while clients use it: it is killed, paused, and starved of disk, files and memory; some clients are killed, too.
 
 Promises: the seed says what is done in which order; a broker that was killed, or gave up, is started again, and what was taken away is given
 back. A broker to which nothing was done does not end. Must not know: clients, what they are told.
@@ -13,12 +13,13 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from tests.broker_process import BrokerProcess
+from tests.histories.driven import Driven
 from tests.histories.history import Fault, History
 
 DISK_MIB: Final = 448  # a broker keeps 256 MiB free, and makes two slots at its start
@@ -64,15 +65,25 @@ class SmallDisk:
 class Nemesis:
     """Everything that is done to one broker."""
 
-    def __init__(self, broker: BrokerProcess, disk: SmallDisk, history: History, chance: random.Random) -> None:
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        disk: SmallDisk,
+        clients: Sequence[Driven],
+        history: History,
+        chance: random.Random,
+    ) -> None:
         self._broker: Final = broker
         self._disk: Final = disk
+        self._clients: Final = clients
         self._history: Final = history
         self._chance: Final = chance
+        self._starved = False  # it may give up, and take its time for that
         deeds: Mapping[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "kill": (10, self._kill),
             "kill in a start": (3, self._kill_in_a_start),
             "pause": (4, self._pause),
+            "kill a client": (2 if clients else 0, self._kill_a_client),
             "no more memory": (1, self._no_memory),
             "no longer files": (1, self._no_longer_files),
             "full disk": (2 if disk.here else 0, self._full_disk),
@@ -83,7 +94,9 @@ class Nemesis:
 
     async def act(self) -> None:
         """Do one thing, and see to it that a broker runs afterwards."""
-        assert not self._broker.stopped, f"the broker has ended by itself\n{self._broker.log_text()[-4000:]}"
+        if self._broker.stopped:
+            assert self._starved, f"the broker has ended by itself\n{self._broker.log_text()[-4000:]}"
+            await self._revive()
         (name,) = self._chance.choices(list(self._deeds), self._weights)
         begun = time.monotonic_ns()
         await self._deeds[name]()
@@ -95,6 +108,7 @@ class Nemesis:
             if not self._broker.stopped:
                 return
             self._note("start")
+            self._starved = False
             if await asyncio.to_thread(self._start):
                 return
         raise AssertionError(f"no start in {STARTS_MAX} attempts\n{self._broker.log_text()[-4000:]}")
@@ -122,6 +136,9 @@ class Nemesis:
         os.kill(self._broker.pid, signal.SIGKILL)
         await starting
 
+    async def _kill_a_client(self) -> None:
+        self._chance.choice(self._clients).kill()
+
     async def _pause(self) -> None:
         os.kill(self._broker.pid, signal.SIGSTOP)
         await asyncio.sleep(self._chance.uniform(*PAUSES_S))
@@ -138,6 +155,7 @@ class Nemesis:
 
     async def _limited(self, which: int, limit: int) -> None:
         pid = self._broker.pid
+        self._starved = True
         before = resource.prlimit(pid, which)
         resource.prlimit(pid, which, (limit, before[1]))
         await asyncio.sleep(PAUSE_S)
@@ -152,6 +170,7 @@ class Nemesis:
 
     async def _filled(self, left_bytes: int) -> None:
         """Less space for a while, in which the broker may be killed; it starts again when it has it back."""
+        self._starved = True
         await asyncio.to_thread(self._disk.fill, left_bytes)
         try:
             await asyncio.sleep(PAUSE_S)

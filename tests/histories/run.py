@@ -19,22 +19,25 @@ from polywire.client.connect import connect
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
+from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, interpreter
 from tests.histories.history import History
+from tests.histories.kafka_clients import IdempotentKafkaProducer, KafkaClient, Transformer
 from tests.histories.nemesis import SLOT_MIB, Nemesis, SmallDisk
 
 TOPIC: Final = "shared"
 ONCE: Final = "once"
+COPY: Final = "copy"
 GROUP: Final = "group"
 PARTITIONS: Final = 3
 WIRES: Final = ("polywire", "kafka", "cursus", "iggy", "flux")
 GROUP_WIRES: Final = ("polywire", "cursus", "flux")  # whose clients tell generations
 LIVES_S: Final = (0.1, 1.2)  # between what is done to the broker
-BACK_S: Final = 60.0  # in which everybody is served when nothing more is done to the broker
+BACK_S: Final = 120.0  # in which everybody is served when nothing more is done to the broker
 
 
-def everybody(url: Url, history: History) -> list[Client]:
-    """A producer and a reader on each wire, members of one group on three, and producers whose records are to be kept once."""
-    clients: list[Client] = []
+def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
+    """Producers and a reader on each wire, members of one group, producers whose records are kept once, a copy in transactions."""
+    clients: list[Client | KafkaClient] = []
     for wire in WIRES:
         clients.append(Producer(f"p-{wire}", wire, url, history, topic=TOPIC, level=Level.WRITTEN, size=1))
         clients.append(Producer(f"q-{wire}", wire, url, history, topic=TOPIC, level=Level.WRITTEN, size=9))
@@ -44,11 +47,27 @@ def everybody(url: Url, history: History) -> list[Client]:
     clients.append(Producer("m-cursus", "cursus", url, history, topic=TOPIC, level=Level.MEMORY, size=3))
     clients += [GroupMember(f"g-{wire}", wire, url, history, group=GROUP, topic=TOPIC) for wire in GROUP_WIRES]
     clients += [
-        IdempotentProducer(f"i-{number}", url, history, topic=ONCE, partition=number, size=1 + 6 * number)
+        kind(f"{kind.__name__}-{number}", url, history, topic=ONCE, partition=number, size=1 + 6 * number)
         for number in range(PARTITIONS)
+        for kind in (IdempotentProducer, IdempotentKafkaProducer)
     ]
-    clients.append(Reader("r-once", "polywire", url, history, topic=ONCE, partitions=PARTITIONS))
+    clients.append(Transformer(COPY, url, history, source=TOPIC, target=COPY, partitions=PARTITIONS))
+    for topic in (ONCE, COPY):
+        clients.append(Reader(f"r-{topic}", "polywire", url, history, topic=topic, partitions=PARTITIONS))
     return clients
+
+
+def strangers(url: Url, history: History) -> list[Driven]:
+    """Clients of Kafka that are not part of this project, where they are here: each copies the topic, and reads another one's copy."""
+    program = interpreter()
+    if program is None:
+        return []
+    found: list[Driven] = []
+    for peer, other in zip(PEERS, PEERS[1:] + PEERS[:1], strict=True):
+        copier = Copier(peer, url, history, program, source=TOPIC, partitions=PARTITIONS)
+        reader = CommittedReader(other, url, history, program, topic=copier.name, partitions=PARTITIONS)
+        found += [copier, reader]
+    return found
 
 
 def run(disk: SmallDisk, *, seed: int, seconds: float = math.inf, deeds: float = math.inf) -> History:
@@ -64,12 +83,14 @@ def run(disk: SmallDisk, *, seed: int, seconds: float = math.inf, deeds: float =
 
 async def _run(broker: BrokerProcess, disk: SmallDisk, chance: random.Random, seconds: float, deeds: float) -> History:
     history = History()
-    clients = everybody(broker.url, history)
+    driven = strangers(broker.url, history)
+    clients = [*everybody(broker.url, history), *driven]
+    copies = [COPY, *(one.name for one in driven if isinstance(one, Copier))]
     first = await connect(broker.url("polywire"))
-    for topic in (TOPIC, ONCE):
+    for topic in (TOPIC, ONCE, *copies):
         await first.create_topic(topic, PARTITIONS)
     await first.close()
-    nemesis = Nemesis(broker, disk, history, chance)
+    nemesis = Nemesis(broker, disk, driven, history, chance)
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
             tasks.create_task(client.run())
@@ -82,14 +103,14 @@ async def _run(broker: BrokerProcess, disk: SmallDisk, chance: random.Random, se
         for client in clients:
             client.running = False
     for client in clients:
-        if isinstance(client, IdempotentProducer):
+        if isinstance(client, IdempotentProducer | IdempotentKafkaProducer):
             client.in_doubt()
-    topics = {TOPIC: PARTITIONS, ONCE: PARTITIONS}
-    await read_everything(broker.url("polywire"), topics, {GROUP: TOPIC}, history)
+    topics = dict.fromkeys((TOPIC, ONCE, *copies), PARTITIONS)
+    await read_everything(broker.url("polywire"), topics, dict.fromkeys((GROUP, *copies), TOPIC), history)
     return history
 
 
-async def _everybody_is_answered(clients: Sequence[Client]) -> None:
+async def _everybody_is_answered(clients: Sequence[Client | KafkaClient | Driven]) -> None:
     """Wait until all are served again."""
     before = {client: client.answers for client in clients}
     try:

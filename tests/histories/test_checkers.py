@@ -19,6 +19,8 @@ from tests.histories.history import (
     Position,
     Produce,
     Shared,
+    Transaction,
+    Write,
 )
 
 SHARED = Shared("g", "t", 0)
@@ -58,6 +60,19 @@ def history(events: Iterable[Event], stored: str, at: int | None = None) -> Hist
     return History(list(events), {("t", 0): records}, {} if at is None else {SHARED: at})
 
 
+def copied(begun: int, first: int, values: str, outcome: Outcome = DONE) -> Transaction:
+    """A transaction that makes a record in another topic of each record from an offset on."""
+    writes = [Write("u", letter.encode(), Place("t", 0, first + row)) for row, letter in enumerate(values)]
+    moved = (SHARED, first + len(values))
+    return Transaction("g", begun, begun + 1, tuple(writes), (moved,), outcome)
+
+
+def copies(events: Iterable[Event], stored: str, at: int = 0) -> History:
+    made = history(events, "", at)
+    made.stored["u", 0] = [(offset, letter.encode()) for offset, letter in enumerate(stored)]
+    return made
+
+
 GOOD = history(
     [
         produce(1, "ab", at=0),
@@ -84,6 +99,12 @@ GOOD = history(
 
 def test_a_good_history_passes() -> None:
     assert judge(GOOD) == []
+
+
+def test_good_transactions_pass() -> None:
+    events = [copied(1, 0, "ab"), copied(3, 2, "xy", REFUSED), copied(5, 2, "pq", UNKNOWN), copied(7, 2, "c", UNKNOWN)]
+    assert judge(copies(events, "abc", at=3)) == []
+    assert judge(copies(events, "ab", at=2)) == []
 
 
 def test_what_was_in_doubt_may_be_done_later_than_what_follows() -> None:
@@ -148,6 +169,28 @@ BAD = {
     "a refused position is stored": (
         "refused_positions_stay_out",
         history([commit(3, "m", 2, 1, REFUSED)], "", at=2),
+    ),
+    "a committed record is lost": ("transactions_are_whole", copies([copied(1, 0, "ab")], "a", at=2)),
+    "an aborted record is there": ("transactions_are_whole", copies([copied(1, 0, "ab", REFUSED)], "ab", at=0)),
+    "an aborted record is shown": (
+        "transactions_are_whole",
+        copies([copied(1, 0, "a", REFUSED), Fetch("r", 3, 4, Place("u", 0, 0), (0,), (b"a",))], "", at=0),
+    ),
+    "half a transaction is there": ("transactions_are_whole", copies([copied(1, 0, "ab", UNKNOWN)], "b", at=0)),
+    "a record is of no transaction": ("transactions_only_are_there", copies([copied(1, 0, "a")], "ab", at=1)),
+    "a source is consumed twice": (
+        "sources_are_consumed_once",
+        copies([copied(1, 0, "a"), copied(3, 0, "b")], "ab", at=1),
+    ),
+    "a source is left out": ("sources_are_consumed_once", copies([copied(1, 1, "b")], "b", at=2)),
+    "records go without their position": ("sources_are_consumed_once", copies([copied(1, 0, "a")], "a", at=0)),
+    "a position goes without its records": (
+        "sources_are_consumed_once",
+        copies([copied(1, 0, "a", UNKNOWN)], "", at=1),
+    ),
+    "sources are out of order": (
+        "sources_are_consumed_once",
+        copies([copied(1, 0, "a"), copied(3, 1, "b")], "ba", at=2),
     ),
     "a group leaves records out": (
         "groups_read_everything",

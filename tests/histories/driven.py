@@ -1,0 +1,198 @@
+"""Unmodified clients of Kafka in processes of their own: transactional copies, and readers of what is committed.
+
+``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka (spec: kafka#clients-to-test-with).
+
+Promises: as ``clients``; who is killed, or ends, is started again. Must not know: what is done to the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from tests.histories.clients import CONNECT_S, Url, now
+from tests.histories.history import Event, Fault, Fetch, History, Outcome, Place, Position, Shared, Transaction, Write
+
+DRIVER: Final = Path(__file__).with_name("transactions.driver")
+PEERS: Final = ("confluent-kafka", "kafka-python", "aiokafka")
+LINE_BYTES_MAX: Final = 1 << 24
+END_S: Final = 20.0
+SILENT_S: Final = 40.0  # longer than its requests may take
+
+
+def interpreter() -> str | None:
+    """What has the clients; None where they are not here."""
+    found = os.environ.get("POLYWIRE_KAFKA_CLIENTS", "")
+    return found if Path(found).is_file() else None
+
+
+class Driven:
+    """A driver that is started again whenever it ends. ``answers`` counts what it was told; ``errors`` what clients gave up with."""
+
+    def __init__(self, peer: str, url: Url, history: History, program: str) -> None:
+        self.peer: Final = peer
+        self.running = True
+        self.answers = 0
+        self.errors: list[str] = []
+        self.history: Final = history
+        self._url: Final = url
+        self._program: Final = program
+        self._lives: Final = count(1)
+        self._process: Process | None = None
+
+    @property
+    def name(self) -> str:
+        """What the history calls it."""
+        raise AssertionError("each kind has its own")
+
+    def words(self, life: int) -> Sequence[str]:
+        """What the driver is told to do in one of its lives."""
+        raise AssertionError("each kind has its own")
+
+    async def run(self) -> None:
+        """Work until ``running`` is taken away."""
+        while self.running:
+            address = self._url("kafka").partition("://")[2]
+            what, *words = self.words(next(self._lives))
+            command = [self._program, str(DRIVER), self.peer, what, address, *words]
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
+            )
+            watching = asyncio.create_task(self._stop(self._process))
+            await self._listen(self._process)
+            watching.cancel()
+            await self._process.wait()
+            self.on_end()
+            await asyncio.sleep(CONNECT_S)
+
+    def kill(self) -> None:
+        """``kill -9``, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _listen(self, process: Process) -> None:
+        """Hear what it says until it ends; one that has fallen silent is killed, as its user would."""
+        assert process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                moment = now()
+                self.history.events.append(Fault(f"{self.peer} fell silent", moment, moment))
+                process.kill()
+                continue
+            if not line:
+                return
+            self._hear(json.loads(line))
+
+    async def _stop(self, process: Process) -> None:
+        while self.running:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(CONNECT_S)
+        assert process.stdin is not None
+        process.stdin.close()
+        await asyncio.sleep(END_S)
+        process.kill()
+
+    def _hear(self, words: list[Any]) -> None:
+        match words:
+            case ["error", text]:
+                self.errors.append(text)
+            case ["idle", _]:
+                self.answers += 1
+            case _:
+                self.on_event(words)
+
+    def on_event(self, words: list[Any]) -> None:
+        """Note what the driver tells."""
+
+    def on_end(self) -> None:
+        """Note what it cannot tell any more."""
+
+    def note(self, event: Event) -> None:
+        """Enter something that was answered."""
+        self.history.events.append(event)
+        self.answers += 1
+
+
+class Copier(Driven):
+    """Copies a topic into one of its own, in transactions."""
+
+    def __init__(self, peer: str, url: Url, history: History, program: str, *, source: str, partitions: int) -> None:
+        super().__init__(peer, url, history, program)
+        self._source: Final = source
+        self._partitions: Final = partitions
+        self._open: tuple[int, tuple[Write, ...]] | None = None
+        self._asked = False
+
+    @property
+    def name(self) -> str:
+        """Its topic, its group, its transactional id."""
+        return f"copy-{self.peer}"
+
+    def words(self, life: int) -> Sequence[str]:
+        """Copy."""
+        return "copy", self._source, self.name, self.name, str(life), str(self._partitions)
+
+    def on_event(self, words: list[Any]) -> None:
+        """Note positions and transactions."""
+        match words:
+            case ["positions", begun, ended, positions]:
+                self.on_end()
+                for number, offset in positions:
+                    self.note(Position(self.name, begun, ended, Shared(self.name, self._source, number), offset))
+            case ["begun", at, prefix, taken]:
+                self.on_end()
+                writes = [
+                    Write(self.name, f"{prefix}:{number}:{offset}".encode(), Place(self._source, number, offset))
+                    for number, offset in taken
+                ]
+                self._open, self._asked = (at, tuple(writes)), False
+            case ["ending", _]:
+                self._asked = True
+            case ["ended", at]:
+                self._end(at, Outcome.DONE if self._asked else Outcome.REFUSED)
+
+    def on_end(self) -> None:
+        """What was under way is in doubt, if its commit was asked for."""
+        if self._open is not None:
+            self._end(now(), Outcome.UNKNOWN if self._asked else Outcome.REFUSED)
+
+    def _end(self, at: int, outcome: Outcome) -> None:
+        assert self._open is not None
+        begun, writes = self._open
+        after = {Shared(self.name, *write.source[:2]): write.source.offset + 1 for write in writes}
+        self._open = None
+        self.note(Transaction(self.name, begun, at, writes, tuple(after.items()), outcome))
+
+
+class CommittedReader(Driven):
+    """Reads what is committed in a topic."""
+
+    def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partitions: int) -> None:
+        super().__init__(peer, url, history, program)
+        self._topic: Final = topic
+        self._partitions: Final = partitions
+
+    @property
+    def name(self) -> str:
+        """Who reads what."""
+        return f"{self.peer} of {self._topic}"
+
+    def words(self, life: int) -> Sequence[str]:
+        """Read."""
+        return "read", self._topic, str(self._partitions)
+
+    def on_event(self, words: list[Any]) -> None:
+        """Note what was shown."""
+        match words:
+            case ["read", begun, ended, partition, first, offsets, values]:
+                place = Place(self._topic, partition, first)
+                shown = tuple(value.encode() for value in values)
+                self.note(Fetch(self.name, begun, ended, place, tuple(offsets), shown))
