@@ -31,8 +31,9 @@ SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
+BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -103,6 +104,9 @@ sim-mutations: dev ## Take out one mechanism of the log after the other, and see
 
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks
+
+bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests before and after the last change, and fail where there are more
+	$(PYTHON) -m benchmarks.instructions --quick $(BENCH_ARGS)
 
 docs: dev ## Write docs/reference anew and check every link of the documentation
 	$(PYTHON) -m tools.reference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from benchmarks import (
     iggy_load,
     iggy_today,
     kafka07_load,
+    lone_requests,
     polywire_load,
     spark_load,
     spark_stream,
@@ -132,6 +133,22 @@ def flux_figures(rounds: int) -> list[Figure]:
         return found + rates(rounds, ("FLUX pipelined produce, 100 B", pipelined, 5e5))
 
 
+def small_figures(rounds: int) -> list[Figure]:
+    """One record a request: how long a lone one takes on each wire, and how many there are when eight connections ask side by side."""
+    found: list[Figure] = []
+    with fresh_broker() as broker:
+        for wire, address in broker.addresses.items():
+            if wire not in lone_requests.MADE:
+                continue
+            topic = f"small-{wire}"
+            lone_requests.create(broker.addresses, wire, topic)
+            lone = partial(lone_requests.latency_us, address, wire, topic, requests=2_000)
+            beside = partial(lone_requests.rate, address, wire, topic, connections=8, requests=16_000)
+            found.append(figure(f"{wire} lone produce and reply, p50", "us", lone, more_is_better=False, rounds=rounds))
+            found.append(figure(f"{wire} produce, 8 connections, one record each", "requests/s", beside, rounds=rounds))
+    return found
+
+
 def cursus_figures(rounds: int) -> list[Figure]:
     """Produce, CONSUME and STREAM over the Cursus wire, and how long a pushed record takes."""
     records = 4_000_000
@@ -225,6 +242,14 @@ def _sdk_figures(name: str, base: int) -> list[Figure]:
     ]
 
 
+def beginning(parts: Collection[str], only: str) -> list[str]:
+    """The parts whose names begin so. Raises ValueError when there is none."""
+    found = [name for name in parts if name.startswith(only)]
+    if not found:
+        raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
+    return found
+
+
 @app.default
 def run(
     *,
@@ -246,6 +271,7 @@ def run(
         "sealing": sealing_figures,
         "fetch": fetch_figures,
         "flux": flux_figures,
+        "small": small_figures,
         "cursus": cursus_figures,
         "iggy": iggy_figures,
         "iggy-today": iggy_today_figures,
@@ -255,13 +281,10 @@ def run(
         "spark-write": spark_load.write_figures,
         "spark-stream": spark_stream.stream_figures,
     }
-    if only not in ("", *parts):
-        raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
     figures: list[Figure] = []
-    for name, part in parts.items():
-        if name.startswith(only):
-            console.rule(name)
-            figures += part(rounds)
+    for name in beginning(parts, only):
+        console.rule(name)
+        figures += parts[name](rounds)
     report(figures, command="make bench", keep=keep)
 
 

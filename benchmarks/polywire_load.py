@@ -35,7 +35,7 @@ def produce_rate(
     host: str, port: int, topic: str, *, batch: bytes, batch_records: int, batches: int, partitions: int = 1
 ) -> float:
     """Records per second of one connection that writes to the partitions in turn and reads every answer."""
-    frames = [_produce_frame(topic, number % partitions, batch) for number in range(max(partitions, 8))]
+    frames = [produce_frame(topic, number % partitions, batch) for number in range(max(partitions, 8))]
     per_turn = len(frames)
     buffer = b"".join(frames)
     turns = max(1, batches // per_turn)
@@ -67,7 +67,8 @@ def fetch_rate(host: str, port: int, topic: str, *, partition: int = 0) -> tuple
     return payload / took, records / took
 
 
-def _produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
+def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
+    """One PRODUCE that asks for an answer once it is written."""
     head = msgspec.msgpack.encode([topic, partition, int(Level.WRITTEN), True])
     return PREFIX.pack(len(head) + len(batch), VERB_PRODUCE, 0, 0, partition + 1, len(head)) + head + batch
 

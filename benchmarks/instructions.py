@@ -1,0 +1,314 @@
+"""Instructions of the broker for the same work, of a commit and of the working tree.
+
+Run: ``python -m benchmarks.instructions [--against COMMIT] [--only BEGINNING] [--quick] [--limit 1.05]``
+
+Each broker runs under callgrind, the same loads run against both from outside, and the counts are read between passes: what else the
+machine does changes nothing. What the kernel does is not counted, nor how long anything waits, so a change that saves system calls shows less
+here than it is worth. The broker does not poll before it sleeps (decision 0008), since that would count what time passes.
+
+Promises: ends with 1 when a load takes more than ``limit`` times the commit's instructions; with 0 and a loud line where there is no
+valgrind. Must not know: what a load does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from benchmarks import cursus_load, flux_load, iggy_load, iggy_today, kafka07_load, lone_requests, polywire_load
+from benchmarks.measure import console
+from polywire.testing.process import WIRES, lasting_port
+
+HERE: Final = Path(__file__).resolve().parents[1]
+KEPT: Final = HERE / "build" / "instructions"  # trees of commits, built
+READY_S: Final = 900.0  # half a minute of processor time, on a machine that may do much else
+PASSES: Final = 3  # counted, after one that is not
+LIMIT: Final = 1.05
+BATCH_RECORDS: Final = 1_000
+BUILT_FROM: Final = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are put beside their sources
+
+Addresses = Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One load. count: requests of a pass. quick: whether the short form has it."""
+
+    name: str
+    count: int
+    prepare: Callable[[Addresses], object]
+    run: Callable[[Addresses, int], object]
+    quick: bool = False
+
+
+def workloads() -> Iterator[Workload]:
+    """Every load there is: small requests first."""
+    for wire in lone_requests.MADE:
+        for connections in (1, 8):
+            topic = f"lone-{wire}-{connections}"
+            yield Workload(
+                f"{wire}-lone-{connections}",
+                400,
+                partial(lone_requests.create, wire=wire, topic=topic),
+                partial(_lone, wire, topic, connections),
+                quick=True,
+            )
+    yield Workload("flux-pipelined", 5_000, _nothing, _flux_pipelined, quick=True)
+    yield Workload("polywire-produce", 100, partial(_create, topic="bulk"), _polywire_produce, quick=True)
+    yield Workload("polywire-fetch", 100, _nothing, _polywire_fetch, quick=True)
+    yield Workload("cursus-produce", 100, lambda at: cursus_load.create(*at["cursus"], "written"), _cursus_produce)
+    yield Workload("iggy-send", 100, lambda at: iggy_load.create(*at["iggy"], "sent"), _iggy_send)
+    yield Workload("iggy-poll", 100, _nothing, _iggy_poll)
+    yield Workload("iggy-today-send", 100, lambda at: iggy_today.create(*at["iggy"], "load"), _iggy_today_send)
+    yield Workload("kafka07-produce", 100, _nothing, _kafka07_produce)
+    yield Workload("kafka07-fetch", 100, _nothing, _kafka07_fetch)
+
+
+def _nothing(at: Addresses) -> None:
+    """The load makes what it needs, or reads what one before it has left."""
+
+
+def _create(at: Addresses, topic: str) -> None:
+    lone_requests.create(at, "polywire", topic)
+
+
+def _lone(wire: str, topic: str, connections: int, at: Addresses, count: int) -> None:
+    lone_requests.rate(at[wire], wire, topic, connections=connections, requests=count)
+
+
+def _flux_pipelined(at: Addresses, count: int) -> None:
+    flux_load.pipelined_rate(*at["flux"], "pipelined", requests=count)
+
+
+def _polywire_produce(at: Addresses, count: int) -> None:
+    batch = polywire_load.value_batch(BATCH_RECORDS, 100)
+    polywire_load.produce_rate(*at["polywire"], "bulk", batch=batch, batch_records=BATCH_RECORDS, batches=count)
+
+
+def _polywire_fetch(at: Addresses, count: int) -> None:
+    polywire_load.fetch_rate(*at["polywire"], "bulk")
+
+
+def _cursus_produce(at: Addresses, count: int) -> None:
+    cursus_load.produce_rate(*at["cursus"], "written", batches=count)
+
+
+def _iggy_send(at: Addresses, count: int) -> None:
+    iggy_load.send_rate(*at["iggy"], "sent", requests=count)
+
+
+def _iggy_poll(at: Addresses, count: int) -> None:
+    iggy_load.poll_rate(*at["iggy"], "sent", polls=count, requests_sent=count)
+
+
+def _iggy_today_send(at: Addresses, count: int) -> None:
+    iggy_today.send_rate(*at["iggy"], "load", requests=count)
+
+
+def _kafka07_produce(at: Addresses, count: int) -> None:
+    kafka07_load.produce_rate(*at["kafka07"], "kafka07", requests=count)
+
+
+def _kafka07_fetch(at: Addresses, count: int) -> None:
+    kafka07_load.fetch_rate(*at["kafka07"], "kafka07")
+
+
+class CountedBroker:
+    """The broker of one tree under callgrind. Invariant: ``_read`` dumps were read."""
+
+    def __init__(self, tree: Path, place: Path) -> None:
+        place.mkdir()
+        self._out = place / "counts"
+        self._read = 0
+        ready = place / "ready"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={self._out}", "--cache-sim=no", "--quiet"]
+        command += [sys.executable, "-m", "polywire", "serve", "--data-dir", str(place / "data")]
+        command += ["--ready-file", str(ready), "--idle-poll-us", "0"]
+        for wire in WIRES:
+            command += [f"--{wire}", f"127.0.0.1:{lasting_port()}"]
+        environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONHASHSEED": "0"}
+        with (place / "log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=place, env=environment)
+        end = time.monotonic() + READY_S
+        while not ready.exists():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise AssertionError(f"the broker did not get ready tree={tree}\n{(place / 'log').read_text()}")
+            time.sleep(0.1)
+        self.addresses = {name: (at["host"], at["port"]) for name, at in json.loads(ready.read_text()).items()}
+
+    def count(self) -> int:
+        """Instructions since this was called last."""
+        subprocess.run(["callgrind_control", "--dump", str(self._process.pid)], check=True, capture_output=True)
+        self._read += 1
+        dump = self._out.with_name(f"{self._out.name}.{self._read}")
+        for line in dump.read_text().splitlines():
+            if line.startswith("totals:"):
+                dump.unlink()
+                return int(line.split()[1])
+        raise AssertionError(f"no total in what callgrind wrote file={dump}")
+
+    def stop(self) -> None:
+        """End the process: nothing of it is kept."""
+        self._process.kill()
+        self._process.wait()
+
+
+def count_all(tree: Path, place: Path, chosen: Sequence[Workload], passes: int) -> dict[str, list[int]]:
+    """Instructions of each pass of each load, for one of its requests."""
+    broker = CountedBroker(tree, place)
+    try:
+        found: dict[str, list[int]] = {}
+        for workload in chosen:
+            workload.prepare(broker.addresses)
+            workload.run(broker.addresses, workload.count)
+            broker.count()
+            found[workload.name] = counts = []
+            for _ in range(passes):
+                workload.run(broker.addresses, workload.count)
+                counts.append(broker.count() // workload.count)
+        return found
+    finally:
+        broker.stop()
+
+
+# The commit's tree
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_before() -> str:
+    """What the working tree is compared with where nothing is said: the last commit while something is changed, else the one before."""
+    return "HEAD" if _git("status", "--porcelain", "--untracked-files=no", "src") else "HEAD~1"
+
+
+def built(commit: str) -> Path:
+    """A tree of this commit with its modules compiled; kept, since building takes a minute."""
+    tree = KEPT / _git("rev-parse", commit)
+    complete = tree / ".complete"
+    if complete.exists():
+        return tree
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit, *BUILT_FROM], cwd=HERE, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+    _take_over_modules(tree)
+    environment = {name: value for name, value in os.environ.items() if name != "POLYWIRE_PURE"}
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--build-lib", str(tree / MADE_IN)]
+    subprocess.run(build, cwd=tree, check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "src"], cwd=tree, check=True)
+    complete.touch()
+    return tree
+
+
+def _take_over_modules(tree: Path) -> None:
+    """Copy what was compiled here from sources that are the same there, as long as what modules declare to each other is the same."""
+    declared = [path.relative_to(HERE) for path in (HERE / "src").rglob("*.pxd")]
+    if not all(_same(path, tree) for path in (*declared, Path("setup.py"))):
+        return
+    sources = [path for path in (HERE / "src").rglob("*.py") if _same(path.relative_to(HERE), tree)]
+    for suffix, to in ((".c", tree / "src"), (".so", tree / MADE_IN)):  # what is made later has to be newer
+        for source in sources:
+            for made in source.parent.glob(f"{source.stem}.*{suffix}".replace(".*.c", ".c")):
+                copy = to / made.relative_to(HERE / "src")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(made, copy)
+
+
+def _same(path: Path, tree: Path) -> bool:
+    there = tree / path
+    return there.exists() and there.read_bytes() == (HERE / path).read_bytes()
+
+
+# The comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One load's instructions a request, of each pass."""
+
+    name: str
+    before: Sequence[int]
+    now: Sequence[int]
+
+    @property
+    def ratio(self) -> float:
+        """How many times what it took it takes."""
+        return statistics.median(self.now) / statistics.median(self.before)
+
+    @property
+    def spread(self) -> float:
+        """By how much passes of the same broker differ."""
+        return max(max(counts) / min(counts) for counts in (self.before, self.now)) - 1
+
+    def is_worse(self, limit: float) -> bool:
+        """Whether the cheapest pass takes more than ``limit`` times the dearest of before: what passes differ by is no news."""
+        return min(self.now) > limit * max(self.before)
+
+
+def compare(commit: str, chosen: Sequence[Workload], *, passes: int) -> list[Comparison]:
+    """Count both, side by side: what else runs does not change what is counted."""
+    tree = built(commit)
+    with tempfile.TemporaryDirectory(prefix="polywire-instructions-") as place, ThreadPoolExecutor(2) as pool:
+        before = pool.submit(count_all, tree, Path(place) / "before", chosen, passes)
+        now = pool.submit(count_all, HERE, Path(place) / "now", chosen, passes)
+        return [Comparison(name, counts, now.result()[name]) for name, counts in before.result().items()]
+
+
+def show(commit: str, found: Sequence[Comparison]) -> None:
+    """Print the table."""
+    table = Table(title=f"thousands of instructions a request: {commit}, and the working tree")
+    for column in ("load", "before", "now", "ratio", "spread"):
+        table.add_column(column, justify="left" if column == "load" else "right", no_wrap=True)
+    for one in found:
+        counts = (f"{statistics.median(counts) / 1e3:,.1f}" for counts in (one.before, one.now))
+        table.add_row(one.name, *counts, f"{one.ratio:.3f}", f"{one.spread:.1%}")
+    console.print(table)
+
+
+def main() -> int:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description="Count the broker's instructions, of a commit and of the working tree."
+    )
+    parser.add_argument("--against", help="commit to compare with; the last one that differs without")
+    parser.add_argument("--only", default="", help="loads whose names begin so")
+    parser.add_argument("--quick", action="store_true", help="only what takes two minutes in all")
+    parser.add_argument("--limit", type=float, default=LIMIT, help=f"what a load may take, times the commit ({LIMIT})")
+    parser.add_argument("--passes", type=int, default=PASSES, help=f"that are counted ({PASSES})")
+    asked = parser.parse_args()
+    if shutil.which("valgrind") is None:
+        print("NOTHING WAS COUNTED: there is no valgrind here", file=sys.stderr)
+        return 0
+    chosen = [one for one in workloads() if one.name.startswith(asked.only) and (one.quick or not asked.quick)]
+    if not chosen:
+        parser.error(f"no load's name begins so only={asked.only!r}")
+    commit = asked.against or commit_before()
+    found = compare(commit, chosen, passes=asked.passes)
+    show(commit, found)
+    worse = [one for one in found if one.is_worse(asked.limit)]
+    for one in worse:
+        print(f"SLOWER: {one.name} takes {one.ratio:.3f} times what it took", file=sys.stderr)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
