@@ -24,6 +24,7 @@ from polywire.testing.thread import BrokerThread
 LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
 OFFLINE: Final = {
     ("log", "repair"): "tests/crash/test_repair.py damages what it lists",
+    ("cluster", "check"): "needs a bucket",
     ("doctor",): "tests/unit/cli/test_doctor.py",
 }
 SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
@@ -41,6 +42,7 @@ SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("pipeline", "list"): (),
     ("pipeline", "describe"): ("land",),
     ("user", "list"): (),
+    ("config", "show"): ("--origin",),
 }
 TYPED: Final[dict[tuple[str, ...], str]] = {
     ("group", "offsets", "import"): '{"group": "billing", "topic": "orders", "partition": 0, "offset": 1}\n'
