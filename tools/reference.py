@@ -23,6 +23,7 @@ from cyclopts.argument import Argument
 from polywire.broker.actions import ANYBODY, Action
 from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, BrokerSettings, TopicSettings
 from polywire.cli import doctor, main
+from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.settings import LogSettings
@@ -85,13 +86,13 @@ def cli_page() -> Iterator[str]:
         yield from _command(words, command)
     yield from ["", "## Exit codes", ""]
     codes = [
-        (main.EXIT_DONE, "done"),
-        (main.EXIT_FAILED, "refused or failed; one line on standard error says why"),
-        (main.EXIT_USAGE, "wrong usage"),
+        (EXIT_DONE, "done"),
+        (EXIT_FAILED, "refused or failed; one line on standard error says why"),
+        (EXIT_USAGE, "wrong usage"),
         (doctor.EXIT_DAMAGED, "`doctor`: something is damaged, a broker starts"),
         (doctor.EXIT_BROKEN, "`doctor`: no broker would start"),
         (lifecycle.EXIT_STORAGE, "`serve`: storage failed, nothing further was acknowledged"),
-        (main.EXIT_INTERRUPTED, "interrupted; `serve`: ended at once by a second signal"),
+        (EXIT_INTERRUPTED, "interrupted; `serve`: ended at once by a second signal"),
     ]
     yield from table(("code", "meaning"), [(str(code), meaning) for code, meaning in codes])
 
@@ -124,7 +125,7 @@ def _command(words: Sequence[str], command: App) -> Iterator[str]:
             ("option", "default", "environment", "meaning"), [_option(argument, environment) for argument in given]
         )
         yield ""
-    title, *lines = str(command.help_epilogue).splitlines()
+    title, *lines = str(command.help_epilogue).partition(f"\n{EXIT_CODES}\n")[0].splitlines()
     yield from [title, "", "```sh", *(line.strip() for line in lines), "```"]
 
 

@@ -201,7 +201,11 @@ def test_where_consuming_begins_and_ends(command: Command, topic: str) -> None:
     assert [fields["value"] for fields in everything] == [str(number) for number in range(8)]
     moment = everything[5]["timestamp"]
     for start, expected in (("latest", []), ("6", ["6", "7"]), (moment, ["5", "6", "7"]), ("99", [])):
-        assert values(command("record", "consume", topic, "--from", start).stdout) == expected
+        done = command("record", "consume", topic, "--from", start)
+        assert values(done.stdout) == expected
+        assert bool(done.stderr) is not bool(expected), "what is not there is told"
+    beyond = command("record", "consume", topic, "--from", "99").stderr
+    assert beyond == f"nothing to read, every partition ends before offset=99 topic={topic} next_offset=8\n"
     assert values(command("record", "consume", topic, "--from", "2", "--count", "3").stdout) == ["2", "3", "4"]
     assert "code=partition_missing" in command("record", "consume", topic, "-p", "9", code=1).stderr
     assert "code=topic_missing" in command("record", "consume", f"{topic}-none", code=1).stderr
@@ -311,7 +315,7 @@ def test_a_follower_is_told_when_the_broker_goes_away(tmp_path: Path, topic: str
 def test_nobody_listens() -> None:
     refused = Command("polywire://127.0.0.1:1")("topic", "list", code=1)
     assert refused.stdout == ""
-    assert refused.stderr.startswith("error: cannot connect, is a broker running?")
+    assert refused.stderr.startswith("error: cannot connect: connection refused, is a broker running there?")
     assert "code=" not in refused.stderr, "nobody was there to answer a code"
 
 

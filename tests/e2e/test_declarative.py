@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from polywire.cli import main
+from polywire.cli.usage import EXIT_DONE
 from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
 
@@ -51,7 +52,7 @@ def records(served: Served, topic: str) -> int:
 def test_a_new_project_runs_and_goes_on(served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [30, 12])
     project = tmp_path / "orders"
-    assert main.run(["pipeline", "init", str(project), "--topic", topic, "--address", served.address]) == main.EXIT_DONE
+    assert main.run(["pipeline", "init", str(project), "--topic", topic, "--address", served.address]) == EXIT_DONE
     run(project)
     assert records(served, f"{topic}-copy") == 42
     fill(served.connection, topic, [5, 0])

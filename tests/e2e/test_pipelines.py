@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from polywire.cli import main
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
 from polywire.spark.pipelines.land import land
@@ -162,9 +163,9 @@ def test_the_command_runs_a_pipeline(
     put(served, topic, [{"id": 1}, b"broken"])
     places = [f"path={tmp_path / 'table'}", f"checkpoint={tmp_path / 'checkpoint'}", "parse=json:id int"]
     settings = [f"--set={setting}" for setting in (f"address={served.address}", f"topic={topic}", *places)]
-    assert main.run(["pipeline", "run", "land", *settings]) == main.EXIT_DONE
+    assert main.run(["pipeline", "run", "land", *settings]) == EXIT_DONE
     assert "ran pipeline=land records=2 batches=1 corrupt=1" in capsys.readouterr().err
     asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
-    assert main.run(["pipeline", "run", "quality", *asked]) == main.EXIT_FAILED
+    assert main.run(["pipeline", "run", "quality", *asked]) == EXIT_FAILED
     assert "3 records were expected, 2 are there" in capsys.readouterr().err
     assert spark.range(1).count() == 1  # the session that was there goes on

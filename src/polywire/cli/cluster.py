@@ -27,7 +27,9 @@ Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or
 
 @app.command(
     help_epilogue=examples(
-        "polywire cluster check s3://my-bucket/polywire", "polywire cluster check file:///srv/polywire"
+        "polywire cluster check s3://my-bucket/polywire",
+        "polywire cluster check file:///srv/polywire",
+        exits={EXIT_UNFIT: "the bucket does not have them"},
     )
 )
 def check(

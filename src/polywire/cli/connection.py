@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
+from polywire.cli.output import Failed
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
@@ -32,18 +33,15 @@ Address = Annotated[
 ]
 
 
-class NotConnected(Exception):
-    """No broker could be reached; what is known of why is the message."""
-
-
 def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]]) -> Result:
-    """Connect, run ``work``, close. Raises NotConnected when nobody answers, and the kinds of ``polywire.errors``."""
+    """Connect, run ``work``, close. Raises Failed when nobody answers, and the kinds of ``polywire.errors``."""
 
     async def connected() -> Result:
         try:
             client = await connect(address)
         except Unavailable as error:
-            raise NotConnected(f"cannot connect, is a broker running? {error.message}") from error
+            words = "" if error.message.startswith("cannot connect") else "cannot connect: "
+            raise Failed(f"{words}{error.message}") from error
         try:
             return await work(client)
         finally:

@@ -26,6 +26,7 @@ app = App(
         "polywire doctor --data-dir polywire-data",
         "polywire doctor --data-dir polywire-data --rebuild",
         "polywire doctor --data-dir polywire-data --output jsonl | jq .path",
+        exits={EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"},
     ),
 )
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "message")

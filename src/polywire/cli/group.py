@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from polywire.cli import group_offsets
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.start_position import parse_start, spans
@@ -22,7 +23,6 @@ app = App(
     help="List, describe, reset and delete consumer groups. Spark queries appear as groups if the option commitGroup is set.",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
-
 OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Move only this partition.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
@@ -148,6 +148,9 @@ def delete(
     members, positions = (0, 0) if group is None else (len(group.members), len(group.positions))
     done = "would delete" if dry_run else "deleted"
     note(f"{done} group={name} topic={topic} members={members} positions={positions}")
+
+
+app.command(group_offsets.app)
 
 
 def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:

@@ -9,22 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
 from polywire.cli import cluster, config, doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
 from polywire.cli.completion import completion_of
-from polywire.cli.connection import NotConnected
-from polywire.cli.output import note
-from polywire.cli.usage import HELP_FORMAT, examples
+from polywire.cli.output import Failed, note
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError
-
-EXIT_DONE: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 app = App(
     name="polywire",
@@ -69,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     except CycloptsError as error:
         note(f"error: {error} (see --help)", style="red")
         return EXIT_USAGE
-    except NotConnected as error:
+    except Failed as error:
         note(f"error: {error}", style="red")
         return EXIT_FAILED
     except BrokerError as error:

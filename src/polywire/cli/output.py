@@ -23,6 +23,10 @@ TABLE_WIDTH_MAX: Final = 1_000  # a name has at most 511 bytes, a row a few numb
 notes = Console(stderr=True, highlight=False)
 
 
+class Failed(Exception):
+    """What was asked for did not come about; the message says why, and no broker has answered a code."""
+
+
 class ListFormat(Enum):
     """Form of a printed list."""
 

@@ -1,6 +1,7 @@
 """``polywire pipeline``: list, describe and run ready-made Spark jobs, and begin a project of Spark's declarative pipelines.
 
-Promises: a setting that is wrong is refused before Spark is started; a run that left something out says so and does not end with 0.
+Promises: a setting that is wrong, or a topic there is not, is refused before Spark is started; what ends a run is told on one line; a run
+that left something out says so and does not end with 0.
 Must not know: what a pipeline does.
 """
 
@@ -8,20 +9,26 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.connection import ADDRESS_DEFAULT
-from polywire.cli.output import ListFormat, note, notes, print_list
-from polywire.cli.usage import examples
-from polywire.errors import ErrorCode, Invalid
+from polywire.cli.connection import ADDRESS_DEFAULT, run_with_client
+from polywire.cli.output import Failed, ListFormat, note, notes, print_list
+from polywire.cli.usage import EXIT_FAILED, examples
+from polywire.client.base import WireClient
+from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
+from polywire.names import unescape
 from polywire.spark.pipelines import project
 from polywire.spark.pipelines.registry import PIPELINES, kind_name, pipeline, read_settings, settings_of
 
-EXIT_INCOMPLETE: Final = 1
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_INCOMPLETE: Final = EXIT_FAILED
+OUR_ERRORS: Final = "polywire.errors."  # how a Python trace names them
 
 app = App(
     name="pipeline",
@@ -74,6 +81,7 @@ def run(
     set: Annotated[tuple[str, ...], Parameter(name=("--set", "-s"))] = (),
     master: str | None = None,
     conf: Annotated[tuple[str, ...], Parameter(name=("--conf", "-c"))] = (),
+    trace: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Run a pipeline and show its progress. Exits with 1 if records were skipped or problems were found.
 
@@ -85,10 +93,14 @@ def run(
         Spark master URL: local[2], spark://HOST:PORT, yarn, k8s://…
     conf
         Spark setting as NAME=VALUE; can be repeated.
+    trace
+        Show what Spark logs, and where an error came from.
     """
     function = pipeline(name).load()
     settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
     chosen = _pairs("--conf", conf)
+    _check_topics(settings)
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     from polywire.spark.progress import progress_bar
@@ -96,7 +108,9 @@ def run(
 
     borrowed = SparkSession.getActiveSession() is not None
     with notes.status("starting Spark"):
-        spark = session(f"polywire-{name}", master=master, **chosen)
+        spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
+    if not trace and not borrowed:
+        spark.sparkContext.setLogLevel("OFF")  # an error is told below, once
     try:
         if "on_progress" not in inspect.signature(function).parameters:
             with notes.status(f"running {name}"):
@@ -104,6 +118,10 @@ def run(
         with progress_bar(name, console=notes) as on_progress:
             ran = function(spark, **settings, on_progress=on_progress)
         return _tell(name, ran)
+    except PySparkException as error:
+        if trace:
+            raise
+        raise Failed(f"pipeline failed name={name}: {cause(str(error))} (--trace shows more)") from error
     finally:
         if not borrowed:
             spark.stop()
@@ -144,6 +162,36 @@ def _address(function: Any) -> dict[str, str]:
     if "address" not in inspect.signature(function).parameters:
         return {}
     return {"address": os.environ.get("POLYWIRE_ADDRESS", ADDRESS_DEFAULT).removeprefix("polywire://")}
+
+
+def _check_topics(settings: Mapping[str, Any]) -> None:
+    """Raise Missing(TOPIC_MISSING) for a topic to read that the broker does not have."""
+    address, topics = settings.get("address"), settings.get("topic")
+    if not isinstance(address, str) or not isinstance(topics, str):
+        return
+    wanted = [unescape(part.strip()) for part in topics.split(",") if part.strip()]
+
+    async def work(client: WireClient) -> set[str]:
+        return {topic.name for topic in await client.topics()}
+
+    there = run_with_client(f"polywire://{address}", work)
+    for topic in wanted:
+        if topic not in there:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic!r} address={address}")
+
+
+def _started(start: Callable[[], SparkSession]) -> SparkSession:
+    try:
+        return start()
+    except Unavailable as error:  # no Java: no broker has said so
+        raise Failed(error.message) from error
+
+
+def cause(text: str) -> str:
+    """What a trace of Spark's is about: the error of ours that it quotes, or its first line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(OUR_ERRORS) and ": " in line]
+    return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "no reason was given"
 
 
 def _tell(name: str, ran: Any) -> int:

@@ -18,7 +18,7 @@ from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import note, notes
 from polywire.cli.record_input import LineReader
 from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
-from polywire.cli.start_position import Span, parse_start, spans
+from polywire.cli.start_position import Span, nothing_to_read, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
 from polywire.errors import BrokerError, Invalid
@@ -126,6 +126,8 @@ def consume(
         if follow:
             await _follow_all(client, printer, found)
             return
+        if (reason := nothing_to_read(topic, start, found)) is not None:
+            note(reason)
         for span in found:
             await _print_span(client, printer, span)
 

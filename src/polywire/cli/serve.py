@@ -31,6 +31,7 @@ app = App(
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
         "polywire serve --config staging.toml",
+        exits={lifecycle.EXIT_STORAGE: "storage failed, nothing further was acknowledged"},
     ),
     config=SOURCES,
 )

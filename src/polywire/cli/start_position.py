@@ -5,6 +5,7 @@ Promises: a start that cannot be meant is refused before anything is read. Must 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polywire.cli.record_lines import parse_time_us
@@ -59,6 +60,20 @@ async def spans(client: TopicClient, topic: str, *, partition: int | None, start
     if not bounds:
         raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic} partition={partition}")
     return [Span(part.partition, await _offset(client, topic, part, start), part.next_offset) for part in bounds]
+
+
+def nothing_to_read(topic: str, start: Start, found: Sequence[Span]) -> str | None:
+    """Why no partition has anything to read from this start on; None where one has."""
+    if any(span.offset < span.next_offset for span in found):
+        return None
+    end = max(span.next_offset for span in found)
+    match start:
+        case FromOffset(offset) if offset > end:
+            return f"nothing to read, every partition ends before offset={offset} topic={topic} next_offset={end}"
+        case FromTime():
+            return f"nothing to read, no record was stored at that time or later topic={topic}"
+        case _:
+            return f"nothing to read topic={topic} next_offset={end}"
 
 
 async def _offset(client: TopicClient, topic: str, part: PartitionBounds, start: Start) -> int:

@@ -5,12 +5,14 @@ Promises: one parameter has one meaning everywhere; examples appear as they are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+EXIT_CODES: Final = "Exit codes:"
 HELP_FORMAT: Final = "plaintext"  # what is written is what is shown, brackets and back-ticks included
 
 Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
@@ -22,8 +24,21 @@ DataDir = Annotated[
     Path, Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir.")
 ]
 
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_MEANINGS: Final = {
+    EXIT_DONE: "done",
+    EXIT_FAILED: "refused or failed",
+    EXIT_USAGE: "wrong usage",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
-def examples(*lines: str) -> str:
-    """The end of a command's help."""
+
+def examples(*lines: str, exits: Mapping[int, str] | None = None) -> str:
+    """The end of a command's help: how it is used, and its exit codes; ``exits`` are those that it has beside everybody's."""
     title = "Example" if len(lines) == 1 else "Examples"
-    return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
+    codes = sorted((EXIT_MEANINGS | dict(exits or {})).items())
+    meanings = [f"  {code:<3}  {meaning}" for code, meaning in codes]
+    return "\n".join([f"{title}:", *(f"  {line}" for line in lines), EXIT_CODES, *meanings])

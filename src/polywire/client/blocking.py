@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from polywire.client.login import Login
 from polywire.client.tls import TlsSocket
+from polywire.client.unreachable import cannot_connect
 from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -58,7 +59,7 @@ class FramedSocket:
             plain = socket.create_connection((host, port), timeout=timeout_s)
             self._socket: Final[Any] = plain if tls is None else TlsSocket(plain, tls, host)
         except OSError as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={self.address}") from None
+            raise cannot_connect(error, host, port) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel's own time limits let one recv wait for a whole frame; Python's would poll before each piece.
         self._socket.settimeout(None)

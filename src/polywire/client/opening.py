@@ -1,6 +1,6 @@
 """Opening a connection, the same for every wire.
 
-Promises: a connection, or Unavailable within the time given. Must not know: any wire.
+Promises: a connection, or within the time given Unavailable with its cause in words of people. Must not know: any wire.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from polywire.client.tls import secured
-from polywire.errors import ErrorCode, Unavailable
+from polywire.client.unreachable import cannot_connect
 
 Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
 
@@ -30,5 +30,5 @@ async def open_connection(
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(lambda: make(loop), host, port, **secured(tls, host))
     except (OSError, TimeoutError) as error:
-        raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+        raise cannot_connect(error, host, port) from None
     return connection

@@ -22,6 +22,7 @@ from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.login import Login
 from polywire.client.polywire_connection import PolywireConnection
 from polywire.client.tls import secured
+from polywire.client.unreachable import cannot_connect
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -99,7 +100,7 @@ class PolywireClient(Scope):
                 if login is not None:
                     await connection.ask(Verb.LOGIN, messages.LogIn(login.name, login.password))
         except (OSError, TimeoutError, PeerError) as error:
-            failure = Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}")
+            failure = cannot_connect(error, host, port)
             connection.fail(failure)
             raise failure from None
         except BrokerError:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from polywire.client.connection import Connection
+from polywire.client.unreachable import HUNG_UP
 from polywire.errors import ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -25,6 +26,8 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.types import Buffer
+
+TLS_ALERT: Final = b"\x15\x03"  # what a port with TLS answers to what is none
 
 
 class _Pending:
@@ -53,6 +56,12 @@ class PolywireConnection(Connection):
         """Say what we speak; asyncio calls it."""
         super().connection_made(transport)
         self._opened().write(MAGIC)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all calls under way; asyncio calls it."""
+        if not self._opened_by_peer:
+            self.fail(Unavailable(ErrorCode.STOPPING, f"cannot connect: {HUNG_UP}"))
+        super().connection_lost(exc)
 
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
         pending, self._pending = self._pending, {}
@@ -95,6 +104,8 @@ class PolywireConnection(Connection):
     def _take(self) -> int:
         at = 0
         if not self._opened_by_peer:
+            if self._buffer.startswith(TLS_ALERT):
+                raise PeerError("the port speaks TLS, connect with polywire+tls://", fatal=True)
             if len(self._buffer) < len(MAGIC):
                 return 0
             if self._buffer[: len(MAGIC)] != MAGIC:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from polywire.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, run
+from polywire.cli.main import run
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 
 
 @pytest.fixture(autouse=True)

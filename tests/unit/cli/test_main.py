@@ -10,9 +10,10 @@ from cyclopts import App
 
 from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
-from polywire.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, app, run
+from polywire.cli.main import app, run
 from polywire.cli.serve import Durability, Wires
 from polywire.cli.topic import Settings
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level
@@ -35,8 +36,11 @@ def test_help_has_examples_and_fits_eighty_columns(
     assert run([*words, "--help"]) == EXIT_DONE
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    _, title, examples = shown.rpartition("\nExample")
+    _, title, rest = shown.rpartition("\nExample")
     assert title, "no example"
+    examples, title, codes = rest.partition("\nExit codes:\n")
+    assert title, "no exit codes"
+    assert [int(line.split()[0]) for line in codes.splitlines() if line][:3] == [EXIT_DONE, EXIT_FAILED, EXIT_USAGE]
     lines = [line for line in examples.splitlines()[1:] if line]
     assert lines
     assert all(line.startswith("  ") and "polywire " in line for line in lines)
@@ -88,8 +92,11 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["topic", "list", "-a", NOBODY], "cannot connect, is a broker running?"),
-        (["topic", "list", "-a", f"flux://{NOBODY}"], "cannot connect, is a broker running?"),
+        (["topic", "list", "-a", NOBODY], "cannot connect: connection refused, is a broker running there? address="),
+        (
+            ["topic", "list", "-a", f"flux://{NOBODY}"],
+            "cannot connect: connection refused, is a broker running there? address=",
+        ),
         (["topic", "list", "-a", f"http://{NOBODY}"], "unknown scheme scheme=http"),
         (["topic", "list", "-a", "nowhere"], "code=invalid_request"),
         (["record", "consume", "t", "--from", "noon"], "--from takes"),

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from polywire.cli import main
+from polywire.cli.pipeline import cause
+from polywire.cli.usage import EXIT_FAILED
+from polywire.errors import ErrorCode, Unavailable
+from polywire.testing.thread import BrokerThread
 
 
 def test_list_and_describe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,8 +36,41 @@ def test_list_and_describe(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_runs_are_refused_before_spark_starts(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["pipeline", *words]) == main.EXIT_FAILED
+    assert main.run(["pipeline", *words]) == EXIT_FAILED
     assert reason in capsys.readouterr().err
+
+
+def test_a_topic_there_is_not_is_refused_before_spark_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polywire.spark.sessions.session", lambda *_, **__: pytest.fail("Spark was started"))
+    with BrokerThread(wires=["polywire"]) as broker:
+        monkeypatch.setenv("POLYWIRE_ADDRESS", broker.url())
+        words = ["pipeline", "run", "land", "-s", "topic=a, b", "-s", "path=p", "-s", "checkpoint=c"]
+        assert main.run(words) == EXIT_FAILED
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: no such topic topic='a' address=127.0.0.1:")
+    assert shown.count("\n") == 1
+
+
+def test_a_missing_java_is_the_cause(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise Unavailable(ErrorCode.STORAGE_FAILED, "spark needs Java 17")
+
+    monkeypatch.setattr("polywire.spark.sessions.session", start)
+    assert main.run(["pipeline", "run", "quality", "-s", "path=p"]) == EXIT_FAILED
+    assert capsys.readouterr().err == "error: spark needs Java 17\n"
+
+
+def test_the_cause_of_a_trace_is_our_error_that_it_quotes() -> None:
+    trace = """[STREAM_FAILED] Query failed: Traceback (most recent call last):
+  File "reader_stream.py", line 69, in prepare
+polywire.errors.Unavailable: cannot connect
+polywire.errors.Missing: no such topic name='a'
+ SQLSTATE: 38000"""
+    assert cause(trace) == "no such topic name='a'"
+    assert cause("[AMBIGUOUS] this is it\nmore") == "[AMBIGUOUS] this is it"
+    assert cause("") == "no reason was given"
 
 
 def test_a_project_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,5 +78,5 @@ def test_a_project_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main.run(["pipeline", "init", str(folder), "--topic", "orders"]) == 0
     assert {path.name for path in folder.iterdir()} == {"README.md", "conf", "spark-pipeline.yml", "transformations"}
     assert 'polywire.topic: "orders"' in (folder / "spark-pipeline.yml").read_text(encoding="utf-8")
-    assert main.run(["pipeline", "init", str(folder)]) == main.EXIT_FAILED
+    assert main.run(["pipeline", "init", str(folder)]) == EXIT_FAILED
     assert "not empty" in capsys.readouterr().err
