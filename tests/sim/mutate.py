@@ -1,4 +1,6 @@
-"""``python -m tests.sim.mutate``: take out one mechanism after the other, and see within how many runs the simulated world notices.
+"""``python -m tests.sim.mutate``: take out one mechanism after the other, and see within how many runs its simulated world notices.
+
+``python -m tests.sim.mutate broker producer-epochs`` tries those of one world, and one more, and leaves the others as they stand.
 
 Promises: writes what it saw into docs/operate/reliability.md; ends with 1 when a switch is noticed no more that once was. Must not know: what
 a mechanism does.
@@ -13,10 +15,13 @@ from typing import Final, NamedTuple
 import pytest
 import structlog
 
-from polywire.testing.sim.log.world import LogWorld
 from polywire.testing.sim.promises import BROKEN, Violation
-from tests.sim.mutations import MUTATIONS, Mutation
+from polywire.testing.sim.worlds import WORLDS
+from tests.sim.broker_mutations import BROKER_MUTATIONS
+from tests.sim.mutation import Mutation
+from tests.sim.mutations import LOG_MUTATIONS
 
+MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS)
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
 BEGIN: Final = "<!-- made by `make sim-mutations` -->"
@@ -45,11 +50,11 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
                 )
         for seed in range(runs):
             try:
-                LogWorld(seed).run()
+                WORLDS[mutation.world](seed).run()
             except Violation as violation:
                 return Noticed(str(seed), violation.promise)
             except BROKEN as error:
-                return Noticed(str(seed), f"{type(error).__name__} in the log")
+                return Noticed(str(seed), f"{type(error).__name__} in the {mutation.world}")
     return None
 
 
@@ -58,7 +63,7 @@ def recorded() -> dict[str, Noticed | None]:
     found: dict[str, Noticed | None] = {}
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     for line in table.strip().splitlines()[2:]:
-        name, _, by, said = [cell.strip() for cell in line.strip("|").split("|")]
+        _, name, _, by, said = [cell.strip() for cell in line.strip("|").split("|")]
         found[name.strip("`")] = None if by == UNNOTICED else Noticed(by, said)
     return found
 
@@ -66,13 +71,14 @@ def recorded() -> dict[str, Noticed | None]:
 def main() -> int:
     """Try all of them and write the table."""
     structlog.configure(processors=[_drop])
-    before, worse = recorded(), 0
-    lines = ["| switch | what is taken out | noticed by run, or test | which says |", "|---|---|---|---|"]
+    before, worse, chosen = recorded(), 0, sys.argv[1:]
+    lines = ["| world | switch | what is taken out | noticed by run, or test | which says |", "|---|---|---|---|---|"]
     for mutation in MUTATIONS:
-        found = notice(mutation)
+        is_tried = not chosen or mutation.name in chosen or mutation.world in chosen
+        found = notice(mutation) if is_tried else before.get(mutation.name)
         worse += found is None and before.get(mutation.name) is not None
         by, said = (UNNOTICED, "") if found is None else found
-        lines.append(f"| `{mutation.name}` | {mutation.mechanism} | {by} | {said} |")
+        lines.append(f"| {mutation.world} | `{mutation.name}` | {mutation.mechanism} | {by} | {said} |")
         sys.stdout.write(lines[-1] + "\n")
         sys.stdout.flush()
     text = PAGE.read_text()

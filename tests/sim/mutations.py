@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,36 +33,7 @@ from polywire.store.file import FileStore
 from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
 from polywire.types import Level
 from tests.sim import test_failures, test_starts
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """One switch, and the mechanism that it takes out. ``test``: one that fails then, where few runs come by what it takes."""
-
-    name: str
-    mechanism: str
-    take_out: Callable[[pytest.MonkeyPatch], None]
-    test: Callable[[], None] | None = None
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """What is done instead."""
-
-
-def _replaced(owner: object, name: str, instead: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that puts another function in the place of one."""
-    return lambda patch: patch.setattr(owner, name, instead)
-
-
-def _wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that gives the old function to the new one."""
-
-    def take_out(patch: pytest.MonkeyPatch) -> None:
-        old = getattr(owner, name)
-        patch.setattr(owner, name, lambda *args, **named: around(old, *args, **named))
-
-    return take_out
-
+from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 
 # Syncs
 
@@ -74,7 +45,7 @@ def _files_unsynced(prefix: str = "", suffix: str = "") -> Callable[[pytest.Monk
         if not (file.name.startswith(prefix) and suffix in file.name):
             old(file, **named)
 
-    return _wrapped(SimulatedFile, "sync", sync)
+    return wrapped(SimulatedFile, "sync", sync)
 
 
 def _directories_unsynced(*names: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -84,7 +55,7 @@ def _directories_unsynced(*names: str) -> Callable[[pytest.MonkeyPatch], None]:
         if path.name not in names:
             old(files, path)
 
-    return _wrapped(SimulatedFiles, "sync_directory", sync)
+    return wrapped(SimulatedFiles, "sync_directory", sync)
 
 
 def _recovery_unsynced(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +99,7 @@ def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
 
 def _named_at_once(old: Callable[..., None], log: FileLog, *args: Any) -> None:
     """What counts once its naming group is synced counts when that is written."""
-    old(log, *args[:-1], _nothing)
+    old(log, *args[:-1], nothing)
     args[-1]()
 
 
@@ -271,9 +242,9 @@ def _no_reserve(settings: LogSettings) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-MUTATIONS: Final[Sequence[Mutation]] = (
+LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     # Syncs
-    Mutation("journal-flush", "the flush of the journal's pages", _replaced(SimulatedMapping, "flush", _nothing)),
+    Mutation("journal-flush", "the flush of the journal's pages", replaced(SimulatedMapping, "flush", nothing)),
     Mutation("slot-sync", "the sync of a new slot", _files_unsynced(".slot")),
     Mutation("seed-sync", "the sync of the journal's seed", _files_unsynced(".seed")),
     Mutation("segment-sync", "the sync of a segment", _files_unsynced(suffix=".pws.")),
@@ -286,102 +257,98 @@ MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation(
         "recovery-rewrite",
         "a start writes anew what a failed sync lost",
-        _replaced(slots.Slot, "_lost", lambda _: iter(())),
+        replaced(slots.Slot, "_lost", lambda _: iter(())),
         test=test_starts.test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone,
     ),
     Mutation("start-sync", "the sync of a start's first group", _start_unsynced),
     Mutation("closing-sync", "the flush of a clean stop", _unfinished),
     # Order
-    Mutation("synced-answer", "an answer waits for the flush", _replaced(Flusher, "wait", _synced_when_written)),
-    Mutation("durability-floor", "answers under durability=synced wait", _wrapped(Draft, "notify", _told_when_written)),
+    Mutation("synced-answer", "an answer waits for the flush", replaced(Flusher, "wait", _synced_when_written)),
+    Mutation("durability-floor", "answers under durability=synced wait", wrapped(Draft, "notify", _told_when_written)),
     Mutation(
-        "durability-readers", "readers under durability=synced wait", _wrapped(_Opening, "_make_state", _shown_at_once)
+        "durability-readers", "readers under durability=synced wait", wrapped(_Opening, "_make_state", _shown_at_once)
     ),
-    Mutation(
-        "page-alignment", "no page is written while it is synced", _replaced(slots.FileJournal, "align", _nothing)
-    ),
-    Mutation("failed-sync", "a failed sync is never tried again", _wrapped(Flusher, "_flush", _retried)),
-    Mutation("failed-write", "a failed write ends the log", _wrapped(slots.FileJournal, "write", _write_believed)),
+    Mutation("page-alignment", "no page is written while it is synced", replaced(slots.FileJournal, "align", nothing)),
+    Mutation("failed-sync", "a failed sync is never tried again", wrapped(Flusher, "_flush", _retried)),
+    Mutation("failed-write", "a failed write ends the log", wrapped(slots.FileJournal, "write", _write_believed)),
     Mutation(
         "failed-numbers",
         "numbers of a failed write are taken back",
-        _replaced(Draft, "take_back", _nothing),
+        replaced(Draft, "take_back", nothing),
         test=test_failures.test_who_reads_behind_a_failed_append_finds_the_end,
     ),
-    Mutation("short-writes", "the rest of a short write is written", _replaced(slots, "_write_slowly", _nothing)),
+    Mutation("short-writes", "the rest of a short write is written", replaced(slots, "_write_slowly", nothing)),
     Mutation(
-        "slot-naming", "a slot is free once its naming group is synced", _wrapped(FileLog, "name_slot", _named_at_once)
+        "slot-naming", "a slot is free once its naming group is synced", wrapped(FileLog, "name_slot", _named_at_once)
     ),
     Mutation(
-        "removal-naming", "segments go once their removal is synced", _wrapped(FileLog, "name_sealed", _named_at_once)
+        "removal-naming", "segments go once their removal is synced", wrapped(FileLog, "name_sealed", _named_at_once)
     ),
     Mutation(
         "removed-since",
         "a naming group waits for removals before it",
-        _wrapped(FileLog, "name_slot", _rests_on_snapshot),
+        wrapped(FileLog, "name_slot", _rests_on_snapshot),
     ),
     Mutation(
         "install-order",
         "slots are installed in the order they were filled",
-        _replaced(Sealer, "_install_next", _install_any),
+        replaced(Sealer, "_install_next", _install_any),
     ),
-    Mutation("slot-pins", "a slot is not written again while it is read", _replaced(SlotsPin, "__init__", _unpinned)),
+    Mutation("slot-pins", "a slot is not written again while it is read", replaced(SlotsPin, "__init__", _unpinned)),
     Mutation(
         "sealing-capacity",
         "naming segments finds space in the journal",
-        _replaced(FileLog, "has_capacity", _always_capacity),
+        replaced(FileLog, "has_capacity", _always_capacity),
     ),
     Mutation(
         "removal-reserve",
         "the last slot has a reserve",
         lambda patch: patch.setattr(LogSettings, "kept_bytes", property(_no_reserve)),
     ),
-    Mutation("locks", "one process has a data directory", _replaced(SimulatedFile, "lock", _nothing)),
+    Mutation("locks", "one process has a data directory", replaced(SimulatedFile, "lock", nothing)),
     # Recovery
-    Mutation("start-number", "no two starts have one number", _wrapped(opening, "find_chain", _number_again)),
+    Mutation("start-number", "no two starts have one number", wrapped(opening, "find_chain", _number_again)),
     Mutation(
-        "entry-checksums", "a group counts with all of its entries", _replaced(recovery, "bad_entry", lambda *_: -1)
+        "entry-checksums", "a group counts with all of its entries", replaced(recovery, "bad_entry", lambda *_: -1)
     ),
-    Mutation("chain", "a group follows the one it names", _replaced(recovery, "_follow", _follow_anything)),
-    Mutation("reach", "a state counts with the groups it rests on", _wrapped(recovery, "_namings", _reach_ignored)),
-    Mutation("damage-proof", "a damaged synced group is no torn tail", _replaced(recovery, "_examine_end", _nothing)),
+    Mutation("chain", "a group follows the one it names", replaced(recovery, "_follow", _follow_anything)),
+    Mutation("reach", "a state counts with the groups it rests on", wrapped(recovery, "_namings", _reach_ignored)),
+    Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
     Mutation(
-        "earlier-starts", "groups of an unsealed start count", _replaced(recovery, "_rests_on", lambda _, found: found)
+        "earlier-starts", "groups of an unsealed start count", replaced(recovery, "_rests_on", lambda _, found: found)
     ),
     Mutation(
-        "ends-of-the-gone", "what was trimmed later is not missed", _replaced(replay, "_ends_of_the_gone", lambda _: {})
+        "ends-of-the-gone", "what was trimmed later is not missed", replaced(replay, "_ends_of_the_gone", lambda _: {})
     ),
     Mutation(
         "snapshot-changes",
         "changes in a snapshot are not applied again",
-        _wrapped(FileLog, "broker_state", _state_stale),
+        wrapped(FileLog, "broker_state", _state_stale),
     ),
     Mutation(
-        "snapshot-partitions", "a dropped partition leaves the snapshot", _wrapped(LogState, "image", _image_stale)
+        "snapshot-partitions", "a dropped partition leaves the snapshot", wrapped(LogState, "image", _image_stale)
     ),
-    Mutation("unnamed-blobs", "names of a failed start are free at once", _replaced(_Opening, "_delete", _deferred)),
-    Mutation("remains", "temporary files are deleted", _replaced(FileStore, "delete_remains", lambda *_: [])),
+    Mutation("unnamed-blobs", "names of a failed start are free at once", replaced(_Opening, "_delete", _deferred)),
+    Mutation("remains", "temporary files are deleted", replaced(FileStore, "delete_remains", lambda *_: [])),
     Mutation(
         "snapshot-deletion",
         "the snapshot before is deleted",
-        _wrapped(Deleter, "delete", lambda old, deleter, names, **named: None if named else old(deleter, names)),
+        wrapped(Deleter, "delete", lambda old, deleter, names, **named: None if named else old(deleter, names)),
     ),
     # Verification
+    Mutation("snapshot-checksum", "a damaged snapshot is not believed", wrapped(snapshot, "_fields_of", _copy_trusted)),
     Mutation(
-        "snapshot-checksum", "a damaged snapshot is not believed", _wrapped(snapshot, "_fields_of", _copy_trusted)
+        "seed-copy", "a damaged seed has a copy", wrapped(seed, "seed_copies", lambda old, *args: [old(*args)[0], b""])
     ),
-    Mutation(
-        "seed-copy", "a damaged seed has a copy", _wrapped(seed, "seed_copies", lambda old, *args: [old(*args)[0], b""])
-    ),
-    Mutation("batch-checksums", "a damaged batch is not served", _replaced(segment, "first_damaged", lambda *_: -1)),
+    Mutation("batch-checksums", "a damaged batch is not served", replaced(segment, "first_damaged", lambda *_: -1)),
     Mutation(
         "unread-bodies",
         "a body that cannot be read is not sealed as damaged",
-        _wrapped(Segment, "stored", _unsalvaged),
+        wrapped(Segment, "stored", _unsalvaged),
         test=test_failures.test_a_disk_that_fails_to_read_once_damages_nothing_for_good,
     ),
     # Staging, compaction, callbacks
     Mutation("claims", "a token is published once", _without_claims),
-    Mutation("staged-limit", "what is staged has a limit", _replaced(Staging, "admit", _nothing)),
-    Mutation("wakes", "who waits is woken", _replaced(Waits, "wake_due", _nothing)),
+    Mutation("staged-limit", "what is staged has a limit", replaced(Staging, "admit", nothing)),
+    Mutation("wakes", "who waits is woken", replaced(Waits, "wake_due", nothing)),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutate import notice, recorded
-from tests.sim.mutations import MUTATIONS, Mutation
+from tests.sim.mutate import MUTATIONS, notice, recorded
+from tests.sim.mutation import Mutation
 
 SOON = 3  # runs: those that take so few are tried here
 PATIENCE = 40  # runs, for a change of the log changes every story

@@ -6,11 +6,11 @@ import pytest
 
 from polywire.testing.sim.promises import Violation
 from polywire.testing.sim.shrink import Shape, shrink
-from tests.sim.mutations import MUTATIONS
+from tests.sim.mutations import LOG_MUTATIONS
 
 
 def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    next(mutation for mutation in MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
+    next(mutation for mutation in LOG_MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
     with pytest.raises(Violation) as broken:
         Shape("log", 0, 800).world().run()
     small = shrink(Shape("log", 0, 800))

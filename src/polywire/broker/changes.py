@@ -409,7 +409,8 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
 
 class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot. scope, offsets: without a producer, topic, group, member and generation of
-    the only positions it holds, and these; else ``held``. batches, began_at_us: an older broker wrote 0 for as many as records, and -1."""
+    the first positions it holds, and these; others are ``held``. batches, began_at_us: an older broker wrote 0 for as many as records, and
+    -1."""
 
     id: str
     epoch: int

@@ -17,7 +17,7 @@ from polywire.broker.owners import ITSELF
 from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
 from polywire.broker.state import State
 from polywire.clock import ElapsedClock
-from polywire.errors import Busy
+from polywire.errors import Busy, Unavailable
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
@@ -89,6 +89,9 @@ class Expiry:
             self.run_pass()
         except Busy:  # the disk is full: what has ended now has also ended later
             self._round = iter(())
+        except Unavailable:  # storage has failed, which ends the broker
+            self._stopped = True
+            return
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:

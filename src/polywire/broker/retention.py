@@ -9,7 +9,7 @@ from __future__ import annotations
 from polywire.broker.catalog import Catalog
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.clock import Clock
-from polywire.errors import Busy
+from polywire.errors import Busy, Unavailable
 from polywire.log.base import Loop, Partitions
 
 
@@ -48,7 +48,10 @@ class Retention:
         self._loop.call_later(
             self._settings.retention_interval_s, self._run
         )  # first: whatever comes, there is a next time
-        self.run_pass()
+        try:
+            self.run_pass()
+        except Unavailable:  # storage has failed, which ends the broker
+            self._stopped = True
 
     def run_pass(self) -> int:
         """Look at the next partitions; returns how many were trimmed. Where the log is too busy for more just now, the next pass goes on."""

@@ -285,9 +285,8 @@ class TransactionTable:
         known = self._by_id.get(id_)
         if known is None:
             return ()
-        only, others = (Scope(), HeldOffsets()), known.positions
-        if known.producer is None:
-            only, others = next(iter(others.items()), only), {}
+        others = list(known.positions.items())
+        first = others.pop(0) if others and known.producer is None else (Scope(), HeldOffsets())
         return (
             changes.TransactionalIdState(
                 id=known.id,
@@ -297,8 +296,8 @@ class TransactionTable:
                 at_us=known.at_us,
                 messages=known.messages,
                 sequences=dict(known.sequences),
-                scope=(only[0].topic, only[0].group, only[0].member, only[0].generation),
-                offsets=dict(only[1].offsets),
+                scope=(first[0].topic, first[0].group, first[0].member, first[0].generation),
+                offsets=dict(first[1].offsets),
                 owner=known.owner,
                 producer=known.producer,
                 batches=known.batches,
@@ -315,7 +314,7 @@ class TransactionTable:
                             dict(held.offsets),
                             dict(held.notes),
                         )
-                        for scope, held in others.items()
+                        for scope, held in others
                     ]
                 ),
             ),

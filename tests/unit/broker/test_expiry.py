@@ -7,12 +7,13 @@ import pytest
 from polywire.broker import changes
 from polywire.broker.owners import NOBODY
 from polywire.broker.quotas import Kind
-from polywire.broker.settings import BrokerSettings
+from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.state import State
 from polywire.errors import Busy, ErrorCode, Missing
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
-from polywire.types import Assignor, PositionKind
+from polywire.types import Assignor, Level, PositionKind
+from tests.unit.broker.answers import batch_of
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -185,3 +186,16 @@ def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
     restored = State(idle.settings)
     restored.restore(idle.broker._state.snapshot())
     assert restored.usage.bytes == 0
+
+
+def test_nothing_is_looked_for_once_storage_has_failed(idle: MemoryBroker) -> None:
+    idle.broker.configure_topic(idle.broker.topic("t"), TopicSettings(retention_bytes=1))
+    for _ in range(2):
+        idle.broker.produce(idle.broker.topic("t").partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None)
+        idle.broker.commit()
+    join(idle)
+    idle.broker.groups.leave("g", "t", "m", None, wire="flux")
+    idle.run()
+    idle.log.fail()
+    idle.advance(2 * HOUR)  # a timer that raises would end the test
+    assert groups(idle) == ["g"]

@@ -137,3 +137,16 @@ def test_a_commit_that_is_refused_in_the_end_leaves_it_open(memory: MemoryBroker
     memory.run()
     assert codes(told[2:]) == ["committed"]
     assert count(topic) == 3
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_positions_of_every_group_outlive_a_snapshot(memory: MemoryBroker, topic: Topic, *, numbered: bool) -> None:
+    held = opened(memory, topic, numbered=numbered)
+    for group in ("g", "h"):
+        memory.broker.transactions.put_offsets(held, Scope("t", group, "m", 1), {0: 1}, done=None)
+    memory.run()
+    memory.log.take_snapshot()
+    memory.restart()
+    found = memory.broker.transactions.find("T")
+    assert found is not None
+    assert {scope.group for scope in found.positions} == {"g", "h"}

@@ -6,7 +6,7 @@ Must not know: what may be asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from polywire.broker.broker import Broker
@@ -21,14 +21,18 @@ from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.types import Level, PositionKind
 
-BY_ITSELF: Final = frozenset(("group", "transaction"))
+BY_ITSELF: Final = frozenset(("group", "transaction", "holds"))
 """What changes without being asked to: members and transactions have their time."""
+
+Watcher = Callable[[Key, object, object], None]
+"""Judges a part of the state that has changed: what it was and what it is, None where it was not there."""
 
 Verb = Callable[[Completion[Any]], Any]
 
 
-def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]]) -> State:
-    """The state of a broker as it shows it. bounds: where a partition begins and ends. Where retention has a say, nobody knows when."""
+def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged: Iterable[bytes]) -> State:
+    """The state of a broker as it shows it. bounds: where a partition begins and ends; where retention has a say, nobody knows when.
+    staged: tokens that something is staged under."""
     found: dict[Key, object] = {}
     for topic in broker.topics():
         name = topic.name.full
@@ -46,6 +50,12 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]]) -> Stat
             found["position", topic_name, group, number] = offset
     for transaction in broker.transactions.visible(by=NOBODY):
         found["transaction", "", transaction.id] = (transaction.epoch, transaction.state.name)
+        moved = [(scope.topic, scope.group, *held.offsets.items()) for scope, held in transaction.positions.items()]
+        found["holds", "", transaction.id] = (transaction.messages, transaction.token, *sorted(moved))
+    for token in staged:
+        found["staged", "", token.hex()] = True
+    for published in broker.staging.writers(by=NOBODY):
+        found["writer", "", published.writer] = published.number
     return found
 
 
@@ -59,6 +69,8 @@ class Asking:
         self._durability = durability
         self.failure: BrokerError | None = None
         self.unanswered = 0
+        self._watchers: Final[dict[str, Watcher]] = {}
+        self._unasked: Final[dict[str, Watcher]] = {}
         process.log.on_failure(self._failed)
 
     def _failed(self, error: BrokerError) -> None:
@@ -67,7 +79,14 @@ class Asking:
 
     def look(self) -> State:
         """The state as it must be once what was asked for is written."""
-        return look(self.broker, self._bounds)
+        staged = [token for token, known in self.model.tokens.items() if not known.is_gone]
+        return look(self.broker, self._bounds, staged)
+
+    def notice_last(self) -> None:
+        """The process was killed: what it did by itself since somebody asked last may be stored, or not."""
+        history, state = self.model.history, self.look()
+        kept = {key: value for key, value in history.latest.items() if key[0] not in BY_ITSELF}
+        history.note({**kept, **{key: value for key, value in state.items() if key[0] in BY_ITSELF}})
 
     def _bounds(self, partition: Partition) -> tuple[int, int]:
         kept = self.model.partitions[partition.incarnation]
@@ -78,8 +97,27 @@ class Asking:
         state, history = self.look(), self.model.history
         if state == history.latest:
             return
-        for key in history.note(state):
+        before = history.latest
+        changed = history.note(state)
+        for key in changed:
             require(key[0] in BY_ITSELF, "nothing changes unasked", key=key, now=state.get(key))
+        self._judge(self._unasked, before, changed)
+        self._judge(self._watchers, before, changed)
+
+    def watch(self, kind: str, watcher: Watcher) -> None:
+        """Have parts of this kind judged whenever they change."""
+        self._watchers[kind] = watcher
+
+    def watch_unasked(self, kind: str, watcher: Watcher) -> None:
+        """Have parts of this kind judged when they change by themselves."""
+        self._unasked[kind] = watcher
+
+    @staticmethod
+    def _judge(watchers: Mapping[str, Watcher], before: State, changed: State) -> None:
+        for key, value in changed.items():
+            watcher = watchers.get(str(key[0]))
+            if watcher is not None:
+                watcher(key, before.get(key), value)
 
     def ask(
         self,
@@ -87,7 +125,7 @@ class Asking:
         text: str,
         verb: Verb,
         *,
-        level: Level,
+        level: Level | None,
         applied: Callable[[Any], Mapping[Key, object]] = lambda _: {},
         completed: Callable[[Any], None] = lambda _: None,
         moment: int | None = None,
@@ -100,15 +138,16 @@ class Asking:
         """
         self.notice()
         self.story.tell(event, text)
-        answer = _Answer(self, f"{event} {text}", level, completed)
+        answer = _Answer(self, f"{event} {text}", Level.MEMORY if level is None else level, completed)
         try:
             found = verb(answer)
         except BrokerError as error:
             self.story.tell("no", error.code.name)
-            self.unanswered -= 1
             answer.withdraw()
             self._changed({}, free)
             return error
+        if level is None:
+            answer.withdraw()
         self._changed(applied(found), free)
         answer.moment = self.model.history.moment if moment is None else moment
         return found
@@ -117,7 +156,9 @@ class Asking:
         history = self.model.history
         before = history.latest
         wanted = {key: value for key, value in expected.items() if before.get(key) != value}
-        changed = {key: value for key, value in history.note(self.look()).items() if key[0] not in free}
+        differing = history.note(self.look())
+        self._judge(self._watchers, before, differing)
+        changed = {key: value for key, value in differing.items() if key[0] not in free}
         require(changed == wanted, "what was asked for is so, and nothing else", changed=changed, wanted=wanted)
 
     def acknowledge(self, moment: int, level: Level) -> None:
@@ -144,8 +185,9 @@ class _Answer:
         asking.unanswered += 1
 
     def withdraw(self) -> None:
-        """The verb was refused: nothing more is said."""
+        """Nothing more is said."""
         self.is_open = False
+        self._asking.unanswered -= 1
 
     def __call__(self, found: object) -> None:
         asking = self._asking

@@ -5,12 +5,14 @@ Promises: outlives every process; what a stop took is taken here as well. Must n
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from polywire.errors import ErrorCode
 from polywire.testing.sim.broker.history import History
+from polywire.testing.sim.broker.members import Members
 from polywire.testing.sim.log.model import Content, KeptPartition
 
 OFFSET_FORGOTTEN: Final = -1
@@ -90,6 +92,53 @@ class Repeat(NamedTuple):
     offset: int
 
 
+@dataclass(slots=True)
+class Holder:
+    """Who holds a transactional id, or did. numbered: its wire numbers producers. synced: whether what it stages is synced."""
+
+    id: str
+    numbered: bool
+    epoch: int = -1
+    synced: bool = True
+
+
+@dataclass(slots=True)
+class StagedRecords:
+    """What a transaction holds back since a moment, under a token. is_answered: whether somebody was told so."""
+
+    moment: int
+    id: str
+    epoch: int
+    token: bytes
+    incarnation: int
+    first: int
+    last: int
+    contents: list[Content]
+    is_answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Positions that a transaction moves, since a moment."""
+
+    moment: int
+    token: bytes
+    topic: str
+    group: str
+    offsets: dict[int, int]
+
+
+@dataclass(slots=True)
+class Token:
+    """What a writer has staged for a number. is_gone: it was published or dropped, or its partition ended."""
+
+    writer: str
+    number: int
+    incarnation: int
+    contents: list[Content]
+    is_gone: bool = False
+
+
 class Model:
     """Guards: ``partitions`` hold what was asked for, up to what the last start found and everything since."""
 
@@ -99,6 +148,15 @@ class Model:
         self.partitions: Final[dict[int, KeptPartition]] = {}
         self.producers: Final = [Producer(b"producer-%d" % number) for number in range(3)]
         self._stored: Final[dict[tuple[int, bytes], list[Stored]]] = {}
+        self.members: Final = Members()
+        self.holders: Final = [Holder(f"t{number}", bool(number)) for number in (0, 0, 1, 1)]
+        self.staged: list[StagedRecords] = []
+        self.held: list[Held] = []
+        self.torn: set[bytes] = set()
+        """Tokens of transactions that have lost what they were told is staged."""
+        self.began_at: Final[dict[str, float]] = {}
+        """When open transactions began, by id: those that end by themselves."""
+        self.tokens: Final[dict[bytes, Token]] = {}
         self._window = window
         self._count = 0
 
@@ -140,10 +198,28 @@ class Model:
         stored = Stored(self.history.moment + 1, sent.epoch, sent.base, sent.last, offset)
         self._stored.setdefault((sent.incarnation, producer.id), []).append(stored)
 
+    # Transactions
+
+    def staged_by(self, holder: Holder, token: bytes, incarnation: int) -> list[StagedRecords]:
+        """What counts for the next sequence in a partition: of the transaction, or the epoch where sequences go on."""
+        own = [
+            one for one in self.staged if (one.id, one.epoch, one.incarnation) == (holder.id, holder.epoch, incarnation)
+        ]
+        return own if holder.numbered else [one for one in own if one.token == token]
+
     # Starts
 
-    def settle(self, moment: int, ends: dict[int, int]) -> None:
+    def settle(self, moment: int, ends: dict[int, int], *, now: float) -> None:
         """A start has found the state of a moment: what came later never was. ends: where partitions end."""
+        self.members.settle(self.history.latest, moment, now)
+        self.torn |= {one.token for one in self.staged if one.moment > moment and one.is_answered}
+        self.staged = [replace(one, moment=0) for one in self.staged if one.moment <= moment]
+        self.held = [replace(one, moment=0) for one in self.held if one.moment <= moment]
+        for token, known in self.tokens.items():
+            known.is_gone = ("staged", "", token.hex()) not in self.history.latest
+        for holder in self.holders:
+            if not holder.synced:
+                self.began_at[holder.id] = -math.inf  # what is not synced ends with the process
         for incarnation in [number for number in self.partitions if number not in ends]:
             del self.partitions[incarnation]
         for incarnation, kept in self.partitions.items():

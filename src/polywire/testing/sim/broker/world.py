@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Missing
 from polywire.log.base import Read
 from polywire.testing.sim.broker.asking import Asking, look
-from polywire.testing.sim.broker.client import ACTS, LEVELS, Client
+from polywire.testing.sim.broker.client import ACTS, Client
 from polywire.testing.sim.broker.model import Model
+from polywire.testing.sim.broker.part import LEVELS
 from polywire.testing.sim.broker.process import BrokerProcess
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.model import KeptPartition
@@ -101,6 +102,10 @@ class BrokerWorld(World):
         else:
             super()._make_trouble(trouble)
 
+    def _restart(self) -> None:
+        self.client.asking.notice_last()
+        super()._restart()
+
     def _expect_failed_reads(self) -> None:
         self.client.may_fail_reads = True
 
@@ -117,7 +122,10 @@ class BrokerWorld(World):
 
     def _check_start(self) -> None:
         broker, model = self._process.broker, self._model
-        state = look(broker, lambda partition: (partition.log.first_offset, partition.log.next_offset))
+        living = {partition.incarnation for topic in broker.topics() for partition in topic.partitions}
+        known = [token for token, known in model.tokens.items() if known.incarnation in living]
+        staged = [token for token in known if self._is_staged(token)]
+        state = look(broker, lambda partition: (partition.log.first_offset, partition.log.next_offset), staged)
         moment = model.history.settle(state, powerless=self._powerless)
         ends = {
             partition.incarnation: partition.log.next_offset
@@ -129,8 +137,14 @@ class BrokerWorld(World):
             end = ends.get(kept.incarnation)
             stays = end is None or end >= kept.shown or not shown_stays
             require(stays, "what a reader was shown stays", partition=kept.incarnation, end=end, shown=kept.shown)
-        model.settle(moment, ends)
+        model.settle(moment, ends, now=self._clock.monotonic())
         self._check_records()
+
+    def _is_staged(self, token: bytes) -> bool:
+        try:
+            return bool(self._process.log.staged_partitions([token]))
+        except Missing:
+            return False
 
     def _check_records(self) -> None:
         """Everything can be read, and is what was asked for."""

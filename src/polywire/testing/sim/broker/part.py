@@ -1,0 +1,77 @@
+"""What every kind of client of a broker has: how it asks, and whom it asks about.
+
+Promises: nothing but a full disk, or one that failed, refuses what is asked for here. Must not know: what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.log.base import Completion
+from polywire.testing.sim.broker.asking import Asking
+from polywire.testing.sim.broker.history import Key
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.log.client import KEYS, VALUE_SIZES
+from polywire.testing.sim.log.model import Content
+from polywire.testing.sim.promises import require
+from polywire.types import Level
+
+LEVELS: Final = (
+    (Level.MEMORY, Level.WRITTEN, Level.WRITTEN, Level.SYNCED),
+    (Level.WRITTEN,),
+    (Level.SYNCED,),
+)
+"""What is asked for, in one mood and in others."""
+
+
+class Part:
+    """A base of ``Client``. Guards: what is under way with one process."""
+
+    def __init__(self, asking: Asking, chance: Chance) -> None:
+        self.asking: Final = asking
+        self.broker: Final = asking.broker
+        self.model: Final = asking.model
+        self.chance: Final = chance
+        self.levels: Sequence[Level] = LEVELS[0]
+
+    def level(self) -> Level:
+        """One of this mood's."""
+        return self.chance.one_of(self.levels)
+
+    def ask(self, event: str, text: str, verb: Callable[[Completion[Any]], Any], *, level: Level, **named: Any) -> Any:
+        """Ask for what nothing but a full disk, or one that failed, may refuse; what the verb returns, None where it was refused."""
+        found = self.asking.ask(event, f"{text} {level.name}", verb, level=level, **named)
+        if isinstance(found, BrokerError):
+            require(self.asking.is_excused(found), "refused for no reason", what=event, error=str(found))
+            return None
+        return found
+
+    def topic(self) -> Topic | None:
+        """One of those that are there."""
+        topics = self.broker.topics()
+        return self.chance.one_of(topics) if topics else None
+
+    def partition(self) -> Partition | None:
+        """One of those that are there."""
+        topic = self.topic()
+        return None if topic is None else self.chance.one_of(topic.partitions)
+
+    def contents(self, keyed: bool) -> list[Content]:
+        """Some records that nobody sent before."""
+        found: list[Content] = []
+        for _ in range(1 + self.chance.below(3)):
+            value: bytes | None = b"%d:" % self.model.number() + b"." * self.chance.one_of(VALUE_SIZES)
+            key = b"k%d" % self.chance.below(KEYS) if keyed else None
+            if keyed and self.chance.happens(0.15):
+                value = None
+            found.append((key, value))
+        return found
+
+    def append(self, partition: Partition, contents: list[Content]) -> dict[Key, object]:
+        """A partition has these records now; says so of the state."""
+        kept = self.model.partitions[partition.incarnation]
+        kept.records += contents
+        return {("end", partition.topic.name.full, partition.incarnation): len(kept.records)}

@@ -1,0 +1,167 @@
+"""Every mechanism that a promise of the broker rests on, with a switch that takes it out in its simulated world.
+
+Promises: as ``tests.sim.mutations``. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.offsets import Positions
+from polywire.broker.produce import Admission
+from polywire.broker.producers import Producers
+from polywire.broker.staged_publish import StagedPublish
+from polywire.broker.state import State
+from polywire.broker.transaction_state import TransactionTable
+from polywire.broker.transactions import Transactions
+from polywire.broker.view import Views
+from polywire.broker.write_batch import WriteBatchVerbs
+from polywire.clock import ElapsedClock
+from polywire.errors import Conflict, Invalid
+from polywire.log.log import FileLog
+from polywire.types import Level
+from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+
+BrokerMutation: Final = partial(Mutation, world="broker")
+
+
+def _never_repeats(old: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Whatever follows is new."""
+    old(*args, **named)
+
+
+def _without(error: type[Exception]) -> Callable[..., Any]:
+    """What would be refused with this is not."""
+
+    def around(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        with suppress(error):
+            return old(*args, **named)
+        return None
+
+    return around
+
+
+def _answered_at_once(admission: Admission, repeated: Any, base: int, level: Level, done: Any) -> None:
+    """A repeat is answered although the original is not stored yet."""
+    if done is not None:
+        admission._log.barrier(Level.MEMORY, lambda _: done(repeated.offset_of(base)))
+
+
+def _any_generation(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    group, topic, member, _ = args[1:]
+    return old(args[0], group, topic, member, None, **named)
+
+
+class _WallClock:
+    """Seconds by the clock on the wall."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+
+    def now_us(self) -> Any:
+        return self._clock.now_us()
+
+    def monotonic(self) -> Any:
+        return self._clock.now_us() / 1e6
+
+
+def _seen_by_the_wall(patch: pytest.MonkeyPatch) -> None:
+    """When members were heard of is said by the clock on the wall."""
+    begin = Coordinator.__init__
+
+    def begun(self: Coordinator, host: Any, state: Any, settings: Any, clock: Any, elapsed: Any) -> None:
+        begin(self, host, state, settings, _WallClock(clock), elapsed)
+
+    patch.setattr(Coordinator, "__init__", begun)
+
+
+def _any_partition(old: Callable[..., Any], self: Coordinator, *args: Any, **named: Any) -> None:
+    """A member stores positions of others' partitions."""
+    old(self, *args[:4], (), **named)
+
+
+def _not_left_open(patch: pytest.MonkeyPatch) -> None:
+    """A transaction of which something was not synced goes on behind a start."""
+    begin = Transactions.__init__
+
+    def begun(self: Transactions, *args: Any, **named: Any) -> None:
+        begin(self, *args, **named)
+        self._left_open.clear()
+
+    patch.setattr(Transactions, "__init__", begun)
+
+
+def _answered_in_memory(old: Callable[..., None], self: Any, made: Any, *, level: Level, done: Any) -> None:
+    old(self, made, level=Level.MEMORY, done=done)
+
+
+def _alone(patch: pytest.MonkeyPatch) -> None:
+    """Positions of a transaction are stored in a group of their own, before its records."""
+    publish = Transactions._publish
+
+    def published(self: Transactions, transaction: Any, staged: Any, *, by: Any, level: Level, done: Any) -> None:
+        from polywire.broker import changes
+
+        for stored in list(self._positions(transaction, by)):
+            self._log.change(changes.encode(stored), level=Level.MEMORY, done=None)
+            self._state.apply_change(stored)
+        self._log.write()
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Transactions, "_positions", lambda *_: iter(()))
+            publish(self, transaction, staged, by=by, level=level, done=done)
+
+    patch.setattr(Transactions, "_publish", published)
+
+
+BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
+    # Producers
+    BrokerMutation("producer-repeats", "a repeat is not stored again", wrapped(Producers, "find", _never_repeats)),
+    BrokerMutation("producer-epochs", "an old epoch is refused", wrapped(Producers, "find", _without(Conflict))),
+    BrokerMutation("producer-gaps", "a gap of sequences is refused", wrapped(Producers, "find", _without(Invalid))),
+    BrokerMutation("producer-replay", "a start takes in batches of producers", replaced(State, "replayed", nothing)),
+    BrokerMutation("producer-snapshot", "producers are in snapshots", replaced(Producers, "restore", nothing)),
+    BrokerMutation(
+        "repeat-waits", "a repeat waits for the original", replaced(Admission, "_answer_again", _answered_at_once)
+    ),
+    # Groups
+    BrokerMutation(
+        "generation", "a generation that is over is refused", wrapped(Coordinator, "_check", _any_generation)
+    ),
+    BrokerMutation(
+        "ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", _any_partition)
+    ),
+    BrokerMutation("silence", "who is silent is put out", replaced(Coordinator, "_expired", lambda *_: [])),
+    BrokerMutation("member-clock", "members are timed by the monotonic clock", _seen_by_the_wall),
+    # Transactions and publishes
+    BrokerMutation(
+        "held-positions",
+        "positions are stored with their transaction",
+        replaced(Transactions, "_positions", lambda *_: iter(())),
+    ),
+    BrokerMutation("one-group", "positions and records are one group", _alone),
+    BrokerMutation(
+        "elapsed-clock",
+        "what expires does by time that passed",
+        replaced(ElapsedClock, "now_us", lambda clock: clock._clock.now_us()),
+    ),
+    BrokerMutation("left-open", "a transaction that was not synced ends with the process", _not_left_open),
+    BrokerMutation(
+        "publish-once", "a number is published once", replaced(StagedPublish, "_is_published", lambda *_: False)
+    ),
+    # State
+    BrokerMutation("reserve", "what belongs together is one group", replaced(FileLog, "reserve", nothing)),
+    BrokerMutation(
+        "answers", "a change is answered at its level", wrapped(WriteBatchVerbs, "change_all", _answered_in_memory)
+    ),
+    BrokerMutation("views", "a snapshot is of one moment", replaced(Views, "changing", nothing)),
+    BrokerMutation(
+        "transaction-snapshot", "transactions are in snapshots", replaced(TransactionTable, "restore", nothing)
+    ),
+    BrokerMutation("topic-positions", "positions end with their topic", replaced(Positions, "drop_topic", nothing)),
+)

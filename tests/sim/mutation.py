@@ -1,0 +1,43 @@
+"""A switch that takes one mechanism out, in simulated worlds only.
+
+Promises: what it changes is as before once its patch is over. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One switch, and the mechanism that it takes out. ``test``: one that fails then, where few runs come by what it takes. ``world``: the
+    one whose runs notice."""
+
+    name: str
+    mechanism: str
+    take_out: Callable[[pytest.MonkeyPatch], None]
+    test: Callable[[], None] | None = None
+    world: str = "log"
+
+
+def nothing(*_: object, **__: object) -> None:
+    """What is done instead."""
+
+
+def replaced(owner: object, name: str, instead: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A switch that puts another function in the place of one."""
+    return lambda patch: patch.setattr(owner, name, instead)
+
+
+def wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A switch that gives the old function to the new one."""
+
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        old = getattr(owner, name)
+        patch.setattr(owner, name, lambda *args, **named: around(old, *args, **named))
+
+    return take_out
