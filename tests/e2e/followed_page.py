@@ -5,7 +5,7 @@ that name; one marked `text` behind commands is what they print, where `…` sta
 not for following.
 
 Promises: the ports of the page are free ones of this machine, `pip` says whether what the page installs is there, and `sleep` waits
-longer on a machine that has other things to do. Must not know: what the pages are about.
+until the broker is there on a machine that has other things to do. Must not know: what the pages are about.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ PORTS: Final = {
     "9555": "POLYWIRE",
 }
 PAGE_SECONDS_MAX: Final = 300
-SLEEP_FACTOR: Final = 4
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
@@ -47,6 +46,19 @@ for word in sys.argv[2:]:
             if f'extra == "{extra}"' in wanted.replace("'", '"'):
                 metadata.version(re.match("[A-Za-z0-9._-]+", wanted)[0])
 END
+"""
+
+
+PRELUDE: Final = """\
+set -euo pipefail
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+sleep() {
+    command sleep $((3 * $1))
+    for _ in $(seq 300); do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then return; fi
+        command sleep 0.2
+    done
+}
 """
 
 
@@ -118,17 +130,17 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
-    prelude = f"set -euo pipefail\nsleep() {{ command sleep $(({SLEEP_FACTOR} * $1)); }}\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
     environment |= {f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}" for port, wire in PORTS.items()}
     environment |= {
         "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
+        "PORT": given["9555"],
         "HOME": str(folder),
         "COLUMNS": "200",
     }
     done = subprocess.run(
-        ["bash", "-c", prelude + script],
+        ["bash", "-c", PRELUDE + script],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
