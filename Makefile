@@ -33,7 +33,7 @@ QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/p
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate docs site audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,9 @@ docs: dev ## Write docs/reference anew and check every link of the documentation
 	$(PYTHON) -m tools.reference
 	$(PYTHON) -m pytest tests/test_docs.py tests/test_reference.py
 
+site: $(VENV)/site ## Make the documentation a site of static pages (build/site/html; needs the network once)
+	PYTHONPATH=$(CURDIR)/$(VENV)/site $(PYTHON) -m tools.site
+
 audit: $(VENV)/audit $(VENV)/.installed ## Ask whether what the locks pin is known to be vulnerable (needs the network)
 	PYTHONPATH=$(VENV)/audit $(PYTHON) -m tools.audit $(AUDIT_ARGS)
 
@@ -180,6 +183,12 @@ $(VENV)/audit: requirements/audit.lock $(VENV)/.base
 	@echo "installing pip-audit"
 	@rm -rf $@.new && mkdir -p $@.new
 	@$(INSTALL) --only-binary :all: --target $@.new -r $< || { echo "NOT AUDITED: pip-audit cannot be installed here" >&2; rm -rf $@.new; exit 1; }
+	@rm -rf $@ && mv $@.new $@ && touch $@
+
+$(VENV)/site: requirements/site.lock $(VENV)/.base
+	@echo "installing zensical"
+	@rm -rf $@.new && mkdir -p $@.new
+	@$(INSTALL) --only-binary :all: --target $@.new -r $< || { echo "NO SITE: zensical cannot be installed here" >&2; rm -rf $@.new; exit 1; }
 	@rm -rf $@ && mv $@.new $@ && touch $@
 
 # A real client that has no wheel for this machine leaves an empty folder; its tests then say that it was not tried.

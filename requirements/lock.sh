@@ -37,6 +37,13 @@ lock base --constraints requirements/dev.lock
 } >requirements/audit.lock.new
 mv requirements/audit.lock.new requirements/audit.lock
 
+{
+    echo "# What makes the site of the documentation, in a folder of its own; renewed by \`make lock\`."
+    echo "zensical" | uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+        --no-emit-index-url --no-emit-find-links -
+} >requirements/site.lock.new
+mv requirements/site.lock.new requirements/site.lock
+
 client cursus-client 0.1.1
 client iggy-py 0.4.0
 for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0; do

@@ -20,6 +20,7 @@ import pytest
 from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
 from tests.broker_process import silenced
+from tests.e2e import installation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +106,23 @@ def spark() -> Iterator[SparkSession]:
     made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installation.build_source_distribution(installation.copy_checkout(tmp_path_factory.mktemp("checkout")))
+
+
+@pytest.fixture(scope="session")
+def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not compiled, as where there is no compiler; also quick to make."""
+    return installation.build_wheel(source_distribution, tmp_path_factory.mktemp("wheel"), CC="no-such-compiler")
+
+
+@pytest.fixture(scope="session")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of an environment with that wheel, and none of the checkout."""
+    return installation.environment_with(wheel, tmp_path_factory.mktemp("environment"))
 
 
 _numbers = itertools.count()

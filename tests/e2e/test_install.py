@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -16,81 +15,11 @@ from typing import Final
 import pytest
 
 from polywire.build_info import VERSION, compilable_modules
+from tests.e2e.installation import BUILD_SECONDS_MAX, ROOT, build_wheel, environment_with, run
 
-ROOT: Final = Path(__file__).parents[2]
-INSTALL: Final = ("-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet")
-BUILD_SECONDS_MAX: Final = 600
 TRIAL: Final = ROOT / "tools" / "installed.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
-
-
-def run(*command: str, cwd: Path, **extra: str) -> str:
-    """Standard output of a command that must succeed, run far from the checkout."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment | extra,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is committed or about to be, and nothing that was built."""
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in filter(None, listed.split("\0")):
-        source, target = ROOT / name, copy / name
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    return copy
-
-
-@pytest.fixture(scope="module")
-def source_distribution(checkout: Path) -> Path:
-    build = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
-    name = run(sys.executable, "-c", build, cwd=checkout).splitlines()[-1]
-    return checkout / "dist" / name
-
-
-def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
-    """Built from the source distribution, so that nothing is used that is not in it."""
-    arguments = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(place))
-    run(sys.executable, "-m", "pip", "wheel", *arguments, str(source_distribution), cwd=place, **extra)
-    [built] = place.glob("*.whl")
-    return built
-
-
-def environment_with(wheel: Path, place: Path) -> Path:
-    """Interpreter of a new environment with the wheel, which sees what polywire depends on but not the checkout."""
-    venv.create(place, with_pip=True, symlinks=True)
-    [packages] = {Path(path) for path in sys.path if path.endswith("site-packages") and "cyclopts" in os.listdir(path)}
-    own = next((place / "lib").glob("python*")) / "site-packages"
-    for entry in packages.iterdir():
-        if "polywire" not in entry.name and not (own / entry.name).exists():
-            (own / entry.name).symlink_to(entry)
-    python = place / "bin" / "python"
-    run(str(python), *INSTALL, str(wheel), cwd=place)
-    return python
-
-
-@pytest.fixture(scope="module")
-def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not compiled, as where there is no compiler; also quick to make."""
-    return build_wheel(source_distribution, tmp_path_factory.mktemp("wheel"), CC="no-such-compiler")
-
-
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment_with(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture(scope="module")

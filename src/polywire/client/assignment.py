@@ -116,9 +116,11 @@ class Assignment:
         """Take a partition on."""
         self._parts[part.topic, part.partition] = part
 
-    def keep(self, chosen: set[tuple[str, int]]) -> None:
-        """Give up all partitions but these; what was fetched of others is forgotten."""
+    def keep(self, chosen: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Give up all partitions but these, and return those whose handed out records were not stored; what was fetched is forgotten."""
+        lost = self.uncommitted().keys() - chosen
         self._parts = {place: part for place, part in self._parts.items() if place in chosen}
+        return lost
 
     def next_part(self) -> Part | None:
         """A partition with something to hand out, each in its turn."""
@@ -127,6 +129,10 @@ class Assignment:
             return None
         self._turn += 1
         return waiting[self._turn % len(waiting)]
+
+    def uncommitted(self) -> dict[tuple[str, int], int]:
+        """Positions that are not stored yet, by topic and partition."""
+        return {place: part.position for place, part in self._parts.items() if part.position != part.stored}
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Positions by topic and partition."""

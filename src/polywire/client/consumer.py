@@ -36,6 +36,7 @@ FETCHES_MAX: Final = 32  # open at a time; the broker takes 64 of a connection
 SHARED_WAIT_MS: Final = 100  # length of a long poll where partitions take turns at it
 BATCH_RECORDS: Final = 10_000
 COMMIT_SESSIONS_MAX: Final = 10  # in which one position is tried to be stored
+LOST_NAMED_MAX: Final = 20  # partitions that a refused commit names
 
 
 class _SessionOver(Exception):
@@ -110,6 +111,7 @@ class Consumer:
         self._in_session = asyncio.Event()
         self._over = asyncio.Event()
         self._failing_since: float | None = None
+        self._lost: set[tuple[str, int]] = set()  # handed out, not stored, and no longer ours; until the application learns of it
         self._pause_s = BACKOFF_MIN_S
         self._failure: BrokerError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -189,18 +191,26 @@ class Consumer:
             record: behind this one only.
 
         Raises:
-            Conflict: PARTITION_NOT_ASSIGNED: the partition is another member's now, who reads its records again.
+            Conflict: PARTITION_NOT_ASSIGNED: partitions that it names are another member's now, who reads again what was not stored. What
+                was handed out of others is stored. Each loss is raised once.
             Invalid: INVALID_REQUEST: there is no group.
         """
         if self._group is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, "positions belong to a group: give the consumer one")
         self._mark()
         if record is not None:
-            targets = {(record.topic, record.partition): record.offset + 1}
-        else:
-            targets = self._assignment.positions()
-        for (topic, partition), offset in targets.items():
-            await self._commit(topic, partition, offset)
+            await self._commit(record.topic, record.partition, record.offset + 1)
+            return
+        refused: set[tuple[str, int]] = set()
+        for (topic, partition), offset in self._assignment.uncommitted().items():
+            try:
+                await self._commit(topic, partition, offset)
+            except Conflict:
+                refused.add((topic, partition))
+        refused |= self._lost
+        self._lost = set()
+        if refused:
+            raise _another_members(refused)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at another offset of a partition that this consumer has. Raises Missing(PARTITION_MISSING) where it has not."""
@@ -372,7 +382,7 @@ class Consumer:
             else:
                 chosen |= {(topic, partition) for partition in range(await _partition_count(wire, topic))}
         self._mark()
-        self._assignment.keep(chosen)
+        self._lost |= self._assignment.keep(chosen)
         if self._part is not None and (self._part.topic, self._part.partition) not in chosen:
             self._drop_current()
         for topic, partition in sorted(chosen):
@@ -388,6 +398,8 @@ class Consumer:
             self._assignment.add(Part.at(topic, partition, offset))
         elif stored is not None and stored != part.stored and stored > part.position:
             # Another member had it meanwhile, and got further.
+            if part.position != part.stored:
+                self._lost.add((topic, partition))
             part.move(stored)
             part.stored = stored
             if part is self._part:
@@ -486,10 +498,12 @@ class Consumer:
             except Unavailable:
                 self._in_session.clear()
                 await self._link.lost(wire)
-        raise Conflict(
-            ErrorCode.PARTITION_NOT_ASSIGNED,
-            f"the partition is another member's now topic={topic} partition={partition}",
-        )
+        raise _another_members({(topic, partition)})
+
+
+def _another_members(lost: set[tuple[str, int]]) -> Conflict:
+    named = ", ".join(f"topic={topic} partition={partition}" for topic, partition in sorted(lost)[:LOST_NAMED_MAX])
+    return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member has these now: {named}")
 
 
 async def _partition_count(wire: WireClient, topic: str) -> int:

@@ -192,6 +192,51 @@ def test_members_share_and_take_over(play: Play) -> None:
     play(scenario)
 
 
+def test_a_commit_fails_for_what_was_lost_and_only_once(play: Play) -> None:
+    """Who counts what it did once a commit has succeeded counts each record once, whoever joins meanwhile."""
+
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        for partition in range(2):
+            await fill(client, "t", 10, partition=partition)
+        first = client.consumer("t", group="g", auto_commit=False)
+        handed = {record.partition for record in [*await first.batch(5), *await first.batch(6)]}
+        while len(handed) < 2:
+            handed |= {record.partition for record in await first.batch(5)}
+        second = client.consumer("t", group="g", auto_commit=False)
+        await second.start()
+        await until(lambda: counted(first, second), [1, 1])
+        [(_, kept)], [(_, gone)] = first.positions, second.positions
+        with pytest.raises(Conflict, match=f"topic=t partition={gone}") as caught:
+            await first.commit()
+        assert caught.value.code is ErrorCode.PARTITION_NOT_ASSIGNED
+        assert await client.position("g", "t", kept) == first.positions["t", kept]
+        assert await client.position("g", "t", gone) is None
+        await first.commit()
+        await first.close()
+        await second.close()
+
+    play(scenario)
+
+
+def test_a_commit_does_not_fail_for_what_was_never_handed_out(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        await fill(client, "t", 10, partition=0)
+        first = client.consumer("t", group="g", auto_commit=False)
+        await first.batch(5)
+        second = client.consumer("t", group="g", auto_commit=False)
+        second._member = f"{first._member}-behind"  # partitions are shared in the order of names
+        await second.start()
+        await first.commit()
+        assert await client.position("g", "t", 0) == 5
+        assert await counted(first, second) == [1, 1]
+        await first.close()
+        await second.close()
+
+    play(scenario)
+
+
 def test_a_lost_connection_repeats_nothing(served: Served, play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 2000)

@@ -1,0 +1,168 @@
+"""A page of the documentation, followed as its reader would: every command run, every output compared.
+
+A block marked `sh` is run by one shell from the page's beginning to its end; one marked with a language and `title="name"` is saved under
+that name; one marked `text` behind commands is what they print, where `…` stands for anything and a line `…` for any lines. Other blocks are
+not for following.
+
+Promises: the ports of the page are free ones of this machine, `pip` says whether what the page installs is there, and `sleep` waits
+until the broker is there on a machine that has other things to do. Must not know: what the pages are about.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+BLOCK: Final = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[\w./-]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
+# The listeners of `polywire serve`, by the ports that the pages call them by.
+PORTS: Final = {
+    "9000": "CURSUS",
+    "9092": "FLUX",
+    "8090": "IGGY",
+    "9093": "KAFKA07",
+    "9094": "KAFKA",
+    "9555": "POLYWIRE",
+}
+PAGE_SECONDS_MAX: Final = 300
+END_OF_BLOCK: Final = "=== end of block "
+ANYTHING: Final = "…"
+
+PIP: Final = """\
+#!/bin/sh
+exec python - "$@" <<'END'
+import importlib.metadata as metadata, re, sys
+for word in sys.argv[2:]:
+    name, _, extras = word.rstrip("]").partition("[")
+    metadata.version(name)
+    for extra in filter(None, extras.split(",")):
+        for wanted in metadata.requires(name):
+            if f'extra == "{extra}"' in wanted.replace("'", '"'):
+                metadata.version(re.match("[A-Za-z0-9._-]+", wanted)[0])
+END
+"""
+
+
+PRELUDE: Final = """\
+set -euo pipefail
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+sleep() {
+    command sleep $((3 * $1))
+    for _ in $(seq 300); do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then return; fi
+        command sleep 0.2
+    done
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands of a page, and what they print; None where the page does not say."""
+
+    commands: str
+    printed: str | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What can be followed of a page: files to save, and commands in order."""
+
+    files: dict[str, str]
+    steps: list[Step]
+
+
+def read_page(text: str) -> Page:
+    """What a page tells to save and to run."""
+    files: dict[str, str] = {}
+    steps: list[Step] = []
+    expects = False
+    for block in BLOCK.finditer(text):
+        if block["title"]:
+            files[block["title"]] = block["text"]
+        elif block["kind"] == "sh":
+            steps.append(Step(block["text"], None, text.count("\n", 0, block.start()) + 1))
+        elif block["kind"] == "text" and expects:
+            steps[-1] = Step(steps[-1].commands, block["text"], steps[-1].line)
+        expects = block["kind"] == "sh"
+    return Page(files, steps)
+
+
+def matches(printed: str, expected: str) -> bool:
+    """Whether what was printed is what the page shows, blanks within a line not counted."""
+    pattern = ""
+    for line in expected.splitlines():
+        if line.strip() == ANYTHING:
+            pattern += r"(?:.*\n)*?"
+        else:
+            words = [
+                ".*".join(re.escape(part) for part in re.sub(r"\s+", " ", word).split(ANYTHING))
+                for word in [line.strip()]
+            ]
+            pattern += words[0] + r"\n"
+    plain = "".join(re.sub(r"\s+", " ", line.strip()) + "\n" for line in printed.splitlines())
+    return re.fullmatch(pattern, plain) is not None
+
+
+def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]:
+    """Follow a page in an empty folder with an environment's own commands; each step, and what it printed.
+
+    Raises AssertionError for a page whose commands fail, with all that they said.
+    """
+    ports = free_ports(len(PORTS))
+    given = dict(zip(PORTS, ports, strict=True))
+
+    def here(text: str) -> str:
+        return re.sub(r"\b(?:" + "|".join(PORTS) + r")\b", lambda match: given[match[0]], text)
+
+    page = read_page(path.read_text("utf-8"))
+    for name, text in page.files.items():
+        (folder / name).write_text(here(text), "utf-8")
+    commands = folder.parent / f"{folder.name}-commands"
+    commands.mkdir()
+    (commands / "pip").write_text(PIP)
+    (commands / "pip").chmod(0o755)
+    script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
+    environment |= {f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}" for port, wire in PORTS.items()}
+    environment |= {
+        "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
+        "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
+        "PORT": given["9555"],
+        "HOME": str(folder),
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(
+        ["bash", "-c", PRELUDE + script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PAGE_SECONDS_MAX,
+        check=False,
+    )
+    said = {path.name: path.read_text("utf-8", "replace")[-2000:] for path in folder.glob("*.log")}
+    assert done.returncode == 0, f"{path.name} cannot be followed: {done.stdout}\n{said}"
+    rest = done.stdout
+    for step in page.steps:
+        printed, _, rest = rest.partition(f"{END_OF_BLOCK}{step.line}\n")
+        yield step, printed
+
+
+def free_ports(count: int) -> Sequence[str]:
+    """Ports of this machine that nobody has now."""
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [str(one.getsockname()[1]) for one in held]
+    for one in held:
+        one.close()
+    return ports

@@ -1,0 +1,66 @@
+"""Every page that a newcomer follows can be followed, from an installed wheel, in an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.followed_page import ROOT, follow, matches, read_page
+
+PAGES: Final = ("start/ten-minutes", "start/application", "start/tests")
+SPARK_PAGES: Final = ("start/spark",)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    "name", [*PAGES, *(pytest.param(name, marks=pytest.mark.spark) for name in SPARK_PAGES)], ids=lambda name: str(name)
+)
+def test_a_page_can_be_followed(name: str, python: Path, tmp_path: Path) -> None:
+    path = ROOT / "docs" / f"{name}.md"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    followed = list(follow(path, python, folder))
+    assert followed
+    wrong = [
+        f"{path.name}:{step.line} printed {printed!r}, not {step.printed!r}"
+        for step, printed in followed
+        if step.printed is not None and not matches(printed, step.printed)
+    ]
+    assert not wrong
+
+
+def test_every_page_of_the_start_is_followed() -> None:
+    there = {
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs" / "start").glob("*.md")
+    }
+    assert there == {*PAGES, *SPARK_PAGES}
+
+
+def test_what_a_page_tells_to_do() -> None:
+    page = read_page(
+        '# A\n```sh\nls\n```\n\nsome\n\n```text\nb\n```\n```python title="a.py"\nx = 1\n```\n```text\nno output\n```\n```sh\npwd\n```\n'
+    )
+    assert page.files == {"a.py": "x = 1\n"}
+    assert [(step.commands, step.printed, step.line) for step in page.steps] == [
+        ("ls\n", "b\n", 2),
+        ("pwd\n", None, 17),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("a  b\n", "a b\n", True),
+        ("a c b\n", "a … b\n", True),
+        ("a\nb\nc\n", "…\nc\n", True),
+        ("c\n", "…\nc\n", True),
+        ("a\n", "b\n", False),
+        ("a\nb\n", "a\n", False),
+        ("", "a\n", False),
+    ],
+)
+def test_output_is_compared(printed: str, expected: str, same: bool) -> None:
+    assert matches(printed, expected) is same
