@@ -99,10 +99,11 @@ class Part:
 class Assignment:
     """The partitions a consumer has now, by topic and number."""
 
-    __slots__ = ("_parts", "_turn")
+    __slots__ = ("_lost", "_parts", "_turn")
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], Part] = {}
+        self._lost: set[tuple[str, int]] = set()
         self._turn = 0
 
     def __iter__(self) -> Iterator[Part]:
@@ -116,10 +117,21 @@ class Assignment:
         """Take a partition on."""
         self._parts[part.topic, part.partition] = part
 
-    def keep(self, chosen: set[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Give up all partitions but these, and return those whose handed out records were not stored; what was fetched is forgotten."""
-        lost = self.uncommitted().keys() - chosen
+    def keep(self, chosen: set[tuple[str, int]]) -> None:
+        """Give up all partitions but these; what was fetched of others is forgotten."""
+        self._lost |= self.uncommitted().keys() - chosen
         self._parts = {place: part for place, part in self._parts.items() if place in chosen}
+
+    def overtake(self, part: Part, stored: int) -> None:
+        """Go on where another member got to."""
+        if part.position != part.stored:
+            self._lost.add((part.topic, part.partition))
+        part.move(stored)
+        part.stored = stored
+
+    def take_lost(self) -> set[tuple[str, int]]:
+        """Partitions that went to others with handed out records not stored; each is told once."""
+        lost, self._lost = self._lost, set()
         return lost
 
     def next_part(self) -> Part | None:

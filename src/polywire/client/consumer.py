@@ -111,7 +111,6 @@ class Consumer:
         self._in_session = asyncio.Event()
         self._over = asyncio.Event()
         self._failing_since: float | None = None
-        self._lost: set[tuple[str, int]] = set()  # handed out, not stored, and no longer ours; until the application learns of it
         self._pause_s = BACKOFF_MIN_S
         self._failure: BrokerError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -207,8 +206,7 @@ class Consumer:
                 await self._commit(topic, partition, offset)
             except Conflict:
                 refused.add((topic, partition))
-        refused |= self._lost
-        self._lost = set()
+        refused |= self._assignment.take_lost()
         if refused:
             raise _another_members(refused)
 
@@ -382,7 +380,7 @@ class Consumer:
             else:
                 chosen |= {(topic, partition) for partition in range(await _partition_count(wire, topic))}
         self._mark()
-        self._lost |= self._assignment.keep(chosen)
+        self._assignment.keep(chosen)
         if self._part is not None and (self._part.topic, self._part.partition) not in chosen:
             self._drop_current()
         for topic, partition in sorted(chosen):
@@ -398,10 +396,7 @@ class Consumer:
             self._assignment.add(Part.at(topic, partition, offset))
         elif stored is not None and stored != part.stored and stored > part.position:
             # Another member had it meanwhile, and got further.
-            if part.position != part.stored:
-                self._lost.add((topic, partition))
-            part.move(stored)
-            part.stored = stored
+            self._assignment.overtake(part, stored)
             if part is self._part:
                 self._drop_current()
 
