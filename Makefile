@@ -87,11 +87,8 @@ coverage: dev ## Show which lines and branches the quick tests reach, both ways 
 
 test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
 
-fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
-	@for target in $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.py))); do \
-		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
-		FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz.$$target; \
-	done
+fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30) and count the inputs
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz
 
 sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many, SIM_WORLD=broker runs only one
 	$(PYTHON) -m polywire.testing.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))

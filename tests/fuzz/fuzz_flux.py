@@ -14,6 +14,7 @@ from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 
+INPUTS: Final = 2  # of a round
 LINES_MAX: Final = 12
 GOOD: Final = [
     b"V1|1|PRODUCE|t k:v\n",

@@ -18,6 +18,7 @@ from tests.unit.protocols.iggy.dialogue import Dialogue, World, classic, headere
 from tests.vectors.iggy import test_classic as d2
 from tests.vectors.iggy import test_today as d3
 
+INPUTS: Final = 21  # of a round
 FRAMES_MAX: Final = 10
 CLASSIC: Final = [
     d2.CREATE_STREAM_D1,

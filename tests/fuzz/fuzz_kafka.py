@@ -27,6 +27,7 @@ from tests.fuzz.chance import damaged, fuzz
 from tests.vectors.kafka.filling import filled
 from tests.vectors.kafka.test_batches import BATCHES
 
+INPUTS: Final = 4  # of a round
 EXPANDED_BYTES_MAX: Final = 100_000
 BATCH_BYTES_MAX: Final = 100_000
 CASES: Final = [

@@ -29,6 +29,7 @@ from polywire.protocols.kafka07.messages import (
 from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.kafka07.dialogue import World
 
+INPUTS: Final = 2  # of a round
 FRAMES_MAX: Final = 10
 PLAIN: Final = encode_set([b"one", b"", b"three" * 20]) + encode_message(b"old", 0)
 SETS: Final = [

@@ -18,6 +18,7 @@ from polywire.types import Assignor
 from tests.fuzz.chance import damaged, fuzz
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
+INPUTS: Final = 1  # of a round
 TOKEN: Final = b"0123456789abcdef"
 FRAMES_MAX: Final = 12
 ODD: Final = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
@@ -92,7 +93,7 @@ def check_answers(written: bytes) -> None:
     assert at == len(written), "half a frame was written"
 
 
-def check(chance: random.Random) -> None:
+def check_all(chance: random.Random) -> None:
     """One connection's life. Raises whatever is no documented answer."""
     peer = Peer()
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
@@ -110,4 +111,4 @@ def check(chance: random.Random) -> None:
 
 
 if __name__ == "__main__":
-    fuzz(check)
+    fuzz(check_all)

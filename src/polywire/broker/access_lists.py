@@ -44,7 +44,7 @@ def upgraded(settings: TopicSettings) -> TopicSettings:
         return settings
     try:
         kept = msgspec.json.decode(stored, type=_Policy)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return replace(settings, access=AccessList((), ()))
     found = access_list(kept.auth_policy, kept.read_acl, kept.write_acl)
     return settings if found is None else replace(settings, access=found)

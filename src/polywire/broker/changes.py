@@ -467,7 +467,7 @@ def decode_change(data: bytes) -> Change:
     """A change from its bytes. Raises Corrupt for bytes that no broker of this version wrote."""
     try:
         return _CHANGES.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(ErrorCode.CORRUPT, f"stored change does not decode bytes={len(data)} reason={error}") from error
 
 
@@ -475,7 +475,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """A snapshot from its bytes. Raises Corrupt for bytes or versions this broker does not know."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(ErrorCode.CORRUPT, f"snapshot does not decode bytes={len(data)} reason={error}") from error
     if snapshot.version != SNAPSHOT_VERSION:
         raise Corrupt(ErrorCode.CORRUPT, f"snapshot version is unknown version={snapshot.version}")

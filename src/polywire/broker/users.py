@@ -81,7 +81,7 @@ def decode_user(value: bytes) -> User:
     """A user as it was kept. Raises Corrupt(CORRUPT)."""
     try:
         return _USERS.decode(value)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(ErrorCode.CORRUPT, f"stored user does not decode reason={error}") from error
 
 

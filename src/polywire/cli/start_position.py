@@ -12,6 +12,7 @@ from polywire.cli.record_lines import parse_time_us
 from polywire.client.base import PartitionBounds, TopicClient
 from polywire.client.consume import Bound
 from polywire.errors import ErrorCode, Invalid, Missing
+from polywire.matching import signed_64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ def parse_start(text: str, *, option: str = "--from") -> Start:
     if text in (Bound.EARLIEST.value, Bound.LATEST.value):
         return Bound(text)
     if text.isascii() and text.isdigit():
-        return FromOffset(int(text))
+        offset = signed_64(text)
+        if offset is None:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{option} takes an offset below 2^63 got={text[:40]!r}")
+        return FromOffset(offset)
     try:
         return FromTime(parse_time_us(text))
     except ValueError as error:

@@ -50,6 +50,12 @@ def test_what_is_no_start(text: str) -> None:
     assert caught.value.message.startswith("--from takes earliest, latest, an offset or an ISO 8601 time")
 
 
+@pytest.mark.parametrize("text", [str(2**63), "1" * 5000])
+def test_offsets_that_no_partition_has(text: str) -> None:
+    with pytest.raises(Invalid, match="--from takes an offset below"):
+        parse_start(text)
+
+
 @pytest.mark.parametrize(
     ("start", "offsets"),
     [
