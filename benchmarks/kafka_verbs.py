@@ -17,6 +17,7 @@ from polywire.protocols.kafka.messages import SERVED, Api
 from polywire.records.columns import Record
 
 NAMES: Final = 10_000  # of one request; more than there are topics
+ELEMENTS: Final = 99_000  # of one request: nearly as many as there may be
 TOPIC: Final = 2  # a resource that has settings
 VERSIONS: Final = {  # where the last one asks for less, or names topics by their ids
     Api.API_VERSIONS: 0,
@@ -100,7 +101,9 @@ def _worst(wide: str, partitions: int, full: str, names: list[str]) -> Mapping[A
         Api.OFFSET_DELETE: lambda: {"group_id": "none", **each(Api.OFFSET_DELETE)()},
         Api.ELECT_LEADERS: lambda: {
             "topic_partitions": [
-                schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=wide, partitions=list(numbers))
+                schema.request(Api.ELECT_LEADERS).TopicPartitions(
+                    topic=wide, partitions=[number % partitions for number in range(ELEMENTS)]
+                )
             ]
         },
         Api.DESCRIBE_TOPIC_PARTITIONS: lambda: {"topics": [], "response_partition_limit": 1 << 30},

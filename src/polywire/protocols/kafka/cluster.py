@@ -80,7 +80,8 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
         found = {"error": WireError.GROUP_AUTHORIZATION_FAILED, "message": "log in first", **nowhere}
     if answer.request.version < KEYS_SINCE:
         return response(**found)
-    return response(coordinators=[response.Coordinators(key=key, **found) for key in request.coordinator_keys])
+    entries = (response.Coordinators(key=key, **found) for key in request.coordinator_keys)
+    return answer_in_slices(session.broker, answer, entries, lambda told: response(coordinators=told))
 
 
 def _may_know(session: KafkaSession) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from polywire.errors import PeerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import SERVED, Api, Request, Served, WireError
-from polywire.protocols.kafka.structure_decoder import decode, skip_tags
+from polywire.protocols.kafka.structure_decoder import AT_ONCE_MAX, decode, decode_with_pauses, skip_tags
 from polywire.protocols.kafka.structure_encoder import encode, encode_entries, encode_entry
 from polywire.types import Buffer
 
@@ -26,8 +26,11 @@ _I32: Final = Struct(">i")
 _APIS: Final = {int(api): api for api in Api}
 
 
-def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
-    """The request in a frame, without its length. Raises PeerError for bytes that are none and for versions that are not served."""
+def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
+    """A request without its body, and where that begins; 0 for a version of API_VERSIONS that nobody here knows.
+
+    Raises PeerError for bytes that are none and for versions that are not served.
+    """
     view = memoryview(frame)
     if len(view) < HEAD_BYTES_MIN:
         raise PeerError(f"a request ends early bytes={len(view)}", fatal=True)
@@ -41,12 +44,30 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
         raise PeerError(f"a client id is longer than its request bytes={id_bytes}", fatal=True)
     client_id = None if id_bytes < 0 else str(view[HEAD_BYTES_MIN:at], "utf-8", "replace")
     if not versions.answered_from <= version <= versions.last:
-        if api is Api.API_VERSIONS:
-            return Request(api, version, correlation_id, client_id, None)
-        raise PeerError(f"a version that is not served api={api.name.lower()} version={version}", fatal=True)
-    if schema.is_flexible(api, version):
+        if api is not Api.API_VERSIONS:
+            raise PeerError(f"a version that is not served api={api.name.lower()} version={version}", fatal=True)
+        at = 0
+    elif schema.is_flexible(api, version):
         at = skip_tags(view, at)
-    return Request(api, version, correlation_id, client_id, decode(schema.request_program(api, version), view, at))
+    return Request(api, version, correlation_id, client_id, None), at
+
+
+def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
+    """The request in a frame, without its length.
+
+    Raises PeerError for bytes that are none and for versions that are not served, and Wide where there is more than is read at once.
+    """
+    head, at = decode_head(frame, served)
+    if not at:
+        return head
+    api, version, correlation_id, client_id, _ = head
+    body = decode(schema.request_program(api, version), frame, at, elements_max=AT_ONCE_MAX)
+    return Request(api, version, correlation_id, client_id, body)
+
+
+def decode_wide_body(frame: Buffer, head: Request, start: int) -> Iterator[Any]:
+    """The body of a request of any width, at last; None now and then before. Raises PeerError."""
+    return decode_with_pauses(schema.request_program(head.api, head.version), frame, start)
 
 
 def bare_token(frame: Buffer) -> Request:

@@ -29,6 +29,8 @@ BROKER: Final = 4
 DELETE: Final = 1  # what is done with one
 APPEND: Final = 2
 
+DESCRIBED_AT_ONCE_MAX: Final = 8  # resources, of some thirty settings each, that are told without a pause
+
 TOPIC_CONFIG: Final = 1  # where a value comes from
 STATIC_CONFIG: Final = 4
 DEFAULT_CONFIG: Final = 5
@@ -201,7 +203,12 @@ def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> 
     entries = (
         _described(session, response.Results, asked, synonyms=request.include_synonyms) for asked in request.resources
     )
-    return answer_in_slices(session.broker, answer, entries, lambda results: response(results=results))
+    made = partial(_answered, response)
+    return answer_in_slices(session.broker, answer, entries, made, at_once=DESCRIBED_AT_ONCE_MAX)
+
+
+def _answered(response: Any, results: list[Any]) -> Any:
+    return response(results=results)
 
 
 def _described(session: KafkaSession, made: Any, asked: Any, *, synonyms: bool) -> Any:

@@ -1,11 +1,13 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
 Promises: what is there is answered at once, what is not is waited for, and a new record wakes who waits; limits hold but for the first
-batch; one read is under way at a time, and nothing is pinned between calls. Must not know: frames, how batches are laid out.
+batch; one read is under way at a time, and nothing is pinned between calls; thousands of partitions keep nobody waiting. Must not know:
+frames, how batches are laid out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from struct import Struct
 from typing import Any, Final
@@ -15,13 +17,17 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.kafka import encoder, schema
+from polywire.protocols.kafka.codec import encode_response_entry
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.offsets import leader_error
+from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN
 from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.protocols.runtime.slices import Slices
 from polywire.records.compression import expand_body
 
 NO_SESSION: Final = 0
@@ -29,6 +35,7 @@ BEGINNINGS: Final = frozenset({-1, 0})  # epochs of requests that name all their
 WAIT_MS_MAX: Final = 5 * 60_000
 READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
 ROOM_BYTES: Final = 64 * 1024  # that what is read takes more in the answer than in the log
+ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of an answer: some 1 ms
 _LENGTH: Final = Struct("<4xI")
 
 
@@ -39,12 +46,12 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         return response(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[])
     if request.session_epoch not in BEGINNINGS:
         return response(error=WireError.INVALID_FETCH_SESSION_EPOCH, responses=[])
-    Fetching(session, answer, request).run()
+    Fetching(session, answer, request).begin(request.topics)
     return None
 
 
 class Fetching:
-    """One request, and its answer in the making.
+    """One request, and its answer in the making: partitions are looked up, read, waited for and encoded with pauses where they are many.
 
     Invariant: partitions before ``_number`` have their records in the answer; what was begun counts only while its number is ``_ticket``.
     """
@@ -55,11 +62,13 @@ class Fetching:
         "_body",
         "_bytes",
         "_bytes_max",
+        "_count",
         "_deadline",
         "_has_failed",
         "_min_bytes",
         "_number",
         "_session",
+        "_slices",
         "_stops",
         "_ticket",
     )
@@ -72,29 +81,50 @@ class Fetching:
         now = session.broker.clock.monotonic()
         self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
         self._stops: list[Handle] = []
-        self._number = self._bytes = self._ticket = 0
+        self._slices: Slices[None] | None = None
+        self._number = self._bytes = self._ticket = self._count = 0
         self._has_failed = False
         self._asked: list[tuple[Partition, Any, Any]] = []
-        self._body: Final = self._begin(request)
+        self._body: Final = schema.response(Api.FETCH)(responses=[])
         answer.cancel = self._cancel
 
-    def _begin(self, request: Any) -> Any:
-        """The answer without records; what cannot be fetched has its error."""
+    def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
+        """Take steps, at once where they are few, else with others' requests in between, and go on."""
+        for number, _ in enumerate(steps):
+            if number == AT_ONCE_MAX:
+                break
+        else:
+            then()
+            return
+
+        def done(made: list[None] | BrokerError) -> None:
+            assert not isinstance(made, BrokerError), "entries have errors of their own"
+            then()
+
+        self._slices = Slices(self._session.broker, steps, done)
+
+    def begin(self, topics: list[Any]) -> None:
+        """See what can be fetched, and read it."""
+        self._with_pauses(self._ask_each(topics), self.run)
+
+    def _ask_each(self, topics: list[Any]) -> Iterator[None]:
+        """Make the answer without records; what cannot be fetched has its error."""
         response = schema.response(Api.FETCH)
-        body = response(responses=[])
-        for asked in request.topics:
+        for asked in topics:
             told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
-            body.responses.append(told)
+            self._body.responses.append(told)
             topic: Topic | BrokerError
             try:
                 topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
                 topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+            self._count += len(asked.partitions)
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
                 told.partitions.append(entry)
                 self._ask(topic, asked.topic_id, one, entry)
-        return body
+                yield None
+            yield None
 
     def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
         """See whether a partition can be fetched; topic: or what is wrong with it, looked up once for all its partitions."""
@@ -118,25 +148,29 @@ class Fetching:
         self._has_failed = True
 
     def run(self) -> None:
-        """Read on as far as it goes without waiting."""
+        """Read on as far as it goes without waiting, with pauses."""
         self._ticket += 1
+        broker = self._session.broker
+        if self._read_until(broker.clock.monotonic() + QUANTUM_S):
+            broker.sliced.put(partial(self._read_on, self._ticket))
+
+    def _read_on(self, ticket: int, end: float) -> bool:
+        return ticket == self._ticket and self._read_until(end)
+
+    def _read_until(self, end: float) -> bool:
+        """Read partitions until this time; whether there is one that can be read now."""
         now = self._session.broker.clock.monotonic
-        end = now() + QUANTUM_S
         while self._number < len(self._asked):
             if not self._read(*self._asked[self._number]):
-                return
+                return False
             self._number += 1
             if now() >= end and self._number < len(self._asked):
-                self._session.broker.loop.call_soon(self._go_on, self._ticket)
-                return
+                return True
         if self._has_failed or self._bytes >= self._min_bytes or now() >= self._deadline:
             self._finish()
         else:
             self._wait()
-
-    def _go_on(self, ticket: int) -> None:
-        if ticket == self._ticket:
-            self.run()
+        return False
 
     # One partition
 
@@ -227,10 +261,21 @@ class Fetching:
         """Look again when a record has come, or for the last time when it is too late."""
         broker = self._session.broker
         wake = partial(self._woken, self._ticket)
-        for partition, _, _ in self._asked:
-            self._stops.append(broker.wait(partition, partition.log.readable_offset, wake))
         delay = max(self._deadline - broker.clock.monotonic(), 0.0)
         self._stops.append(broker.loop.call_later(delay, wake))
+        self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
+
+    def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
+        """Be woken by each partition that has more than was seen when it was read, also if that has come since."""
+        for partition, _, entry in self._asked:
+            if ticket != self._ticket:
+                return
+            try:
+                self._stops.append(self._session.broker.wait(partition, entry.high_watermark, wake))
+            except BrokerError:  # the topic has ended since
+                wake()
+                return
+            yield None
 
     def _woken(self, ticket: int) -> None:
         if ticket != self._ticket:
@@ -250,7 +295,32 @@ class Fetching:
         """Nobody wants the answer any more."""
         self._ticket += 1
         self._stop_waiting()
+        if self._slices is not None:
+            self._slices.cancel()
 
     def _finish(self) -> None:
         self._ticket += 1
-        self._answer.large(self._body)
+        if self._count <= ENCODED_AT_ONCE_MAX:
+            self._answer.large(self._body)
+        else:
+            self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
+
+    def _encode_each(self) -> Iterator[None]:
+        """Put bytes in place of what the answer tells, but for records that are not worth a copy."""
+        topics = self._body.responses
+        for number, told in enumerate(topics):
+            if max((len(entry.records) for entry in told.partitions), default=0) < PART_BYTES_MIN:
+                yield from self._encode_entry(topics, number)
+                continue
+            for index, entry in enumerate(told.partitions):
+                if len(entry.records) < PART_BYTES_MIN:
+                    yield from self._encode_entry(told.partitions, index)
+
+    def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:
+        entry = entries[index]
+        for entries[index] in encode_response_entry(self._answer.request, entry):
+            yield None
+
+
+def _nothing() -> None:
+    """Nothing is left to do but to wait."""

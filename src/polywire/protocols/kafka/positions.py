@@ -1,12 +1,15 @@
 """Positions of groups: OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-Promises: partitions fail one by one; what a group's members may not do fails whole. Must not know: frames, how positions are stored.
+Promises: partitions fail one by one; what a group's members may not do fails whole; thousands of positions keep nobody waiting.
+Must not know: frames, how positions are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.commits import Commit
@@ -19,8 +22,12 @@ from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.kafka.replies import Gathering, answer_in_slices
 from polywire.types import PositionKind
 
+POSITIONS_AT_ONCE_MAX: Final = 500  # of one commit, before others have their turn: some 1 ms
+TOLD_PER_STEP: Final = 64  # positions of one topic that are told without a pause
+TOLD_AT_ONCE_MAX: Final = 16  # topics, or steps of one, at once
 MANY_GROUPS_SINCE: Final = 8  # version of OffsetFetch that asks for several groups
 BY_ID_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch that names topics by id
 _NAMES: Final = ("name", "topic_id")  # by which a topic is named; the second only where several groups can be asked for
@@ -41,72 +48,100 @@ def _epoch_error(error: BrokerError) -> WireError:
 # OffsetCommit
 
 
-def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetCommit."""
-    response = schema.response(Api.OFFSET_COMMIT)
-    topics = [
-        response.Topics(
-            name=asked.name,
-            topic_id=asked.topic_id,
-            partitions=[response.Topics.Partitions(index=one.index) for one in asked.partitions],
-        )
-        for asked in request.topics
-    ]
-    body = response(topics=topics)
+class _Asked(NamedTuple):
+    """Positions in one topic that a commit asks for, and the entries of the answer that tell of them."""
+
+    topic: Any
+    partitions: Sequence[Any]
+    entries: Sequence[Any]
+
+
+def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
+    """OffsetCommit: many positions in parts, of which each is stored as a whole, with others' requests in between."""
+    body = schema.response(Api.OFFSET_COMMIT)(topics=[])
+    gathering = Gathering(reply, body)
+    parts = _parts(request.topics, body.topics)
+    commit = partial(_commit, peer, reply.request.version, request, gathering)
+    gathering.ask(peer.broker, map(commit, parts), at_once=1)
+
+
+def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
+    """What is asked for in parts of at most ``POSITIONS_AT_ONCE_MAX`` positions; puts the answer's entries into ``told``."""
+    made = schema.response(Api.OFFSET_COMMIT).Topics
+    part: list[_Asked] = []
+    room = POSITIONS_AT_ONCE_MAX
+    for topic in topics:
+        at = 0
+        told.append(made(name=topic.name, topic_id=topic.topic_id, partitions=[]))
+        while at == 0 or at < len(topic.partitions):
+            some = topic.partitions[at : at + room]
+            entries = [made.Partitions(index=one.index) for one in some]
+            told[-1].partitions += entries
+            part.append(_Asked(topic, some, entries))
+            at += max(len(some), 1)
+            room -= max(len(some), 1)
+            if room == 0:
+                yield part
+                part, room = [], POSITIONS_AT_ONCE_MAX
+    if part:
+        yield part
+
+
+def _commit(peer: Peer, version: int, request: Any, gathering: Gathering, part: Sequence[_Asked]) -> None:
+    """Store positions, if whoever asks may: what one may is looked at for each part."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     is_consumer = consumers.has_member(*member[:2])
+    whole = [entry for asked in part for entry in asked.entries]
     try:
         authorize_group(peer, Action.OFFSET_COMMIT, ())
         check = consumers.check_epoch if is_consumer else classic.check_commit
         check(*member, instance_id=request.instance_id, by=peer.caller)
     except BrokerError as error:
-        _refuse(topics, _epoch_error(error) if is_consumer else group_error(error))
-        return body
-    commits = _commits(peer, reply.request.version, zip(request.topics, topics, strict=True))
+        _refuse(whole, _epoch_error(error) if is_consumer else group_error(error))
+        return
+    commits = _commits(peer, version, part)
 
     def done(outcome: int | BrokerError) -> None:
         if isinstance(outcome, BrokerError):
-            _refuse(topics, wire_error(outcome))
-        reply.ok(body)
+            _refuse(whole, wire_error(outcome))
+        gathering.settled()
 
     made = {name: stored for name, (stored, _) in commits.items()}
     by, generation = peer.caller, max(request.generation, -1)
+    gathering.expect()
     try:
         if is_consumer:
             refused = consumers.commit(*member[:2], made, epoch=generation, wire=WIRE, by=by, done=done)
         else:
             refused = classic.commit(member[0], made, generation=generation, member_id=member[1], by=by, done=done)
     except BrokerError as error:
-        _refuse(topics, group_error(error))
-        return body
+        _refuse(whole, group_error(error))
+        gathering.settled()
+        return
     for name, why in refused.items():
         for entry in commits[name][1]:
             entry.error = entry.error or group_error(why)
-    return None
 
 
-def _refuse(topics: Iterable[Any], code: WireError) -> None:
-    """No partition of these was stored."""
-    for topic in topics:
-        for entry in topic.partitions:
-            entry.error = code
+def _refuse(entries: Iterable[Any], code: WireError) -> None:
+    """None of these partitions was stored."""
+    for entry in entries:
+        entry.error = code
 
 
-def _commits(
-    peer: Peer, version: int, asked_and_entries: Iterable[tuple[Any, Any]]
-) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
+def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
     """What can be stored, by topic's full name, and the entries of the answer that tell of it; the others say why not."""
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
-    for asked, entry in asked_and_entries:
+    for asked in part:
         try:
-            topic = topic_of(peer, Action.OFFSET_COMMIT, asked.name, asked.topic_id)
+            topic = topic_of(peer, Action.OFFSET_COMMIT, asked.topic.name, asked.topic.topic_id)
         except BrokerError as error:
-            _refuse([entry], _topic_error(error, version))
+            _refuse(asked.entries, _topic_error(error, version))
             continue
         stored, entries = found.setdefault(topic.name.full, ({}, []))
-        stored.update(read_commits(topic, asked.partitions, entry.partitions))
-        entries += [answered for answered in entry.partitions if not answered.error]
+        stored.update(read_commits(topic, asked.partitions, asked.entries))
+        entries += [answered for answered in asked.entries if not answered.error]
     return found
 
 
@@ -130,39 +165,57 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     """OffsetFetch: of one group, or several; of topics named, or all."""
     version = reply.request.version
     response = schema.response(Api.OFFSET_FETCH)
+    entries: Iterator[Any]
+    made: Callable[[list[Any]], Any]
     if version >= MANY_GROUPS_SINCE:
-        made = response.Groups
-        stable = request.require_stable
-        return response(groups=[_fetched(peer, version, made, asked, stable=stable) for asked in request.groups])
-    try:
-        authorize_group(peer, Action.OFFSET_FETCH, ())
-        stable = request.require_stable
-        topics = list(_positions(peer, version, response, request.group_id, request.topics, stable=stable))
-    except BrokerError as error:
-        return response(error=group_error(error), topics=[])
+        told, stable = response.Groups, request.require_stable
+        groups = (_fetched(peer, version, told, asked, stable=stable) for asked in request.groups)
+        entries, made = chain.from_iterable(groups), partial(_groups_told, response)
+    else:
+        try:
+            authorize_group(peer, Action.OFFSET_FETCH, ())
+        except BrokerError as error:
+            return response(error=group_error(error), topics=[])
+        entries = _positions(peer, version, response, request.group_id, request.topics, stable=request.require_stable)
+        made = partial(_topics_told, response)
+    return answer_in_slices(peer.broker, reply, entries, made, at_once=TOLD_AT_ONCE_MAX)
+
+
+def _groups_told(response: Any, groups: list[Any]) -> Any:
+    return response(groups=groups)
+
+
+def _topics_told(response: Any, topics: list[Any]) -> Any:
     return response(topics=topics)
 
 
-def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Any:
+def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
+    """The entry of one group, None now and then before."""
     group, consumers = asked.group_id, peer.broker.consumers
+    topics: list[Any] = []
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
         if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
             consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
-        return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics, stable=stable)))
+        for topic in _positions(peer, version, made, group, asked.topics, stable=stable):
+            if topic is None:
+                yield None
+            else:
+                topics.append(topic)
     except BrokerError as error:
-        return made(group_id=group, topics=[], error=_epoch_error(error))
+        yield made(group_id=group, topics=[], error=_epoch_error(error))
+    else:
+        yield made(group_id=group, topics=topics)
 
 
 def _positions(
     peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
-) -> Iterable[Any]:
-    """An entry for each topic named, or for each that the group has positions in. stable: those that a transaction is about to move are not
-    told (spec: kafka#stable-offsets)."""
+) -> Iterator[Any]:
+    """An entry for each topic named, or for each that the group has positions in, None now and then before. stable: those that a transaction
+    is about to move are not told (spec: kafka#stable-offsets)."""
     if asked is None:
         yield from _all_positions(peer, version, made, group, stable=stable)
         return
-    entry_of = made.Topics.Partitions
     for one in asked:
         names = {field: getattr(one, field) for field in _NAMES if hasattr(one, field)}
         held: Mapping[int, Position] = {}
@@ -176,8 +229,24 @@ def _positions(
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
                 code = WireError.NONE  # nobody has a position in it
-        partitions = [_entry(entry_of, index, held.get(index), undecided, code) for index in one.indexes]
-        yield made.Topics(**names, partitions=partitions)
+        yield from _told(made.Topics, names, one.indexes, held, undecided, code)
+
+
+def _told(
+    made: Any,
+    names: Mapping[str, Any],
+    numbers: Iterable[int],
+    held: Mapping[int, Position],
+    undecided: Set[int],
+    code: WireError = WireError.NONE,
+) -> Iterator[Any]:
+    """The entry of one topic, None now and then before."""
+    partitions = []
+    for number in numbers:
+        partitions.append(_entry(made.Partitions, number, held.get(number), undecided, code))
+        if len(partitions) % TOLD_PER_STEP == 0:
+            yield None
+    yield made(**names, partitions=partitions)
 
 
 def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
@@ -185,17 +254,16 @@ def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 
-def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: bool) -> Iterable[Any]:
+def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: bool) -> Iterator[Any]:
     for name in peer.broker.classic.topics(group):
         topic = peer.broker.find_topic(name)
         if topic is None or not peer.permits(Action.OFFSET_FETCH, topic):
             continue
         held = peer.broker.classic.positions(group, name)
         undecided = _undecided(peer, group, topic, stable=stable)
-        entries = [_entry(made.Topics.Partitions, index, held[index], undecided) for index in sorted(held)]
-        if entries:
+        if held:
             names = {"name": name, "topic_id": topic.id} if version >= MANY_GROUPS_SINCE else {"name": name}
-            yield made.Topics(**names, partitions=entries)
+            yield from _told(made.Topics, names, sorted(held), held, undecided)
 
 
 def _entry(
@@ -232,10 +300,10 @@ def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
             peer.authorize(Action.GROUP_DELETE, peer.broker.resource(asked.name))
             peer.broker.topic(asked.name)
         except BrokerError as error:
-            _refuse(topics[-1:], wire_error(error))
+            _refuse(entries, wire_error(error))
             continue
         if classic.has_readers(request.group_id, asked.name):
-            _refuse(topics[-1:], WireError.GROUP_SUBSCRIBED_TO_TOPIC)
+            _refuse(entries, WireError.GROUP_SUBSCRIBED_TO_TOPIC)
             continue
         for entry in entries:
             _delete(peer, request.group_id, asked.name, entry)

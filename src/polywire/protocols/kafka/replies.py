@@ -13,7 +13,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka.codec import encode_response_entries, encode_response_entry
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WireError
-from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.peer import Reply
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
@@ -26,14 +26,15 @@ PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are made without
 class Gathering:
     """Invariant: the answer is filled when ``settled`` was called once more than ``expect``."""
 
-    __slots__ = ("_answer", "_body", "_broker", "_cancels", "_left")
+    __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
 
-    def __init__(self, answer: Answer, body: Any) -> None:
+    def __init__(self, answer: Reply, body: Any) -> None:
         self._answer: Final = answer
         self._body: Final = body
         self._broker: KafkaBroker | None = None  # set when the answer is wide
         self._cancels: list[Callable[[], None]] = []
         self._left = 1
+        self._is_over = False  # nobody waits for the answer any more
         answer.cancel = self._cancel
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
@@ -41,13 +42,14 @@ class Gathering:
         self._cancels.append(cancel)
 
     def _cancel(self) -> None:
+        self._is_over = True
         for cancel in self._cancels:
             cancel()
 
-    def ask(self, broker: KafkaBroker, entries: Iterator[None]) -> None:
+    def ask(self, broker: KafkaBroker, entries: Iterator[None], *, at_once: int = AT_ONCE_MAX) -> None:
         """Ask for all that the answer tells of, an entry in each step: at once where they are few, else with others' requests in between
         until the connection ends."""
-        for _ in zip(range(AT_ONCE_MAX), entries, strict=False):
+        for _ in zip(range(at_once), entries, strict=False):
             pass
         if next(entries, _END) is _END:
             self.settled()
@@ -71,7 +73,7 @@ class Gathering:
             return
         if self._broker is None:
             self._answer.ok(self._body)
-        else:
+        elif not self._is_over:
             _encode_in_slices(self._broker, self._answer, self._body)
 
     def changed(self, entry: Any, result: int | BrokerError) -> None:
@@ -89,11 +91,16 @@ def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> Non
 
 
 def answer_in_slices(
-    broker: KafkaBroker, answer: Answer, entries: Iterator[Any], made: Callable[[list[Any]], Any]
+    broker: KafkaBroker,
+    answer: Reply,
+    entries: Iterator[Any],
+    made: Callable[[list[Any]], Any],
+    *,
+    at_once: int = AT_ONCE_MAX,
 ) -> Any:
     """The body that ``made`` makes of entries, None are left out: at once where they are few, else with others' requests in between, and then
     None now. What is long gives None now and then while it is made."""
-    first = [entry for _, entry in zip(range(AT_ONCE_MAX), entries, strict=False)]
+    first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
     following = next(entries, _END)
     if following is _END:
         return made([entry for entry in first if entry is not None])
@@ -107,7 +114,7 @@ def answer_in_slices(
     return None
 
 
-def _encoded(answer: Answer, entries: Iterator[Any]) -> Iterator[bytes | None]:
+def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
     """Entries as they are written: bytes are all that is kept of each, where records and lists by the hundred thousand would be garbage to
     look through."""
     for entry in entries:
@@ -117,10 +124,8 @@ def _encoded(answer: Answer, entries: Iterator[Any]) -> Iterator[bytes | None]:
             yield from encode_response_entry(answer.request, entry)
 
 
-def _encode_in_slices(broker: KafkaBroker, answer: Answer, body: Any) -> None:
+def _encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
     """The body of a wide answer is known: fill the answer when its entries are encoded, unless the connection ends before."""
-    if answer.session.closed:
-        return
 
     def done(encoded: list[None] | BrokerError) -> None:
         del encoded

@@ -7,18 +7,26 @@ wires, what the requests do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
-from polywire.errors import Denied, PeerError
-from polywire.protocols.kafka.codec import bare_token, decode_request, unknown_version
+from polywire.errors import BrokerError, Denied, PeerError
+from polywire.protocols.kafka.codec import (
+    bare_token,
+    decode_head,
+    decode_request,
+    decode_wide_body,
+    unknown_version,
+)
 from polywire.protocols.kafka.context import KafkaBroker, Shared
-from polywire.protocols.kafka.messages import Api, Served
+from polywire.protocols.kafka.messages import Api, Request, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.sasl import Conversation
+from polywire.protocols.kafka.structure_decoder import Wide
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
@@ -26,6 +34,7 @@ from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
 REQUEST_BYTES_MAX: Final = (
@@ -102,15 +111,51 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             command = self._commands.get(int.from_bytes(frame[:2], "big"))  # type: ignore[call-overload]  # an Api is an int
             if (command is None or not command.pipelined) and not self._settled():
                 return False
-            request = decode_request(frame, self._served)
+            try:
+                request = decode_request(frame, self._served)
+            except Wide:
+                self._take_wide(frame)
+                return True
             assert command is not None, "what is served has a handler"
             if self._principal is None and not command.anonymous:
                 self._meet()
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
+        self._handle(command, answer)
+        return True
+
+    def _handle(self, command: Command, answer: Answer) -> None:
+        """Begin to do what a request asks for. Raises PeerError."""
+        request = answer.request
         body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
         if body is not None:
             answer.ok(body)
-        return True
+
+    def _take_wide(self, frame: memoryview) -> None:
+        """Read a request of many elements with others' requests in between; no other of this connection is taken meanwhile.
+
+        The frame is copied: what it is in is used for what comes next. Raises PeerError.
+        """
+        head, at = decode_head(frame, self._served)
+        command = self._commands[head.api]
+        if self._principal is None and not command.anonymous:
+            self._meet()
+        answer = self.append(Answer(self, head, blocking=True))
+        answer.cancel = Slices(
+            self.broker, _read(bytes(frame), head, at), partial(self._wide_read, command, answer)
+        ).cancel
+
+    def _wide_read(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
+        """A request of many elements is read: go on as with any other."""
+        assert not isinstance(read, BrokerError), "nobody was asked anything yet"
+        (body,) = read
+        answer.cancel = None
+        try:
+            if isinstance(body, PeerError):
+                raise body
+            answer.request = answer.request._replace(body=body)
+            self._handle(command, answer)
+        except PeerError as error:
+            self.fail(error)
 
     # What handlers ask
 
@@ -183,3 +228,11 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._leave_work()
         self.append_queue.drop()
         self._abandon()
+
+
+def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:
+    """The body of a request at last, or what is wrong with it; None now and then before."""
+    try:
+        yield from decode_wide_body(frame, head, start)
+    except PeerError as error:
+        yield error.with_traceback(None)

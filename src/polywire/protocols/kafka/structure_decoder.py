@@ -2,8 +2,8 @@
 """Structures of Kafka's wire out of bytes, by programs made from the table of definitions.
 
 Promises: one call per message; nothing is read beyond the end that was given; an array has no more elements than the bytes behind its count
-can hold, and all arrays of a message together no more than a limit; bytes of records are not copied. Must not know: which message it is,
-sockets.
+can hold, and all arrays and tags of a message together no more than a limit; bytes of records are not copied; what has many elements can
+be read with pauses. Must not know: which message it is, sockets.
 
 Numbers are big-endian. Lengths and counts of a flexible version are unsigned varints of one more than themselves, 0 is null; otherwise i16
 for texts and i32 for the rest, -1 is null. A flexible structure ends with its tags: a varint of their count, and number, size and bytes
@@ -12,6 +12,7 @@ of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
@@ -30,8 +31,11 @@ else:
     from polywire.records.memory import Lent, lend
 
 ELEMENTS_MAX: Final = 100_000  # of all arrays of one request: each becomes an object
+AT_ONCE_MAX: Final = 2_048  # of those that are read without a pause: some 2 ms
 
 _F64: Final = Struct(">d")
+_PLAIN_AT_ONCE_MAX = cython.declare(cython.longlong, 64)  # elements without arrays of their own, between two pauses
+_TAGS_MAX = cython.declare(cython.longlong, 1_000)  # of what stands in front of a body
 _VARINT_BYTES_MAX = cython.declare(cython.int, 5)
 _TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
 _ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
@@ -43,6 +47,10 @@ _TEXT = cython.declare(cython.int, 17)
 _BYTES = cython.declare(cython.int, 18)
 _RECORDS = cython.declare(cython.int, 19)
 _STRUCTURE = cython.declare(cython.int, 20)
+
+
+class Wide(PeerError):
+    """A message has more elements than were to be read."""
 
 
 @cython.final
@@ -194,19 +202,36 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 
 @cython.cfunc
+def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
+    """Count elements, or tags, before they are read. Raises Wide."""
+    c.elements_left -= count
+    if c.elements_left < 0:
+        raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)
+
+
+@cython.cfunc
+def _count(c: _Cursor, step: Step, flexible: cython.bint) -> cython.longlong:
+    """How many elements an array has, -1 for null."""
+    count: cython.longlong = _length(c, flexible, 4)
+    if count < 0:
+        if not step.nullable:
+            _no_null(step.name)
+        return -1
+    if count > (c.end - c.at) // step.element_bytes_min:
+        _ends_early()
+    _spend(c, step.name, count)
+    return count
+
+
+@cython.cfunc
 def _value(c: _Cursor, step: Step, flexible: cython.bint) -> object:
     count: cython.longlong
     found: list[object]
     if not step.is_array:
         return _single(c, step, flexible)
-    count = _length(c, flexible, 4)
+    count = _count(c, step, flexible)
     if count < 0:
-        return None if step.nullable else _no_null(step.name)
-    if count > (c.end - c.at) // step.element_bytes_min:
-        _ends_early()
-    c.elements_left -= count
-    if c.elements_left < 0:
-        raise PeerError(f"a message has too many elements field={step.name} count={count}", fatal=True)
+        return None
     found = []
     while count > 0:
         found.append(_single(c, step, flexible))
@@ -215,12 +240,19 @@ def _value(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 
 @cython.cfunc
-def _structure(c: _Cursor, program: Program) -> object:
-    """A record of a program's type."""
+def _empty(program: Program) -> object:
+    """A record that has only what is not always read."""
     made: object = program.record.__new__(program.record)
-    step: Step
     for name, default in program.defaults:
         setattr(made, name, default)
+    return made
+
+
+@cython.cfunc
+def _structure(c: _Cursor, program: Program) -> object:
+    """A record of a program's type."""
+    made: object = _empty(program)
+    step: Step
     for step in program.steps:
         setattr(made, step.name, _value(c, step, program.flexible))
     if program.flexible:
@@ -235,6 +267,7 @@ def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
     tag: cython.longlong
     at: cython.Py_ssize_t
     step: Step
+    _spend(c, "tags", count)
     while count > 0:
         tag = _varint(c)
         at = _take(c, _varint(c))
@@ -259,14 +292,69 @@ def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cyth
 def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: int = ELEMENTS_MAX) -> Any:
     """The structure at ``start``; bytes behind it are left alone, and fields that are record batches are views of ``source``.
 
-    Raises PeerError for bytes that are none.
+    Raises PeerError for bytes that are none, and Wide where there are more elements.
     """
     return _structure(_Cursor(source, start, elements_max), program)
 
 
+def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:
+    """The same, at last; None now and then before, so often that little is read in between. ``source`` must stay as it is.
+
+    Raises as ``decode``.
+    """
+    c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
+    made = _empty(program)
+    yield from _read_with_pauses(c, program, made)
+    yield made
+
+
+def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[None]:
+    """Read the fields of a structure into its record."""
+    step: Step
+    found: list[object]
+    count: cython.longlong
+    plain: cython.longlong = 0
+    has_arrays: cython.bint
+    for step in program.steps:
+        if not step.is_array:
+            setattr(made, step.name, _single(c, step, program.flexible))
+            continue
+        count = _count(c, step, program.flexible)
+        if count < 0:
+            setattr(made, step.name, None)
+            continue
+        found = []
+        has_arrays = _has_arrays(step)
+        while count > 0:
+            count -= 1
+            if has_arrays:
+                inner = _empty(step.program)
+                yield from _read_with_pauses(c, step.program, inner)
+                found.append(inner)
+            else:
+                found.append(_single(c, step, program.flexible))
+            plain += 1
+            if has_arrays or plain % _PLAIN_AT_ONCE_MAX == 0:
+                yield None
+        setattr(made, step.name, found)
+    if program.flexible:
+        _tags(c, program, made)
+
+
+@cython.cfunc
+def _has_arrays(step: Step) -> cython.bint:
+    """Whether elements are structures that have arrays themselves."""
+    inner: Step
+    if step.kind == _STRUCTURE:
+        for inner in step.program.steps:
+            if inner.is_array or inner.kind == _STRUCTURE:
+                return True
+    return False
+
+
 def skip_tags(source: Buffer, start: int) -> int:
     """Position behind the tags at ``start``. Raises PeerError."""
-    c: _Cursor = _Cursor(source, start, 0)
+    c: _Cursor = _Cursor(source, start, _TAGS_MAX)
     _tags(c, _NO_TAGS, None)
     return c.at
 

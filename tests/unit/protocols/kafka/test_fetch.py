@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.fetch import ENCODED_AT_ONCE_MAX
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
+from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
+from polywire.testing.loop import ManualLoop
 from polywire.types import Level, TopicName
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
@@ -248,6 +253,106 @@ def test_a_connection_that_goes_waits_no_longer(world: World) -> None:
     peer.session.close()
     put(world, topic, b"a")
     world.memory.advance(100)
+    assert not peer.sent
+
+
+# Many partitions
+
+WIDE = ENCODED_AT_ONCE_MAX + 1
+
+
+def wide(world: World, count: int = WIDE) -> tuple[Topic, Any]:
+    topic = make(world, count)
+    topics = [asked(topic, *((number, 0) for number in range(count)))]
+    return topic, schema.request(Api.FETCH)(topics=topics, max_wait_ms=60_000, min_bytes=1, max_bytes=MANY)
+
+
+def test_many_partitions_are_looked_up_and_told_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, body = wide(world)
+    large, small = b"l" * 5_000, b"s"
+    put(world, topic, large, partition=3)
+    put(world, topic, small, partition=WIDE - 1)
+    peer, other = world.connect(), world.connect()
+    looks: list[int] = []
+    monkeypatch.setattr(world.memory.broker, "sliced", CountedSlices(world.memory.broker.sliced, looks))
+    peer.tell(Api.FETCH, 12, body)
+    other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+    assert other.sent
+    assert not peer.sent
+    peer.pass_by()
+    (frame,) = peer.frames()
+    entries = decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions
+    assert [entry.index for entry in entries] == list(range(WIDE))
+    found = {entry.index: values(entry) for entry in entries if entry.records}
+    assert found == {3: [large], WIDE - 1: [small]}
+    assert len(looks) > 2 * (WIDE // AT_ONCE_MAX), "each part of the work has its pauses"
+
+
+class CountedSlices:
+    """Slices that end at their first pause: all time is up whenever somebody looks at the end of a slice."""
+
+    def __init__(self, sliced: SlicedWork, looks: list[int]) -> None:
+        self._sliced = sliced
+        self._looks = looks
+
+    def put(self, step: Callable[[float], bool]) -> None:
+        def one(end: float) -> bool:
+            self._looks.append(1)
+            return step(-1.0)
+
+        self._sliced.put(one)
+
+
+@pytest.mark.parametrize("partition", [0, WIDE - 1])
+def test_a_record_wakes_who_waits_for_many(world: World, partition: int) -> None:
+    topic, body = wide(world)
+    peer = world.connect()
+    peer.tell(Api.FETCH, 12, body)
+    peer.pass_by()
+    assert not peer.sent
+    put(world, topic, b"a", partition=partition)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    entries = decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions
+    assert {entry.index: values(entry) for entry in entries if entry.records} == {partition: [b"a"]}
+
+
+@pytest.mark.parametrize("passes", range(1, 60, 3))
+def test_what_comes_or_ends_while_many_are_looked_at_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    """A record of the first partition, whenever it comes: before it was read, behind that, or while others are waited for already."""
+    count = 4 * AT_ONCE_MAX
+    topic, body = wide(world, count)
+    peer = world.connect()
+    monkeypatch.setattr(world.memory.broker, "sliced", CountedSlices(world.memory.broker.sliced, []))
+    peer.tell(Api.FETCH, 12, body)
+    loop = world.memory.loop
+    assert isinstance(loop, ManualLoop)
+    for _ in range(10 * passes):
+        loop.run_pass()
+    if passes % 2:
+        put(world, topic, b"a")
+    else:
+        world.memory.broker.delete_topic(topic)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    entries = decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions
+    assert len(entries) == count
+    if passes % 2:
+        assert values(entries[0]) == [b"a"]
+    else:
+        assert WireError.UNKNOWN_TOPIC_OR_PARTITION in {entry.error for entry in entries}
+
+
+def test_many_partitions_are_looked_at_no_further_when_the_connection_is_gone(world: World) -> None:
+    topic, body = wide(world)
+    peer = world.connect()
+    peer.tell(Api.FETCH, 12, body)
+    peer.session.close()
+    peer.pass_by()
+    put(world, topic, b"a")
+    peer.pass_by()
     assert not peer.sent
 
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from polywire.broker.groups.consumer import JOINING, Beat
 from polywire.protocols.kafka import reply_slots, schema
-from polywire.protocols.kafka.client_codec import decode_response
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.codec import encode_response
 from polywire.protocols.kafka.messages import SERVED, Api
+from polywire.protocols.kafka.positions import POSITIONS_AT_ONCE_MAX
 from polywire.protocols.kafka.replies import AT_ONCE_MAX
+from polywire.protocols.kafka.structure_decoder import AT_ONCE_MAX as READ_AT_ONCE_MAX
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.dialogue import World
 
@@ -156,3 +159,124 @@ def test_topics_that_nobody_waits_for_any_more_are_not_deleted(world: World) -> 
     peer.session.close()
     peer.pass_by()
     assert len(world.memory.broker.topics()) == COUNT - AT_ONCE_MAX - 1
+
+
+def test_a_request_of_very_many_elements_is_read_in_slices(world: World) -> None:
+    """As long as it is being read, others are served, and nothing behind it on its own connection is begun."""
+    names = [f"none{number}" for number in range(10 * READ_AT_ONCE_MAX)]
+    request = schema.request(Api.METADATA)
+    wide = request(topics=[request.Topics(name=name) for name in names], may_create=False)
+    peer, other = world.connect(), world.connect()
+    first = peer.tell(Api.METADATA, 9, wide)
+    second = peer.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+    other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+    assert other.sent
+    assert not peer.sent
+    peer.pass_by()
+    frames = list(peer.frames())
+    assert [int.from_bytes(frame[:4], "big") for frame in frames] == [first, second]
+    told = decode_response(Api.METADATA, 9, frames[0])[1].topics
+    assert [topic.name for topic in told] == names
+
+
+def test_a_wide_request_that_makes_no_sense_ends_its_connection(world: World) -> None:
+    request = schema.request(Api.METADATA)
+    wide = request(topics=[request.Topics(name="t")] * 2 * READ_AT_ONCE_MAX, may_create=False)
+    whole = encode_request(Api.METADATA, 9, 1, wide)
+    spoilt = whole[:-9] + b"\xff" * 9  # the last topics, and the tags behind them
+    peer = world.connect()
+    peer.feed(spoilt)
+    assert peer.gave_up is None
+    peer.pass_by()
+    assert peer.gave_up is not None
+    assert not peer.sent
+
+
+def test_a_wide_request_is_read_no_further_when_its_connection_is_gone(world: World) -> None:
+    request = schema.request(Api.CREATE_TOPICS)
+    new = [request.Topics(name=f"new{n}", num_partitions=1, replication_factor=1) for n in range(READ_AT_ONCE_MAX + 1)]
+    peer = world.connect()
+    peer.tell(Api.CREATE_TOPICS, 5, request(topics=new))
+    peer.session.close()
+    peer.pass_by()
+    assert len(world.memory.broker.topics()) == COUNT
+    assert not peer.sent
+
+
+def test_what_a_peer_left_behind_when_it_finished_is_still_done(world: World) -> None:
+    request = schema.request(Api.METADATA)
+    peer = world.connect()
+    peer.tell(Api.METADATA, 9, request(topics=[request.Topics(name="t0")] * 2 * READ_AT_ONCE_MAX))
+    peer.finish()
+    assert len(list(peer.frames())) == 1
+    assert peer.closed
+    assert peer.gave_up is None
+
+
+def positions(world: World, count: int) -> tuple[Any, Any]:
+    """A commit of so many positions of a group nobody is a member of, half of them in one topic, and the question for them."""
+    made, asked = schema.request(Api.OFFSET_COMMIT), schema.request(Api.OFFSET_FETCH).Groups
+    wide = [made.Topics.Partitions(index=number, offset=number + 1) for number in range(count // 2)]
+    one = [made.Topics.Partitions(index=0, offset=7)]
+    topics = [made.Topics(name="wide", partitions=wide)]
+    topics += [made.Topics(name=f"t{number % COUNT}", partitions=one) for number in range(count // 2)]
+    group = asked(group_id="g", topics=[asked.Topics(name="wide", indexes=list(range(count // 2)))])
+    return made(group_id="g", generation=-1, topics=topics), schema.request(Api.OFFSET_FETCH)(groups=[group, group])
+
+
+def test_many_positions_are_stored_and_told_in_slices(world: World) -> None:
+    count = 4 * POSITIONS_AT_ONCE_MAX
+    world.memory.broker.create_topic(TopicName("default", "wide"), count // 2)
+    commit, question = positions(world, count)
+    peer, other = world.connect(), world.connect()
+    for body in (commit, question):
+        peer.tell(type_of(body), 8, body)
+        other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+        assert list(other.frames())
+        assert not peer.sent
+        peer.pass_by()
+        (frame,) = peer.frames()
+        told = decode_response(type_of(body), 8, frame)[1]
+        if body is commit:
+            assert [topic.name for topic in told.topics] == [topic.name for topic in commit.topics]
+            assert {entry.error for topic in told.topics for entry in topic.partitions} == {0}
+        else:
+            assert [len(group.topics) for group in told.groups] == [1, 1]
+            entries = told.groups[1].topics[0].partitions
+            assert [(entry.index, entry.offset) for entry in entries] == [(n, n + 1) for n in range(count // 2)]
+
+
+def type_of(body: Any) -> Api:
+    return Api.OFFSET_COMMIT if hasattr(body, "generation") else Api.OFFSET_FETCH
+
+
+def in_one_topic(world: World) -> Any:
+    """A commit of three parts that is read at once."""
+    count = 3 * POSITIONS_AT_ONCE_MAX
+    world.memory.broker.create_topic(TopicName("default", "wide"), count)
+    made = schema.request(Api.OFFSET_COMMIT)
+    wide = [made.Topics.Partitions(index=number, offset=1) for number in range(count)]
+    return made(group_id="g", generation=-1, topics=[made.Topics(name="wide", partitions=wide)])
+
+
+def test_positions_that_nobody_waits_for_any_more_are_not_stored(world: World) -> None:
+    peer = world.connect()
+    peer.tell(Api.OFFSET_COMMIT, 8, in_one_topic(world))
+    peer.session.close()
+    peer.pass_by()
+    begun = 2 * POSITIONS_AT_ONCE_MAX  # one part more, to see whether there are more
+    assert sorted(world.memory.broker.classic.positions("g", "wide")) == list(range(begun))
+
+
+def test_what_a_peer_may_commit_is_looked_at_for_each_part(world: World) -> None:
+    peer = world.connect()
+    peer.tell(Api.OFFSET_COMMIT, 8, in_one_topic(world))
+    beat = Beat("m", JOINING, "kafka", rebalance_timeout_s=1.0, topics=frozenset({"wide"}), owned={})
+    world.memory.broker.consumers.beat("g", beat)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    errors = [entry.error for entry in decode_response(Api.OFFSET_COMMIT, 8, frame)[1].topics[0].partitions]
+    begun = 2 * POSITIONS_AT_ONCE_MAX
+    assert set(errors[:begun]) == {0}
+    assert 0 not in errors[begun:]
+    assert sorted(world.memory.broker.classic.positions("g", "wide")) == list(range(begun))

@@ -10,7 +10,7 @@ import pytest
 from polywire.errors import PeerError
 from polywire.protocols.kafka import client_codec, codec, schema
 from polywire.protocols.kafka.messages import SERVED, Api, Request
-from polywire.protocols.kafka.structure_decoder import ELEMENTS_MAX, decode
+from polywire.protocols.kafka.structure_decoder import AT_ONCE_MAX, ELEMENTS_MAX, Wide, decode
 from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN, encode, encode_entries, encode_entry
 
 METADATA = schema.request(Api.METADATA)
@@ -94,14 +94,50 @@ def test_a_tagged_field_is_read_from_its_own_bytes_only() -> None:
         decode(program, plain + b"\x01\x01\x07" + struct.pack(">q", 5))
 
 
+def wide(frame: bytes) -> list[Any]:
+    """What reading a request of any width gives, pause by pause."""
+    return list(codec.decode_wide_body(frame, *codec.decode_head(frame)))
+
+
 def test_the_elements_of_a_request_are_limited_all_together() -> None:
-    topics = [METADATA.Topics(name="") for _ in range(ELEMENTS_MAX)]
-    frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
-    assert len(codec.decode_request(frame).body.topics) == ELEMENTS_MAX
-    topics.append(METADATA.Topics(name=""))
-    frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
-    with pytest.raises(PeerError, match="too many elements"):
-        codec.decode_request(frame)
+    for count, read in ((AT_ONCE_MAX, lambda frame: codec.decode_request(frame).body), (ELEMENTS_MAX, wide)):
+        topics = [METADATA.Topics(name="") for _ in range(count)]
+        frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
+        found = read(frame)
+        assert (found[-1] if isinstance(found, list) else found).topics == topics
+        topics.append(METADATA.Topics(name=""))
+        frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
+        with pytest.raises(Wide, match="too many elements"):
+            read(frame)
+
+
+def test_what_has_many_elements_is_read_with_pauses() -> None:
+    partitions = [PRODUCE.Topics.Partitions(index=number, records=b"r") for number in range(5_000)]
+    for topics in (
+        [PRODUCE.Topics(name="t", partitions=partitions)],
+        [PRODUCE.Topics(name=f"t{number}", partitions=[one]) for number, one in enumerate(partitions)],
+        [PRODUCE.Topics(name=f"t{number}", partitions=partitions[:number]) for number in range(90)],
+    ):
+        for version in (3, 9):
+            request = PRODUCE(transactional_id="x", acks=1, topics=topics)
+            frame = client_codec.encode_request(Api.PRODUCE, version, 7, request)[4:]
+            *pauses, body = wide(frame)
+            assert body == request
+            assert pauses == [None] * len(pauses)
+            assert len(pauses) >= 5_000 // 64
+            with pytest.raises(PeerError):
+                wide(frame[:-1])
+
+
+def test_tags_count_as_elements() -> None:
+    tags = b"\x01\x00" * (ELEMENTS_MAX + 1)
+    body = b"\x02n\x02v" + b"\xa1\x8d\x06" + tags
+    with pytest.raises(Wide):
+        codec.decode_request(head(18, 3) + b"\0" + body)
+    with pytest.raises(Wide):
+        wide(head(18, 3) + b"\0" + body)
+    with pytest.raises(Wide):
+        codec.decode_request(head(18, 3) + b"\xa1\x8d\x06" + tags + b"\x02n\x02v\0")
 
 
 def test_records_are_views_on_the_way_in() -> None:
