@@ -37,6 +37,7 @@ from polywire.records.columns import HEADER_BYTES
 
 if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
+    from polywire.log.worker import MakeWorker
 
 
 class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
@@ -137,24 +138,28 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         *,
         log_settings: LogSettings | None = None,
         on_failure: Callable[[BrokerError], None] | None = None,
+        make_worker: MakeWorker | None = None,
     ) -> Broker:
         """A broker over a data directory, recovered and with its new epoch synced; the directory is made when missing.
 
         log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own. Where they are small,
         limits of batches and records are lowered to what a group of the journal can hold.
         on_failure: called on the loop when storage fails; nothing is acknowledged after it.
+        make_worker: makes the log's threads, where somebody wants to see what they do.
         Raises Unavailable(STORAGE_FAILED) when the directory cannot be used, Busy(BUSY) while another broker owns it, Corrupt
         when synced data is damaged, Busy(DISK_FULL).
         """
         from polywire.log.opening import open_log  # here, so that a broker in memory needs no files and no lock
         from polywire.log.settings import LogSettings
+        from polywire.log.worker import ThreadWorker
 
         sizes = log_settings or LogSettings()
         own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
         settings = settings.within(own.batch_bytes_max)
 
         def recover(state: Replay) -> Log:
-            log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state)
+            worker = make_worker or ThreadWorker
+            log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state, make_worker=worker)
             if on_failure is not None:
                 log.on_failure(on_failure)
             return log

@@ -14,6 +14,7 @@ from polywire.broker.state import State
 from polywire.log.base import Completion, Log, Need
 from polywire.types import Level
 
+PROBE_BYTES = 4096  # a record as most are, with all that is stored around it
 ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0002), and its padding
 
 
@@ -28,6 +29,14 @@ class WriteBatchVerbs(Protocol):
     def settle(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
         self._log.barrier(level, done)
+
+    def probe(self, done: Completion[int]) -> None:
+        """Ask the log what it would say to a record now, and call ``done`` once all that was taken so far is synced; nothing is stored.
+
+        Raises Busy(DISK_FULL).
+        """
+        self._log.reserve(PROBE_BYTES)
+        self._log.barrier(Level.SYNCED, done)
 
     @property
     def congested(self) -> bool:

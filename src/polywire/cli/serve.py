@@ -17,7 +17,7 @@ from polywire.cli.settings_file import SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
-from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, WIRES, ServeConfig
+from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 SOURCES: Final = (Env("POLYWIRE_SERVE_", command=False), SettingsFile())
@@ -74,6 +74,20 @@ class Listeners:
             help="Address as HOST:PORT of a listener that accepts every wire and detects it from the first bytes, or off."
         ),
     ] = "off"
+    http: Annotated[
+        str | None,
+        Parameter(
+            help="Address of HTTP (health, metrics, admin API, console) as HOST:PORT, or off. Defaults to 127.0.0.1:9080, or to "
+            "off if that port is taken."
+        ),
+    ] = None
+    http_names: Annotated[
+        str,
+        Parameter(
+            help="Names of hosts, separated by commas, by which HTTP may be reached if no users are configured, in addition to "
+            "localhost and IP addresses."
+        ),
+    ] = ""
     ready_file: Annotated[
         Path | None,
         Parameter(
@@ -118,6 +132,7 @@ class Tls:
     polywire_tls: Annotated[str, Parameter(help="Address of the polywire listener with TLS as HOST:PORT, or off.")] = (
         "off"
     )
+    http_tls: Annotated[str, Parameter(help="Address of HTTP with TLS as HOST:PORT, or off.")] = "off"
     tls_certificate: Annotated[
         Path | None,
         Parameter(help="PEM file with the certificate chain. If set, the listener of --any accepts TLS as well."),
@@ -324,7 +339,9 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy=listeners.iggy,
         polywire=listeners.polywire,
         any_wire=listeners.any,
-        tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES},
+        http=listeners.http,
+        http_names=listeners.http_names,
+        tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},
         tls_certificate=tls.tls_certificate,
         tls_key=tls.tls_key,
         tls_client_authority=tls.tls_client_authority,

@@ -34,6 +34,8 @@ CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
 RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
 RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
+HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
+HTTP_ADDRESS: Final = "127.0.0.1:9080"
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
 # Where wires without a login listen when nothing is said, as long as nobody has to log in (decision 0028).
@@ -91,6 +93,8 @@ class ServeConfig:
     data_dir: everything the broker knows; made when missing, one broker per directory.
     flux, cursus, iggy, kafka, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without
         one, flux and kafka07, which have no login, listen where they usually do, and with users nowhere.
+    http: the same for HTTP; without one it listens where it usually does, unless somebody else does.
+    http_names: hosts by which browsers may reach HTTP of a broker without users, beside addresses and localhost, commas between.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
@@ -136,6 +140,8 @@ class ServeConfig:
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
+    http: str | None = None
+    http_names: str = ""
     tls: Mapping[str, str] = field(default_factory=dict)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -233,8 +239,11 @@ class ServeConfig:
         given = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}
         given |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
-        if not addresses:
+        if not addresses and self.http in (None, OFF):
             raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")
+        http = parse_address(HTTP_ADDRESS if self.http is None else self.http)
+        if http is not None:
+            addresses[HTTP] = http
         for name, address in addresses.items():
             self._check_reach(name, address)
             if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
@@ -266,12 +275,14 @@ class ServeConfig:
                     f"the {wire} wire has no login: with users its peers may do what the user {ANONYMOUS_NAME!r} may, and there is none."
                     f" Add one (polywire user add {ANONYMOUS_NAME} --permissions ...), or leave --{wire} out",
                 )
-        if not addresses:
+        if not addresses.keys() - {HTTP}:
             raise Invalid(ErrorCode.INVALID_REQUEST, "wires without a login are off where users are: nothing to serve")
         return addresses
 
     def _check_slots(self, name: str) -> None:
         """What a wire may be sent must fit one journal file."""
+        if name.removesuffix(TLS_SUFFIX) == HTTP:
+            return
         wires = self.any_wires() or WIRES if name == ANY else (name.removesuffix(TLS_SUFFIX),)
         wire = max(wires, key=STORED_AT_ONCE_BYTES.__getitem__)
         slot_bytes_min = LogSettings.slot_bytes_for(STORED_AT_ONCE_BYTES[wire])
@@ -298,7 +309,7 @@ class ServeConfig:
                 "no users are configured, so listening beyond this machine needs --users or --insecure"
                 f" listener={name} address={address}",
             )
-        if name != ANY and name not in LOGIN_WIRES:
+        if name not in (ANY, HTTP) and name not in LOGIN_WIRES:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 "this wire has no login, so listening beyond this machine needs --insecure"

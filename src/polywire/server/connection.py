@@ -117,6 +117,7 @@ class Connection(SendingHalf):
         "_produces",
         "_session",
         "_taken",
+        "_taken_before",
         "certified",
         "host",
         "seen_tick",
@@ -132,6 +133,7 @@ class Connection(SendingHalf):
         self._session: Session | None = None
         self._buffer: ReceiveBuffer | None = None
         self._taken = 0
+        self._taken_before = 0
         self._produces = False
         self._is_heavy = False
         self.seen_tick = hub.tick
@@ -299,6 +301,7 @@ class Connection(SendingHalf):
 
     def _let_others_read(self) -> None:
         """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
+        self._taken_before += self._taken
         self._taken = 0
         if not self._pauses:
             self._pause(Pause.YIELDING)
@@ -368,7 +371,7 @@ class Connection(SendingHalf):
         memory = self._hub.memory
         if self._buffer is None and memory.shared_chunk.reader is self:
             self._buffer = ReceiveBuffer.of_chunk(memory)
-        return _unpin_nothing if self._buffer is None else self._buffer.pin()
+        return (lambda: None) if self._buffer is None else self._buffer.pin()  # a copy stays as it is
 
     # Bytes to the session
 
@@ -508,6 +511,16 @@ class Connection(SendingHalf):
     # What the hub asks
 
     @property
+    def received_bytes(self) -> int:
+        """Read from the peer so far."""
+        return self._taken_before + self._taken
+
+    @property
+    def dialect(self) -> str:
+        """Which form of its wire the peer speaks, empty where there is one only or it is not known yet."""
+        return str(getattr(self._session, "spoken_dialect", ""))
+
+    @property
     def held_bytes(self) -> int:
         """Size of the receive buffer."""
         return 0 if self._buffer is None else self._buffer.size
@@ -583,7 +596,3 @@ class Connection(SendingHalf):
         log.info("connection dropped", peer=self.peer, reason=reason)
         self._stop_offering()
         self._transport.abort()
-
-
-def _unpin_nothing() -> None:
-    """What was pinned is in no buffer: a copy is kept as it is."""

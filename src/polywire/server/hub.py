@@ -7,6 +7,7 @@ still longest goes first when it is reached. Must not know: sockets, sessions, w
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -79,6 +80,14 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
     def clogged_tick(self) -> int:
         """Since when that is so."""
 
+    @property
+    def received_bytes(self) -> int:
+        """Read from the peer so far."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Written to the peer so far."""
+
     def sweep(self) -> None:
         """Close what has stood still too long; called once a second."""
 
@@ -101,6 +110,7 @@ class Hub:
 
     __slots__ = (
         "_held",
+        "accepted",
         "connections",
         "draining",
         "idle",
@@ -109,7 +119,9 @@ class Hub:
         "limits",
         "logins",
         "memory",
+        "moved",
         "refused",
+        "refused_before",
         "run_queue",
         "slots",
         "soon",
@@ -141,6 +153,11 @@ class Hub:
         self.slots: Final = ConnectionSlots(self.limits.connections_max, self.connections)
         self.draining = False
         self.refused = 0
+        self.refused_before = 0
+        """Those that were told of."""
+        self.accepted: Counter[str] = Counter()
+        self.moved: dict[str, tuple[int, int]] = {}
+        """Bytes received from and sent to connections that are gone, by wire, and how many of them there were in ``accepted``."""
         self.tick = 0
 
     def commit(self) -> None:
@@ -166,6 +183,7 @@ class Hub:
         self.memory.given_back()
         if self.refused:
             log.warning("connections refused: limit reached", count=self.refused, limit=self.limits.connections_max)
+            self.refused_before += self.refused
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:
@@ -198,6 +216,9 @@ class Hub:
             self.slots.leave(connection)
             self.logins.leave(connection)
             self.memory.leave(connection)
+            received, sent = self.moved.get(connection.wire, (0, 0))
+            self.moved[connection.wire] = received + connection.received_bytes, sent + connection.sent_bytes
+            self.accepted[connection.wire] += 1
 
     def check_backlog(self) -> None:
         """Close the connection whose answers have waited longest while all of them together wait for too much."""

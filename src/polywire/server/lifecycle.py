@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
+from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
@@ -42,15 +43,16 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
 from polywire.server.collector import Collector
-from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
+from polywire.server.config import AUTO, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.reload import Reload
-from polywire.server.tls import server_tls
+from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.zookeeper import Registration
 from polywire.store.file import FileStore
@@ -109,14 +111,16 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         factories = factories_of(broker, config)
         tls = server_tls(config)
+        wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
         listeners = await open_listeners(
             hub,
-            addresses,
+            wires,
             factories,
             any_wires=config.any_wires(has_users=not access.is_open),
             any_plain=config.any_plain,
             tls=tls,
         )
+        listeners += await _open_http(broker, hub, config, server.work, addresses, listeners, tls)
         server.registration = _registration(config, listeners)
         server.exports = _exports(broker, config)
     except BrokerError:
@@ -127,13 +131,52 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
     return await server.wait(broker, hub, listeners)
 
 
+async def _open_http(
+    broker: Broker,
+    hub: Hub,
+    config: ServeConfig,
+    work: WorkTimes,
+    addresses: Mapping[str, Address],
+    wires: Sequence[Listener],
+    tls: ServerTls | None,
+) -> list[Listener]:
+    """Listen for HTTP beside the wires; where nobody asked for it and its usual port is taken, without. Raises Busy(BUSY)."""
+    own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
+    overview = Overview(hub, config, work.by_name)
+    factory = HttpFactory(broker, overview, names=[name for name in config.http_names.split(",") if name])
+    opened: list[Listener] = []
+    for name, address in own.items():
+        try:
+            opened += await open_listeners(hub, {name: address}, [factory], tls=tls)
+        except Busy as error:
+            if name != HTTP or config.http is not None:
+                close_listeners([*wires, *opened])
+                raise
+            log.warning(
+                "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
+            )
+    overview.addresses = {listener.name: str(listener.address) for listener in (*wires, *opened)}
+    return opened
+
+
 class Server:
     """One run of the process.
 
     Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
     """
 
-    __slots__ = ("_audit", "_config", "_exit_code", "_lines", "_loop", "_stopping", "exports", "registration", "shares")
+    __slots__ = (
+        "_audit",
+        "_config",
+        "_exit_code",
+        "_lines",
+        "_loop",
+        "_stopping",
+        "exports",
+        "registration",
+        "shares",
+        "work",
+    )
 
     def __init__(self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog) -> None:
         self._audit = audit
@@ -144,6 +187,7 @@ class Server:
         self._exit_code = EXIT_OK
         self.exports: exports.Exports | None = None
         self.registration: Registration | None = None
+        self.work: Final = WorkTimes()
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     async def open_broker(self) -> Broker:
@@ -170,6 +214,7 @@ class Server:
             SystemClock(),
             log_settings=replace(config.log_settings(), open_blobs_max=self.shares.blobs),
             on_failure=self.storage_failed,
+            make_worker=self.work.make_worker,
         )
 
     def storage_failed(self, error: BrokerError) -> None:

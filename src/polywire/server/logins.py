@@ -138,6 +138,11 @@ class Logins:
             return Standing.UNKNOWN
         return Standing.ADMINISTRATOR if known[1] else Standing.IDENTIFIED
 
+    def name_of(self, guest: Guest) -> str:
+        """The user that a peer is, empty for nobody."""
+        known = self._known.get(guest)
+        return "" if known is None else known[0].name
+
     def leave(self, guest: Guest) -> None:
         """The connection is gone."""
         self._nobody.pop(guest, None)

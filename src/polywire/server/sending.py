@@ -19,7 +19,7 @@ class SendingHalf(asyncio.BufferedProtocol):
     """Implements what ``Output`` says of writing. Invariant: ``_clogged`` is true while the kernel does not take all that was written, since
     ``clogged_tick``; ``_released`` are called when that is over."""
 
-    __slots__ = ("_clogged", "_hub", "_released", "_transport", "backlog_max", "clogged_tick")
+    __slots__ = ("_clogged", "_hub", "_released", "_transport", "backlog_max", "clogged_tick", "sent_bytes")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -27,6 +27,7 @@ class SendingHalf(asyncio.BufferedProtocol):
         self._clogged = False
         self.clogged_tick = 0
         self._released: list[Callable[[], None]] = []
+        self.sent_bytes = 0
         self.backlog_max = hub.limits.backlog_bytes_max
 
     def pause_writing(self) -> None:
@@ -64,6 +65,7 @@ class SendingHalf(asyncio.BufferedProtocol):
         """Send bytes."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
+            self.sent_bytes += len(data)
             self._transport.write(data)
             if self._clogged:
                 self._check_backlog()
@@ -72,6 +74,7 @@ class SendingHalf(asyncio.BufferedProtocol):
         """Send parts in order; ``released`` once the kernel has them."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
+            self.sent_bytes += sum(map(len, parts))
             self._transport.writelines(parts)
             if self._clogged:
                 if released is not None:

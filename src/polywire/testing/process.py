@@ -35,8 +35,8 @@ def child_environment() -> dict[str, str]:
 
 
 def silenced(*but: str) -> tuple[str, ...]:
-    """Options of ``polywire serve`` that switch every wire off but those named."""
-    return tuple(word for wire in WIRES if wire not in but for word in (f"--{wire}", "off"))
+    """Options of ``polywire serve`` that switch every wire off, and HTTP, but those named."""
+    return tuple(word for wire in (*WIRES, "http") if wire not in but for word in (f"--{wire}", "off"))
 
 
 def _lasting_ports() -> Iterator[int]:

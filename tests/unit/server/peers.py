@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from socket import socket
 
 from polywire.protocols.runtime.session import Output
-from polywire.server.config import OFF, WIRES, ServeConfig
+from polywire.server.config import HTTP, OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.shared_chunk import CHUNK_BYTES
 from polywire.testing.clock import SimulatedClock
 
-SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # each wire is a field of text
+SILENT = ServeConfig(**dict.fromkeys((*WIRES, HTTP), OFF))  # type: ignore[arg-type]  # each wire is a field of text
 
 
 class Wire:

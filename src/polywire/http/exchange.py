@@ -1,0 +1,113 @@
+"""One HTTP request carried out by an ASGI application: h11 reads the bytes and writes the answer.
+
+Promises: an answer that its peer does not read waits, and holds no more than one piece; what is sent is what h11 says is HTTP. Must not know:
+what the application does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import h11
+
+from polywire.http.framing import HEAD_BYTES_MAX, Refusal
+from polywire.http.session import Output
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PEER: Final = "polywire.peer"
+"""Key of a scope under which the connection lies."""
+
+
+class AsgiExchange:
+    """Invariant: ``_conn`` is in the state that what was read and written leaves it in."""
+
+    def __init__(self, app: Asgi, output: Output, drained: asyncio.Event) -> None:
+        self._app: Final = app
+        self._output: Final = output
+        self._drained: Final = drained
+        self._conn: Final = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._body = b""
+        self._given = False
+        self._start: MutableMapping[str, Any] = {}
+
+    async def run(self, request: bytes) -> bool:
+        """Answer a whole request; whether the connection goes on."""
+        try:
+            head = self._read(request)
+        except h11.RemoteProtocolError:
+            head = None
+        if head is None:
+            self._output.write(Refusal.MALFORMED.answer)
+            return False
+        await self._app(self._scope(head), self._receive, self._send)
+        return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
+
+    def _read(self, request: bytes) -> h11.Request | None:
+        """The head of a request, its body kept; None for what is not one whole request."""
+        conn = self._conn
+        conn.receive_data(request)
+        head = conn.next_event()
+        if not isinstance(head, h11.Request):
+            return None
+        parts = []
+        while isinstance(event := conn.next_event(), h11.Data):
+            parts.append(bytes(event.data))
+        self._body = b"".join(parts)
+        return head if isinstance(event, h11.EndOfMessage) and not conn.trailing_data[0] else None
+
+    def _scope(self, head: h11.Request) -> Scope:
+        raw_path, _, query = head.target.partition(b"?")
+        host, _, port = self._output.peer.rpartition(":")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.http_version.decode(),
+            "method": head.method.decode(),
+            "scheme": "http",
+            "path": unquote_to_bytes(raw_path).decode("utf-8", "replace"),
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(head.headers),
+            "client": (host, int(port) if port.isdigit() else 0),
+            "server": self._output.local,
+            PEER: self._output,
+        }
+
+    async def _receive(self) -> MutableMapping[str, Any]:
+        if not self._given:
+            self._given = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await asyncio.get_running_loop().create_future()  # a peer that goes cancels the request
+        raise AssertionError("nobody answers this")
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        parts = []
+        if self._start:
+            status = self._start["status"]
+            headers = list(self._start.get("headers", ()))
+            reason = HTTPStatus(status).phrase.encode()
+            parts.append(self._conn.send(h11.Response(status_code=status, headers=headers, reason=reason)))
+            self._start = {}
+        body = message.get("body", b"")
+        if body:
+            parts.append(self._conn.send(h11.Data(data=body)))
+        if not message.get("more_body", False):
+            parts.append(self._conn.send(h11.EndOfMessage()))
+        data = b"".join(part for part in parts if part)
+        if data:
+            self._output.write(data)
+        while self._output.backlog > self._output.backlog_max:
+            self._drained.clear()
+            await self._drained.wait()

@@ -1,0 +1,57 @@
+"""Where an HTTP request ends: how much the connection driver has to gather before anything is done with it.
+
+Promises: a request is handed on whole or not at all; head and body have limits; a body whose length is not told beforehand is refused.
+Must not know: what requests mean, sockets.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers: browsers send one or two KiB
+BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # a record of the largest usual size, spelled in base64
+HEADERS_MAX: Final = 100
+_END: Final = b"\r\n\r\n"
+_DIGITS_MAX: Final = 15  # of a length
+
+
+class Refusal(Enum):
+    """Why a request is not even looked at; its value is the status line that is answered before the connection is closed."""
+
+    MALFORMED = "400 Bad Request"
+    LENGTH_REQUIRED = "411 Length Required"
+    BODY_TOO_LARGE = "413 Content Too Large"
+    HEAD_TOO_LARGE = "431 Request Header Fields Too Large"
+
+    @property
+    def answer(self) -> bytes:
+        """What the peer is sent."""
+        return f"HTTP/1.1 {self.value}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+def request_bytes(data: memoryview) -> int | Refusal:
+    """Length of the request at the beginning of ``data``, head and body; 0 as long as its head is not whole."""
+    beginning = bytes(data[: HEAD_BYTES_MAX + len(_END)])
+    end = beginning.find(_END)
+    if end < 0:
+        return Refusal.HEAD_TOO_LARGE if len(beginning) > HEAD_BYTES_MAX else 0
+    lines = beginning[:end].split(b"\r\n")
+    if len(lines) > HEADERS_MAX + 1:
+        return Refusal.HEAD_TOO_LARGE
+    length = 0
+    for line in lines[1:]:
+        if line[:1] in (b" ", b"\t"):  # a folded header: others might read another length out of it
+            return Refusal.MALFORMED
+        name, _, value = line.partition(b":")
+        match name.strip().lower():
+            case b"transfer-encoding":
+                return Refusal.LENGTH_REQUIRED
+            case b"content-length":
+                digits = value.strip()
+                if not digits.isdigit() or len(digits) > _DIGITS_MAX:
+                    return Refusal.MALFORMED
+                length = int(digits)
+    if length > BODY_BYTES_MAX:
+        return Refusal.BODY_TOO_LARGE
+    return end + len(_END) + length

@@ -1,0 +1,155 @@
+"""Who asks over HTTP, and whether a page of somebody else's made a browser ask.
+
+Promises: no request that a foreign page causes does or shows anything (decision 0055); who asks is found as on every wire, by user and
+password, token or certificate, and on a broker without users is everybody. Must not know: what is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Collection, MutableMapping
+from ipaddress import ip_address
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+
+from polywire.broker.access import ROOT, Access, Principal
+from polywire.errors import BrokerError, Denied, ErrorCode
+from polywire.http import errors
+from polywire.http.exchange import PEER, Asgi, Receive, Scope, Send
+from polywire.http.session import Output
+from polywire.log.base import Completion
+
+PRINCIPAL: Final = "polywire.principal"
+"""Key of a scope under which lies who asks."""
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})  # they tell nothing but yes or no, to whoever watches
+CHANGE_HEADER: Final = (
+    "x-polywire"  # no page may send it elsewhere without being asked for permission, which nobody gets
+)
+READING: Final = frozenset({"GET", "HEAD"})
+SAME_SITE: Final = frozenset({"same-origin", "none"})  # none: typed in, or a bookmark
+HEADERS: Final = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+class Guard:
+    """Stands before everything else."""
+
+    def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
+        """names: hosts by which an open broker may be reached, beside addresses and localhost."""
+        self._app: Final = app
+        self._access: Final = access
+        self._names: Final = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or refuse it."""
+
+        async def send_guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        headers = Headers(scope=scope)
+        try:
+            check_origin(scope["method"], headers, names=self._names if self._access.is_open else None)
+            if scope["path"] not in OPEN_PATHS:
+                scope[PRINCIPAL] = await self._identify(scope[PEER], headers.get("authorization", ""))
+        except BrokerError as error:
+            await errors.answer(error)(scope, receive, send_guarded)
+            return
+        await self._app(scope, receive, send_guarded)
+
+    async def _identify(self, output: Output, authorization: str) -> Principal:
+        """Who asks. Raises BrokerError."""
+        access = self._access
+        if access.is_open:
+            return ROOT
+        scheme, _, credentials = authorization.partition(" ")
+        match scheme.lower():
+            case "":
+                if output.certified is None:
+                    raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
+                principal = output.certified
+            case "bearer":
+                principal = access.log_in_with_token(credentials.strip(), peer=output.peer)
+            case "basic":
+                principal = await self._log_in(credentials, output.peer)
+            case _:
+                raise Denied(ErrorCode.LOGIN_FAILED, "a login is Basic or Bearer")
+        output.identified(principal)
+        return principal
+
+    async def _log_in(self, credentials: str, peer: str) -> Principal:
+        try:
+            name, colon, password = b64decode(credentials, validate=True).decode().partition(":")
+        except (NotBase64, ValueError):
+            colon = ""
+        if not colon:
+            raise Denied(ErrorCode.LOGIN_FAILED, "these are no user and password")
+        recalled = self._access.recall(name, password, peer=peer)
+        if recalled is not None:
+            return recalled
+        found: asyncio.Future[Principal] = asyncio.get_running_loop().create_future()
+        self._access.log_in_with_either(name, password, completing(found), peer=peer)
+        return await found
+
+
+def completing(future: asyncio.Future[Any]) -> Completion[Any]:
+    """A completion that a coroutine may wait for."""
+
+    def done(result: Any) -> None:
+        if future.done():  # whoever waited is gone
+            return
+        if isinstance(result, BrokerError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    return done
+
+
+def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
+    """Refuse what a foreign page makes a browser send. names: hosts that may be asked for, None for all. Raises Denied(DENIED)."""
+    host = headers.get("host", "")
+    if names is not None and not _is_known(host, names):
+        raise Denied(ErrorCode.DENIED, f"this broker is not reached by that name, see --http-names host={host!r}")
+    site = headers.get("sec-fetch-site")
+    is_reading = method in READING
+    navigates = (
+        is_reading and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    )
+    if site is not None and site not in SAME_SITE and not navigates:
+        raise Denied(ErrorCode.DENIED, f"requests of other sites are refused site={site!r}")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Denied(ErrorCode.DENIED, f"requests of other origins are refused origin={origin!r}")
+    if not is_reading and CHANGE_HEADER not in headers:
+        raise Denied(ErrorCode.DENIED, f"whoever changes something sends the header {CHANGE_HEADER}")
+
+
+def _is_known(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names an address, this machine or a known name: a page that has its own name answered with our address cannot."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdigit():
+        name = host
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    name = name.lower()
+    if name == "localhost" or name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

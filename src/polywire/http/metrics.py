@@ -1,0 +1,177 @@
+"""``/metrics``: what Prometheus is told, gathered when it asks.
+
+Promises: nothing is counted for it on the way of a record; what is gathered is gathered in slices, and spelled beside the loop; how many
+series there may be has limits, and what is left out of them is told. Must not know: who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from polywire.broker.broker import Broker
+from polywire.build_info import VERSION
+from polywire.http.lag import group_names, partition_lags
+from polywire.http.process import Process
+from polywire.http.slices import Slices
+
+TOPICS_MAX: Final = 1_000  # with series of their own; the others are counted together
+GROUPS_MAX: Final = 1_000  # pairs of a group and a topic
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class _Gathered:
+    """A registry as far as prometheus-client needs one to write it."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families: Final = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+async def metrics_text(broker: Broker, process: Process) -> bytes:
+    """Everything, as Prometheus reads it."""
+    slices = Slices()
+    families = [
+        *_process_families(),
+        *_connection_families(process),
+        *await _topic_families(broker, slices),
+        *await _group_families(broker, slices),
+        *_log_families(broker, process),
+    ]
+    return await asyncio.to_thread(generate_latest, _Gathered(families))
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(f"polywire_{name}", text)
+    family.add_metric([], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    family = CounterMetricFamily(f"polywire_{name}", text)
+    family.add_metric([], value)
+    return family
+
+
+def _process_families() -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "polywire_build_info", "Version of the broker and of Python.", labels=["version", "python"]
+    )
+    info.add_metric([VERSION, f"{sys.version_info.major}.{sys.version_info.minor}"], 1)
+    yield info
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield _counter("process_cpu_seconds", "Processor time used.", usage.ru_utime + usage.ru_stime)
+    yield _gauge(
+        "process_resident_memory_bytes", "Memory in use, mapped files included.", _resident_bytes(usage.ru_maxrss)
+    )
+    descriptors = Path("/dev/fd")
+    if descriptors.exists():
+        yield _gauge("process_open_fds", "Open file descriptors.", len(os.listdir(descriptors)))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield _gauge("process_max_fds", "File descriptors that may be open.", soft)
+
+
+def _resident_bytes(highest: int) -> int:
+    """Of now where the system tells, else the highest so far."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * _PAGE
+    return highest if sys.platform == "darwin" else highest * 1024
+
+
+def _connection_families(process: Process) -> Iterator[Metric]:
+    connections = GaugeMetricFamily("polywire_connections", "Open connections.", labels=["wire"])
+    accepted = CounterMetricFamily("polywire_connections_accepted", "Connections since the start.", labels=["wire"])
+    received = CounterMetricFamily("polywire_received_bytes", "Bytes received from clients.", labels=["wire"])
+    sent = CounterMetricFamily("polywire_sent_bytes", "Bytes sent to clients.", labels=["wire"])
+    for wire, traffic in sorted(process.traffic().items()):
+        label = [wire or "unknown"]
+        connections.add_metric(label, traffic.connections)
+        accepted.add_metric(label, traffic.accepted)
+        received.add_metric(label, traffic.received_bytes)
+        sent.add_metric(label, traffic.sent_bytes)
+    yield from (connections, accepted, received, sent)
+    yield _gauge("connections_max", "Connections that may be open at once.", process.connections_max)
+    yield _counter("connections_refused", "Connections turned away because none more may be open.", process.refused)
+    yield _gauge("receive_buffer_bytes", "Memory in which unfinished requests lie.", process.receive_buffer_bytes)
+
+
+async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
+    labels = ["topic"]
+    partitions = GaugeMetricFamily("polywire_topic_partitions", "Partitions of a topic.", labels=labels)
+    appended = CounterMetricFamily("polywire_topic_records", "Records ever stored in a topic.", labels=labels)
+    kept = GaugeMetricFamily("polywire_topic_retained_records", "Records between first and next offset.", labels=labels)
+    stored = GaugeMetricFamily("polywire_topic_stored_bytes", "Bytes of a topic on disk.", labels=labels)
+    topics = broker.topics(internal=True)
+    others = [0, 0, 0, 0]
+    for index, topic in enumerate(topics):
+        sums = [len(topic.partitions), 0, 0, 0]
+        for partition in list(topic.partitions):
+            log = partition.log
+            sums[1] += log.next_offset
+            sums[2] += log.next_offset - log.first_offset
+            sums[3] += log.stored_bytes
+            if slices.is_over:
+                await slices.rest()
+        if index < TOPICS_MAX:
+            _add((partitions, appended, kept, stored), topic.name.full, sums)
+        else:
+            others = [a + b for a, b in zip(others, sums, strict=True)]
+    if len(topics) > TOPICS_MAX:
+        _add((partitions, appended, kept, stored), "(others)", others)
+    return [_gauge("topics", "Topics, the broker's own included.", len(topics)), partitions, appended, kept, stored]
+
+
+def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None:
+    for family, value in zip(families, values, strict=True):
+        assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), "what has one value"
+        family.add_metric([name], value)
+
+
+async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
+    labels = ["group", "topic"]
+    records = GaugeMetricFamily(
+        "polywire_group_lag_records", "Records that a group has not committed yet.", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        "polywire_group_lag_seconds", "Age of the oldest record that a group has not committed yet.", labels=labels
+    )
+    pairs, more = await group_names(broker, slices, count_max=GROUPS_MAX)
+    for topic_name, group in pairs:
+        topic = broker.find_topic(topic_name)
+        if topic is None:
+            continue
+        lags = await partition_lags(broker, topic, group, slices, seconds=True)
+        records.add_metric([group, topic_name], sum(lag.records for lag in lags))
+        seconds.add_metric([group, topic_name], max((lag.seconds or 0.0 for lag in lags), default=0.0))
+    return [
+        _gauge("groups", "Pairs of a group and a topic with series of their own.", len(pairs)),
+        _gauge("groups_left_out", "1 where there are more than have series.", more),
+        records,
+        seconds,
+    ]
+
+
+def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:
+    yield _gauge("congested", "1 while producers wait because sealing or syncing is behind.", broker.congested)
+    yield _counter("batches", "Batches taken from clients since the start.", broker.appended)
+    yield _gauge("stopping", "1 once no further request is taken.", process.stopping)
+    work = HistogramMetricFamily(
+        "polywire_log_work_seconds",
+        "Time that work of the log beside the loop took: sync of the journal, seal and merge of segments, reads of cold ones.",
+        labels=["work"],
+    )
+    for name, durations in sorted(process.work().items()):
+        work.add_metric([name], durations.cumulative(), durations.sum_s)
+    yield work

@@ -1,0 +1,123 @@
+"""What the process tells of itself over HTTP: connections, traffic by wire, listeners, settings, and what the log's threads take.
+
+Promises: values, taken when asked for. Must not know: what is made of them, any wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from time import perf_counter
+from typing import Any, Final, TypeVar
+
+from polywire.http.process import ConnectionView, Durations, Traffic
+from polywire.log.base import Completion, Loop
+from polywire.log.worker import ThreadWorker
+from polywire.server.config import ServeConfig
+from polywire.server.connection import Connection
+from polywire.server.hub import Hub
+
+_Result = TypeVar("_Result")
+
+
+class WorkTimes:
+    """Makes the log's threads, and knows how long their jobs took, by the name of the thread."""
+
+    def __init__(self) -> None:
+        self.by_name: Final[dict[str, Durations]] = {}
+
+    def make_worker(self, name: str, loop: Loop) -> TimedWorker:
+        """A thread whose jobs are timed."""
+        return TimedWorker(name, loop, self.by_name.setdefault(name, Durations()))
+
+
+class TimedWorker(ThreadWorker):
+    """A thread that notes how long each job took."""
+
+    def __init__(self, name: str, loop: Loop, durations: Durations) -> None:
+        super().__init__(name, loop)
+        self._durations: Final = durations
+
+    def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
+        def timed() -> _Result:
+            begun = perf_counter()
+            try:
+                return job()
+            finally:
+                self._durations.observe(perf_counter() - begun)
+
+        super().run(timed, completed)
+
+
+class Overview:
+    """Implements ``http.process.Process``. ``addresses`` are those of listeners that are open."""
+
+    def __init__(self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations]) -> None:
+        self._hub: Final = hub
+        self._config: Final = config
+        self._work: Final = work
+        self.addresses: dict[str, str] = {}
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further request is taken."""
+        return self._hub.draining
+
+    @property
+    def refused(self) -> int:
+        """Connections turned away since the start."""
+        return self._hub.refused_before + self._hub.refused
+
+    @property
+    def connections_max(self) -> int:
+        """How many may be open at once."""
+        return self._hub.limits.connections_max
+
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """Memory in which unfinished requests lie."""
+        return sum(connection.held_bytes for connection in self._hub.connections)
+
+    def connections(self) -> Iterable[ConnectionView]:
+        """Those that are open."""
+        hub = self._hub
+        for connection in list(hub.connections):
+            if isinstance(connection, Connection):
+                yield ConnectionView(
+                    wire=connection.wire,
+                    dialect=connection.dialect,
+                    peer=connection.peer,
+                    user=hub.logins.name_of(connection),
+                    received_bytes=connection.received_bytes,
+                    sent_bytes=connection.sent_bytes,
+                )
+
+    def traffic(self) -> Mapping[str, Traffic]:
+        """By wire, those included that are gone."""
+        hub = self._hub
+        sums = {wire: [0, hub.accepted[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
+        for connection in hub.connections:
+            found = sums.setdefault(connection.wire, [0, 0, 0, 0])
+            found[0] += 1
+            found[1] += 1
+            found[2] += connection.received_bytes
+            found[3] += connection.sent_bytes
+        return {wire: Traffic(*numbers) for wire, numbers in sums.items()}
+
+    def work(self) -> Mapping[str, Durations]:
+        """What the log's threads did, by name."""
+        return self._work
+
+    def listeners(self) -> Mapping[str, str]:
+        """Addresses by name of the listener."""
+        return self.addresses
+
+    def settings(self) -> Sequence[tuple[str, object]]:
+        """How the process was started."""
+        return [(field.name, _plain(getattr(self._config, field.name))) for field in fields(self._config)]
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

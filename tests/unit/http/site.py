@@ -1,0 +1,149 @@
+"""HTTP over a broker in memory, on a real loop: requests as bytes in, answers as values out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polywire.broker.access import ConfiguredUser, Principal
+from polywire.broker.broker import Broker
+from polywire.broker.passwords import hash_password
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.http.application import HttpApplication
+from polywire.http.process import ConnectionView, Durations, Traffic
+from polywire.testing.memory_broker import MemoryBroker
+from polywire.types import Buffer
+
+
+@dataclass
+class Process:
+    """What the process tells of itself."""
+
+    stopping: bool = False
+    refused: int = 3
+    connections_max: int = 100
+    receive_buffer_bytes: int = 0
+    open: list[ConnectionView] = field(default_factory=list)
+
+    def connections(self) -> Iterable[ConnectionView]:
+        return self.open
+
+    def traffic(self) -> Mapping[str, Traffic]:
+        return {"kafka": Traffic(2, 5, 1000, 2000)}
+
+    def work(self) -> Mapping[str, Durations]:
+        return {"sync": Durations()}
+
+    def listeners(self) -> Mapping[str, str]:
+        return {"kafka": "127.0.0.1:9094"}
+
+    def settings(self) -> Sequence[tuple[str, object]]:
+        return [("data_dir", "polywire-data"), ("partition_count", 3)]
+
+
+class Peer:
+    """A connection whose peer reads everything."""
+
+    backlog = 0
+    backlog_max = 1 << 20
+    peer = "127.0.0.1:5"
+    local = ("127.0.0.1", 9080)
+    on_loopback = True
+    certified: Principal | None = None
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.closed = False
+        self.principal: Principal | None = None
+
+    def write(self, data: Buffer) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def identified(self, principal: Principal | None) -> None:
+        self.principal = principal
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request was answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of the error that it is."""
+        return str(self.json["error"]["code"])
+
+
+def request(method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
+    """A request as a client other than a browser sends it."""
+    sent = {"Host": "127.0.0.1:9080"} | dict(headers or {})
+    if body:
+        sent["Content-Length"] = str(len(body))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def answer_of(sent: bytes) -> Answer:
+    """The one answer in these bytes."""
+    head, _, body = sent.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = dechunked(body)
+    return Answer(int(status.split()[1]), headers, body)
+
+
+def dechunked(data: bytes) -> bytes:
+    found = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        found, data = found + data[: int(size, 16)], data[int(size, 16) + 2 :]
+    return found
+
+
+class Site:
+    """A broker, and HTTP over it."""
+
+    def __init__(self, *, names: Sequence[str] = (), settings: BrokerSettings | None = None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.memory = MemoryBroker(settings, loop=self.loop, clock=SystemClock())
+        self.process = Process()
+        self.peer = Peer()
+        self.application = HttpApplication(self.broker, self.process, names=names)
+
+    @property
+    def broker(self) -> Broker:
+        return self.memory.broker
+
+    def close(self) -> None:
+        self.broker.close()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    def configure(self, **grants: Any) -> None:
+        """Have users whose password is their name."""
+        users = [ConfiguredUser(name, hash_password(name), given) for name, given in grants.items()]
+        self.broker.access.configure(users)
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | Any = b"") -> Answer:
+        """Have a request carried out."""
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        self.peer.sent.clear()
+        exchange = self.application.exchange(self.peer, asyncio.Event())
+        self.loop.run_until_complete(exchange.run(request(method, path, headers, body)))
+        return answer_of(bytes(self.peer.sent))

@@ -1,0 +1,188 @@
+"""One connection: whole requests, one at a time, in order; who says nothing is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from polywire.errors import PeerError
+from polywire.http import session
+from polywire.http.exchange import AsgiExchange, Receive, Scope, Send
+from polywire.http.session import HttpSession, Output
+from tests.unit.http.site import Peer, request
+
+
+class Held:
+    """An application that answers with the path, once it is let go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.held = asyncio.Event()
+        self.held.set()
+        self.ended: list[str] = []
+
+    async def application(self) -> Held:
+        return self
+
+    def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:
+        return AsgiExchange(self.answer, output, drained)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.held.wait()
+            if scope["path"] == "/broken":
+                raise RuntimeError("broken")
+            body = scope["path"].encode() + (await receive())["body"]
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for byte in body:
+                await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+            await send({"type": "http.response.body"})
+        finally:
+            self.ended.append(scope["path"])
+
+
+class Conversation:
+    """A session with its peer."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.app = Held(self.loop)
+        self.peer = Peer()
+        self.resumed = 0
+        self.session = HttpSession(self.app, self.peer, self._resume)
+
+    def _resume(self) -> None:
+        self.resumed += 1
+
+    def run(self, passes: int = 30) -> None:
+        for _ in range(passes):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def receive(self, data: bytes) -> int:
+        return self.session.receive(memoryview(data))
+
+
+@pytest.fixture
+def talk() -> Iterator[Conversation]:
+    talk = Conversation()
+    yield talk
+    talk.session.close()
+    talk.run()
+    talk.loop.close()
+
+
+def test_pipelined_requests_are_carried_out_one_after_the_other(talk: Conversation) -> None:
+    first, second = request("POST", "/a", body=b"xyz"), request("GET", "/b")
+    assert talk.receive(first + second) == len(first)
+    assert talk.session.paused()
+    assert talk.receive(second) == 0
+    talk.run()
+    assert not talk.session.paused()
+    assert talk.resumed == 1
+    assert talk.receive(second) == len(second)
+    talk.run()
+    assert talk.app.ended == ["/a", "/b"]
+    assert talk.peer.sent.count(b"HTTP/1.1 200") == 2
+    assert not talk.peer.closed
+
+
+def test_a_request_is_cut_anywhere_and_waited_for(talk: Conversation) -> None:
+    whole = request("POST", "/a", body=b"xyz")
+    for end in range(len(whole)):
+        assert talk.receive(whole[:end]) == 0
+    assert talk.session.wanted() == len(whole)
+    assert talk.receive(whole) == len(whole)
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * 20_000, b"\x16\x03\x01" * 9_000]
+)
+def test_what_cannot_be_framed_is_told_and_ends_the_connection(talk: Conversation, data: bytes) -> None:
+    with pytest.raises(PeerError) as refused:
+        talk.receive(data)
+    assert refused.value.fatal
+    assert talk.peer.sent.startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a host
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxy",
+    ],
+)
+def test_what_is_no_http_is_answered_so_and_ends_the_connection(talk: Conversation, data: bytes) -> None:
+    assert talk.receive(data) == len(data)
+    talk.run()
+    assert not talk.app.ended
+    assert talk.peer.sent.startswith(b"HTTP/1.1 400")
+    assert talk.peer.closed
+
+
+def test_a_peer_that_asks_for_it_is_closed_behind_the_answer(talk: Conversation) -> None:
+    talk.receive(request("GET", "/a", {"Connection": "close"}))
+    talk.run()
+    assert talk.peer.closed
+
+
+def test_a_peer_that_has_finished_gets_its_answer(talk: Conversation) -> None:
+    talk.app.held.clear()
+    talk.receive(request("GET", "/a"))
+    talk.run()
+    talk.session.finish(memoryview(b""))
+    assert not talk.peer.closed
+    talk.app.held.set()
+    talk.run()
+    assert talk.peer.sent.startswith(b"HTTP/1.1 200")
+    assert talk.peer.closed
+
+
+def test_what_a_peer_that_has_finished_left_is_carried_out(talk: Conversation) -> None:
+    first, rest = request("GET", "/a"), request("POST", "/b", body=b"x") + request("GET", "/c")
+    talk.receive(first + rest)
+    talk.session.finish(memoryview(rest + b"GET /half"))
+    talk.run(100)
+    assert talk.app.ended == ["/a", "/b", "/c"]
+    assert talk.peer.closed
+
+
+def test_a_peer_that_is_gone_takes_its_request_along(talk: Conversation) -> None:
+    talk.app.held.clear()
+    talk.receive(request("GET", "/a"))
+    talk.run()
+    talk.session.close()
+    talk.run()
+    assert talk.app.ended == ["/a"]
+    assert not talk.peer.sent
+
+
+def test_an_answer_waits_for_a_peer_that_does_not_read(talk: Conversation) -> None:
+    talk.peer.backlog = talk.peer.backlog_max + 1
+    talk.receive(request("GET", "/abc"))
+    talk.run(200)
+    assert not talk.app.ended
+    sent = len(talk.peer.sent)
+    talk.run(200)
+    assert len(talk.peer.sent) == sent
+    talk.peer.backlog = 0
+    talk.session.drained()
+    talk.run(200)
+    assert talk.app.ended == ["/abc"]
+
+
+def test_an_application_that_breaks_ends_the_connection(talk: Conversation) -> None:
+    talk.receive(request("GET", "/broken"))
+    talk.run()
+    assert talk.peer.closed
+
+
+def test_who_sends_no_whole_request_in_time_is_let_go(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "IDLE_S", 0.0)
+    slow = HttpSession(talk.app, talk.peer, talk._resume)
+    slow.receive(memoryview(b"GET / HTTP/1.1\r\n"))
+    talk.run()
+    assert talk.peer.closed
+    slow.close()
