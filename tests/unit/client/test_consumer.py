@@ -225,8 +225,8 @@ def test_a_commit_does_not_fail_for_what_was_never_handed_out(play: Play) -> Non
         await fill(client, "t", 10, partition=0)
         first = client.consumer("t", group="g", auto_commit=False)
         await first.batch(5)
-        second = client.consumer("t", group="g", auto_commit=False)
-        second._member = f"{first._member}-behind"  # partitions are shared in the order of names
+        behind = f"{first._member}-behind"  # partitions are shared in the order of names
+        second = client.consumer("t", group="g", auto_commit=False, member=behind)
         await second.start()
         await first.commit()
         assert await client.position("g", "t", 0) == 5
