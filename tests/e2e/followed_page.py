@@ -29,7 +29,9 @@ PORTS: Final = {
     "9093": "KAFKA07",
     "9094": "KAFKA",
     "9555": "POLYWIRE",
+    "9080": "HTTP",
 }
+WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
 PAGE_SECONDS_MAX: Final = 300
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
@@ -131,7 +133,12 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     (commands / "pip").chmod(0o755)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
-    environment |= {f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}" for port, wire in PORTS.items()}
+    has_users = "polywire user add" in script
+    environment |= {
+        f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}"
+        for port, wire in PORTS.items()
+        if not (has_users and wire in WITHOUT_LOGIN)
+    }
     environment |= {
         "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",

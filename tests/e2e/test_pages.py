@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.followed_page import ROOT, follow, matches, read_page
 
-PAGES: Final = ("start/ten-minutes", "start/application", "start/tests")
+PAGES: Final = ("start/ten-minutes", "start/application", "start/tests", "start/operator")
 SPARK_PAGES: Final = ("start/spark",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
