@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from polywire.cli import record_copy
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import note, notes
+from polywire.cli.output import note
 from polywire.cli.record_input import LineReader
 from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
+from polywire.cli.speed import Speed
 from polywire.cli.start_position import Span, nothing_to_read, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
@@ -74,7 +74,7 @@ def produce(
 
     async def work(client: WireClient) -> None:
         nonlocal count
-        with _Speed() as speed:
+        with Speed("produced") as speed:
             while (lines := await reader.next_lines()) is not None:
                 records, refusal = _read_records(lines, format, own_key)
                 if records:
@@ -145,6 +145,9 @@ def tail(
 ) -> None:
     """Print new records as they arrive, until interrupted."""
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
+
+
+app.command(record_copy.copy, help_epilogue=record_copy.EXAMPLES)
 
 
 def _read_records(
@@ -226,33 +229,3 @@ async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
         if records:
             printer.print(span.partition, records)
             offset = records[-1].offset + 1
-
-
-class _Speed:
-    """A line on the terminal that tells how far and how fast; nothing where standard error is no terminal."""
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(pulse_style="cyan"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=notes,
-            transient=True,
-            disable=not notes.is_terminal,
-        )
-        self._task = self._progress.add_task("produced", total=None, rate="")
-
-    def __enter__(self) -> _Speed:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, count: int) -> None:
-        """Tell the number of records produced so far."""
-        rate = count / max(time.monotonic() - self._begun, 1e-9)
-        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")

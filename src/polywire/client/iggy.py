@@ -197,10 +197,13 @@ class IggyClient(Scope):
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
         polled = await self._poll(topic, partition, 2, max(time_us, 0), 1)
-        if polled.records:
-            return polled.records[0].offset
+        return polled.records[0].offset if polled.records else (await self.extent(topic, partition))[1]
+
+    async def extent(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the offset of the first record and the one behind the last, 0 and 0 where there are none."""
+        first = await self._poll(topic, partition, 3, 0, 1)
         last = await self._poll(topic, partition, 4, 0, 1)
-        return last.records[0].offset + 1 if last.records else 0
+        return first.records[0].offset if first.records else 0, last.records[0].offset + 1 if last.records else 0
 
     # Records
 

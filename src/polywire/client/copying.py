@@ -1,0 +1,369 @@
+"""Copying a topic between any two wires or brokers.
+
+Promises: records of a partition arrive in their order, each once, also when either broker or the copy itself is killed in between, as long
+as nobody else writes to the target: before going on, what the target holds behind the last place that is known is read, and is not written
+again. Must not know: how progress is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import product
+from typing import Final
+
+from polywire.client.base import Ability, WireClient
+from polywire.client.connect import connect
+from polywire.client.copy_fields import Carried, carry
+from polywire.client.copy_state import CopyState, PartitionProgress
+from polywire.client.kafka07 import Kafka07Client
+from polywire.client.login import split_login
+from polywire.client.places import places_of, tells_offsets
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.records.columns import Record
+
+PAUSE_S: Final = 0.2  # before a broker that is gone is looked for again
+DOUBTFUL_MAX: Final = 100_000  # read back of a target; more than a write has is somebody else's
+RECORDS_AT_ONCE: Final = 2_000  # of one write: the most that is in doubt when a broker dies
+_OF_RECORDS: Final = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_BATCH, ErrorCode.RECORD_TOO_LARGE})
+MEMBER: Final = "polywire-copy"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One side of a copy: a broker's URL and a topic's full name."""
+
+    url: str
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{split_login(self.url)[1]}/{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What to copy: of every partition or of one, from a place or a time on, up to a place or a time. None: all that is there when asked."""
+
+    partition: int | None = None
+    begin: int | None = None
+    begin_time_us: int | None = None
+    until: int | None = None
+    until_time_us: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done: records written, found there already, and left out; what records lost, by name; what else differs."""
+
+    written: int = 0
+    found: int = 0
+    skipped: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    remarks: dict[str, None] = field(default_factory=dict)
+
+
+class Copy:
+    """One copy. Guards: a place of the source is passed only when its records are known to be stored."""
+
+    def __init__(
+        self,
+        source: End,
+        target: End,
+        state: CopyState,
+        *,
+        span: Span,
+        skip: bool = False,
+        patience_s: float = 60.0,
+        on_progress: Callable[[Outcome], None] = lambda _: None,
+    ) -> None:
+        """skip: leave out records that the target cannot carry, instead of failing.
+
+        patience_s: how long to look for a broker that is gone, in seconds.
+        """
+        self.source: Final = source
+        self.target: Final = target
+        self.state: Final = state
+        self.span: Final = span
+        self.skip: Final = skip
+        self._patience_s: Final = patience_s
+        self._on_progress: Final = on_progress
+        self.stops: dict[int, int] = {}
+        self._connected = False
+        self._moved_at = time.monotonic()
+        self.outcome: Final = Outcome()
+
+    async def run(self) -> None:
+        """Copy up to the end. Raises Unavailable when a broker stays away, Invalid for a record that cannot be carried, Missing, Denied."""
+        while True:
+            try:
+                async with connected(self.source.url) as source, connected(self.target.url) as target:
+                    self._connected = True
+                    await _Session(self, source, target).copy()
+                    return
+            except (Unavailable, Busy):  # asked again from the last place that is known
+                if not self._connected or time.monotonic() - self._moved_at > self._patience_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    def moved(self) -> None:
+        """Tell that something was written; brokers that are gone are looked for from then on."""
+        self._moved_at = time.monotonic()
+        self._on_progress(self.outcome)
+
+    async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
+        """Commit positions of groups at the target; returns group, partition and both offsets. Call it when everything is copied.
+
+        Raises Invalid where positions mean nothing: on a wire without them, or where partitions were not kept.
+        """
+        moved: list[tuple[str, int, int, int]] = []
+        async with connected(self.source.url) as source, connected(self.target.url) as target:
+            if not (tells_offsets(source) and tells_offsets(target) and await _keeps(source, target, self)):
+                raise Invalid(ErrorCode.INVALID_REQUEST, "positions of groups cannot be carried between these topics")
+            for group, number in product(groups, sorted(self.state.partitions)):
+                position = await source.position(group, self.source.topic, number)
+                if position is not None:
+                    offset = self.state.partition(number).target_of(position)
+                    await _commit(target, group, self.target.topic, number, offset)
+                    moved.append((group, number, position, offset))
+        return moved
+
+
+async def _commit(target: WireClient, group: str, topic: str, partition: int, offset: int) -> None:
+    """Commit, also for a group that the target's wire must be told of first."""
+    if offset == 0 and Ability.GENERATIONS not in target.abilities:
+        return  # Iggy knows what was consumed last only: a group without a position begins there as well
+    try:
+        await target.commit(group, topic, partition, offset)
+    except Missing as error:
+        if error.code is not ErrorCode.GROUP_MISSING:
+            raise
+        membership = await target.join(group, topic, MEMBER)
+        await target.leave(group, topic, MEMBER, membership.generation)
+        await target.commit(group, topic, partition, offset)
+
+
+async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
+    """Whether records keep the number of their partition."""
+    if Ability.CHOOSE_PARTITION not in target.abilities:
+        return False
+    from_count = await places_of(source, copy.source.topic).partition_count()
+    return await places_of(target, copy.target.topic).partition_count() >= from_count
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A record that the target holds already, and the place behind it."""
+
+    partition: int
+    offset: int
+    behind: int
+
+
+class _Session:
+    """What one pair of connections copies."""
+
+    def __init__(self, copy: Copy, source: WireClient, target: WireClient) -> None:
+        self._copy: Final = copy
+        self._state: Final = copy.state
+        self._source: Final = source
+        self._target: Final = target
+        self._from: Final = places_of(source, copy.source.topic)
+        self._to: Final = places_of(target, copy.target.topic)
+        self._carried: Final = Carried.by(target)
+        self._there: defaultdict[tuple[int, bytes], deque[_Found]] = defaultdict(deque)
+        self._there_ends: dict[int, int] = {}
+        self._doubtful = 0
+        self._looked_at = self._look_at_most = 0
+        self._keeps = self._notes = False
+
+    async def copy(self) -> None:
+        count = await self._from.partition_count()
+        wanted = [number for number in range(count) if self._copy.span.partition in (None, number)]
+        if not wanted:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition partition={self._copy.span.partition}")
+        await self._prepare_target(count)
+        for number in wanted:
+            await self._copy_partition(number, await self._stop(number))
+        if self._doubtful and self._copy.span.partition is None:
+            self._look_no_more()
+            self._state.save()
+
+    async def _prepare_target(self, count: int) -> None:
+        """Make the topic where it is missing, and find out what is there."""
+        remarks = self._copy.outcome.remarks
+        try:
+            there = await self._to.partition_count()
+        except Missing:
+            if Ability.CREATE_TOPIC not in self._target.abilities:
+                raise
+            with suppress(Conflict):  # a broker that died meanwhile had made it
+                await self._target.create_topic(self._copy.target.topic, count)
+            there = await self._to.partition_count()
+        self._keeps = Ability.CHOOSE_PARTITION in self._target.abilities and there >= count
+        if not self._keeps:
+            remarks["partitions are chosen anew, by key"] = None
+        self._notes = self._keeps and tells_offsets(self._source) and tells_offsets(self._target)
+        if Ability.KEYS_READ not in self._source.abilities:
+            remarks["keys are not told by the source's wire"] = None
+        if not self._state.ends:
+            self._state.ends = {number: await self._to.end(number) for number in range(there)}
+            self._state.save()
+        await self._look_back()
+
+    async def _look_back(self) -> None:
+        """Read what the target holds behind what is known: written, but nobody was told."""
+        self._there.clear()
+        self._doubtful = self._looked_at = 0
+        for number, end in sorted(self._state.ends.items()):
+            place, following = -1, end
+            while place != following:
+                records, following = await self._to.read(number, place := following)
+                behind = [record.offset for record in records[1:]] + [following]
+                for record, after in zip(records, behind, strict=False):
+                    found = _Found(number, record.offset, after)
+                    self._there[number if self._keeps else -1, _digest(record)].append(found)
+                self._doubtful += len(records)
+                if self._doubtful > DOUBTFUL_MAX:
+                    facts = f"topic={self._copy.target.topic!r} partition={number}"
+                    raise Conflict(ErrorCode.TOPIC_REPLACED, f"somebody else writes to the target {facts}")
+            self._there_ends[number] = following
+        self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
+
+    def _look_no_more(self) -> None:
+        """What is still unexplained is not ours."""
+        if self._doubtful > 0:
+            self._copy.outcome.remarks[f"somebody else writes to the target records={self._doubtful}"] = None
+        self._doubtful = 0
+        self._there.clear()
+        self._state.ends |= self._there_ends
+
+    async def _stop(self, number: int) -> int:
+        """Where a partition ends, as it did when it was first asked."""
+        if number not in self._copy.stops:
+            span, end = self._copy.span, await self._from.end(number)
+            if span.until_time_us is not None:
+                end = await self._source.offset_at(self._copy.source.topic, number, span.until_time_us)
+            self._copy.stops[number] = end if span.until is None else min(end, span.until)
+        return self._copy.stops[number]
+
+    async def _begin(self, number: int) -> int:
+        span, first = self._copy.span, await self._from.first(number)
+        if span.begin_time_us is not None:
+            return await self._source.offset_at(self._copy.source.topic, number, span.begin_time_us)
+        return first if span.begin is None else max(first, span.begin)
+
+    async def _copy_partition(self, number: int, stop: int) -> None:
+        progress = self._state.partition(number)
+        place = await self._begin(number) if progress.place is None else progress.place
+        first = await self._from.first(number)
+        if place < first:
+            self._copy.outcome.remarks[f"retention was faster partition={number} offsets={first - place}"] = None
+            place = first
+        while place < stop:
+            records, following = await self._from.read(number, place)
+            if following == place:
+                return
+            chosen = [record for record in records if record.offset < stop]
+            if len(chosen) < len(records):
+                following = records[len(chosen)].offset
+            at = 0
+            while at < len(chosen):
+                end = _part_end(chosen, at)
+                await self._write(number, progress, chosen[at:end])
+                if self._doubtful and self._looked_at >= self._look_at_most:
+                    self._look_no_more()
+                self._pass(progress, chosen[end].offset if end < len(chosen) else following)
+                at = end
+            place = following
+        self._pass(progress, place)
+
+    def _pass(self, progress: PartitionProgress, place: int) -> None:
+        progress.place = place
+        self._state.save()
+        self._copy.moved()
+
+    async def _write(self, number: int, progress: PartitionProgress, records: Sequence[Record]) -> None:
+        """Write what is not there yet, all at once, or one by one where something of it is refused."""
+        lost: Counter[str] = Counter()
+        carried = [carry(record, self._carried, lost) for record in records]
+        try:
+            await self._append(number, progress, records, carried)
+        except Invalid as error:
+            if error.code not in _OF_RECORDS:
+                raise
+            await self._look_back()  # some of it may have been stored
+            for record, one in zip(records, carried, strict=True):
+                try:
+                    await self._append(number, progress, [record], [one])
+                except Invalid as refused:
+                    self._refuse(number, record, refused)
+        self._copy.outcome.lost += lost
+
+    def _refuse(self, number: int, record: Record, error: BrokerError) -> None:
+        if not self._copy.skip:
+            facts = f"partition={number} offset={record.offset}"
+            raise Invalid(error.code, f"a record cannot be copied (--skip leaves such out): {error.message} {facts}")
+        self._copy.outcome.skipped += 1
+
+    async def _append(
+        self, number: int, progress: PartitionProgress, records: Sequence[Record], carried: Sequence[Record]
+    ) -> None:
+        """Produce those that are not among what was found, and note where each is. Raises what ``produce`` raises."""
+        found = self._find(number, carried)
+        missing = [row for row, one in enumerate(found) if one is None]
+        offsets = [-1 if one is None else one.offset for one in found]
+        ends: dict[int, int] = {one.partition: one.behind for one in found if one is not None}
+        if missing:
+            sent = [carried[row] for row in missing]
+            chosen = number if self._keeps else None
+            for row, at in zip(
+                missing, await self._target.produce(self._copy.target.topic, sent, partition=chosen), strict=True
+            ):
+                offsets[row] = at.offset
+                ends[at.partition] = at.offset + 1
+            if isinstance(self._target, Kafka07Client):  # whose places are addresses
+                ends = {touched: await self._to.end(touched) for touched in ends}
+        self._state.ends |= ends
+        self._state.records += len(records)
+        self._copy.outcome.written += len(missing)
+        self._copy.outcome.found += len(records) - len(missing)
+        for record, offset in zip(records, offsets, strict=True):
+            if self._notes and offset >= 0:
+                progress.note(record.offset, offset)
+
+    def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
+        """Which of the records the target holds already."""
+        found: list[_Found | None] = []
+        for one in carried:
+            known = self._there.get((number if self._keeps else -1, _digest(one))) if self._doubtful else None
+            found.append(known.popleft() if known else None)
+            self._doubtful -= found[-1] is not None
+        self._looked_at += len(carried)
+        return found
+
+
+def _part_end(records: Sequence[Record], at: int) -> int:
+    """Where one write ends: records that have one place, as those of a message of Kafka 0.7 that holds others, stay together."""
+    end = min(at + RECORDS_AT_ONCE, len(records))
+    while end < len(records) and records[end].offset == records[end - 1].offset:
+        end += 1
+    return end
+
+
+def _digest(record: Record) -> bytes:
+    return blake2b(record.value or b"", digest_size=16).digest()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[WireClient, None]:
+    """A client as long as the ``with`` lasts."""
+    client = await connect(url)
+    try:
+        yield client
+    finally:
+        await client.close()

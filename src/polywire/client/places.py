@@ -1,0 +1,183 @@
+"""Partitions read from end to end over any wire, by what that wire has: offsets with bounds, offsets without, byte addresses.
+
+A place is where reading goes on, in the wire's own numbers: offsets, or on Kafka 0.7 byte addresses. Promises: reading from the first place
+on gives every record once, in order, with its place as its offset. Must not know: what records are read for.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from polywire.client.base import Ability, PartitionBounds, WireClient
+from polywire.client.flux import FluxClient
+from polywire.client.iggy import IggyClient
+from polywire.client.kafka import KafkaClient
+from polywire.client.kafka07 import EARLIEST, LATEST, Kafka07Client
+from polywire.errors import ErrorCode, Missing
+from polywire.records.columns import Record
+
+READ_RECORDS_MAX: Final = 10_000
+MARKER_WAIT_MS: Final = 500  # for a broker that has something and sends nothing: then it is no record
+OFFSET_LIMIT: Final = 2**62
+
+
+class Places(Protocol):
+    """One topic over one connection."""
+
+    async def partition_count(self) -> int:
+        """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
+
+    async def first(self, partition: int) -> int:
+        """Return the place of the first record that is left, or will come."""
+
+    async def end(self, partition: int) -> int:
+        """Return the place behind the last record."""
+
+    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+        """Return records from a place on, and the place to go on at; none and the same place at the end."""
+
+
+def places_of(client: WireClient, topic: str) -> Places:
+    """The topic as this client's wire can read it."""
+    match client:
+        case Kafka07Client():
+            return _Addresses(client, topic)
+        case IggyClient():
+            return _Polled(client, topic)
+        case FluxClient():
+            return _Searched(client, topic)
+        case _:
+            return _Bounded(client, topic)
+
+
+class _Bounded:
+    """By offsets, where the wire tells bounds."""
+
+    def __init__(self, client: WireClient, topic: str) -> None:
+        self._client: Final = client
+        self._topic: Final = topic
+        self._has_markers: Final = isinstance(client, KafkaClient)
+
+    async def partition_count(self) -> int:
+        return len(await self._client.bounds(self._topic))
+
+    async def _bounds(self, partition: int) -> PartitionBounds:
+        for part in await self._client.bounds(self._topic):
+            if part.partition == partition:
+                return part
+        raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={self._topic!r} partition={partition}")
+
+    async def first(self, partition: int) -> int:
+        return (await self._bounds(partition)).first_offset
+
+    async def end(self, partition: int) -> int:
+        return (await self._bounds(partition)).next_offset
+
+    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+        wait_ms = MARKER_WAIT_MS if self._has_markers else 0
+        records = await self._client.fetch(self._topic, partition, place, records_max=READ_RECORDS_MAX, wait_ms=wait_ms)
+        if records:
+            return records, records[-1].offset + 1
+        end = await self.end(partition)
+        if place >= end:
+            return [], place
+        # Kafka's transactions leave markers, which have offsets and are no records; compaction leaves offsets without any.
+        return [], place + 1 if self._has_markers else end
+
+
+class _Polled:
+    """By offsets, where the first and the last record can be asked for."""
+
+    def __init__(self, client: IggyClient, topic: str) -> None:
+        self._client: Final = client
+        self._topic: Final = topic
+
+    async def partition_count(self) -> int:
+        return await _count_listed(self._client, self._topic)
+
+    async def first(self, partition: int) -> int:
+        return (await self._client.extent(self._topic, partition))[0]
+
+    async def end(self, partition: int) -> int:
+        return (await self._client.extent(self._topic, partition))[1]
+
+    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+        return await _fetch(self._client, self._topic, partition, place)
+
+
+class _Searched:
+    """By offsets, where only reading tells what is there."""
+
+    def __init__(self, client: FluxClient, topic: str) -> None:
+        self._client: Final = client
+        self._topic: Final = topic
+
+    async def partition_count(self) -> int:
+        return await _count_listed(self._client, self._topic)
+
+    async def first(self, partition: int) -> int:
+        return 0
+
+    async def end(self, partition: int) -> int:
+        """Binary search for the first offset with nothing behind it."""
+        low, high = 0, 1
+        while await self._has(partition, high - 1):
+            low, high = high, 2 * high
+            if high > OFFSET_LIMIT:
+                raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no end is to be found topic={self._topic!r}")
+        while low < high:
+            middle = (low + high) // 2
+            if await self._has(partition, middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    async def _has(self, partition: int, offset: int) -> bool:
+        return bool(await self._client.fetch(self._topic, partition, offset, records_max=1))
+
+    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+        return await _fetch(self._client, self._topic, partition, place)
+
+
+class _Addresses:
+    """By byte addresses."""
+
+    def __init__(self, client: Kafka07Client, topic: str) -> None:
+        self._client: Final = client
+        self._topic: Final = topic
+
+    async def partition_count(self) -> int:
+        return await self._client.partition_count(self._topic)
+
+    async def first(self, partition: int) -> int:
+        return await self._address(partition, EARLIEST)
+
+    async def end(self, partition: int) -> int:
+        return await self._address(partition, LATEST)
+
+    async def _address(self, partition: int, time_ms: int) -> int:
+        found = await self._client.addresses(self._topic, partition, time_ms)
+        return found[0] if found else 0
+
+    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+        read = await self._client.read(self._topic, partition, place)
+        begins = [place, *read.positions]
+        return [Record(value, offset=at) for value, at in zip(read.values, begins, strict=False)], read.next_address
+
+
+async def _fetch(client: WireClient, topic: str, partition: int, place: int) -> tuple[list[Record], int]:
+    records = await client.fetch(topic, partition, place, records_max=READ_RECORDS_MAX)
+    return records, records[-1].offset + 1 if records else place
+
+
+async def _count_listed(client: WireClient, topic: str) -> int:
+    for known in await client.topics():
+        if known.name == topic:
+            return known.partition_count
+    raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic!r}")
+
+
+def tells_offsets(client: WireClient) -> bool:
+    """Whether places of this wire are offsets, as groups commit them."""
+    return not isinstance(client, Kafka07Client) and Ability.POSITIONS in client.abilities

@@ -1,0 +1,271 @@
+"""Copying between wires: every pair over one broker, and what is kept when something dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.client.copy_state import RUNS_MAX, CopyState, PartitionProgress
+from polywire.client.copying import Copy, End, Span
+from polywire.errors import Invalid, Missing, Unavailable
+from polywire.records.columns import Header, HeaderKind, Record
+from polywire.testing.process import WIRES
+from polywire.testing.thread import BrokerThread
+
+PARTITIONS = 3
+RECORDS = 250
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerThread]:
+    with BrokerThread() as running:
+        asyncio.run(fill(running.url(), "source"))
+        yield running
+
+
+async def fill(url: str, topic: str, first: int = 0) -> None:
+    client = await connect(url)
+    if topic not in {known.name for known in await client.topics()}:
+        await client.create_topic(topic, PARTITIONS)
+    for partition in range(PARTITIONS - 1):  # the last one stays empty
+        await client.produce(
+            topic, [record(partition, number) for number in range(first, first + RECORDS)], partition=partition
+        )
+    await client.close()
+
+
+def record(partition: int, number: int) -> Record:
+    return Record(b"value-%d-%d" % (partition, number), b"key%d" % (number % 7))
+
+
+async def contents(url: str, topic: str) -> list[list[Record]]:
+    client = await connect(url)
+    found = []
+    for part in await client.bounds(topic):
+        records: list[Record] = []
+        while (offset := records[-1].offset + 1 if records else part.first_offset) < part.next_offset:
+            records += await client.fetch(topic, part.partition, offset)
+        found.append(records)
+    await client.close()
+    return found
+
+
+def values(parts: list[list[Record]]) -> list[list[bytes | None]]:
+    return [[record.value for record in part] for part in parts]
+
+
+def copy(
+    source: End, target: End, *, state: CopyState | None = None, span: Span | None = None, skip: bool = False
+) -> Copy:
+    kept = state or CopyState(str(source), str(target))
+    return Copy(source, target, kept, span=span or Span(), skip=skip, patience_s=20)
+
+
+@pytest.mark.parametrize("to", WIRES)
+@pytest.mark.parametrize("of", WIRES)
+def test_every_pair_of_wires(of: str, to: str, broker: BrokerThread) -> None:
+    topic = f"copy-{of}-{to}"
+    work = copy(End(broker.url(of), "source"), End(broker.url(to), topic))
+
+    async def run() -> tuple[list[list[Record]], list[list[Record]]]:
+        await work.run()
+        return await contents(broker.url(), "source"), await contents(broker.url(), topic)
+
+    before, after = asyncio.run(run())
+    assert (work.outcome.written, work.outcome.found, work.outcome.skipped) == (2 * RECORDS, 0, 0)
+    if to == "flux":
+        assert Counter(value for part in values(after) for value in part) == Counter(
+            value for part in values(before) for value in part
+        )
+    else:
+        assert values(after) == values(before)
+    if {of, to} <= {"polywire", "kafka", "cursus"}:
+        assert [[one.key for one in part] for part in after] == [[one.key for one in part] for part in before]
+
+
+@pytest.mark.parametrize("to", WIRES)
+def test_what_was_written_and_not_told_is_not_written_again(to: str, broker: BrokerThread, tmp_path: Path) -> None:
+    """A copy that dies behind a write, before it knows: the one that goes on finds those records."""
+    topic = f"doubt-{to}"
+    source, target = End(broker.url(), "source"), End(broker.url(to), topic)
+    path = tmp_path / "state"
+
+    class Dying(CopyState):
+        def save(self) -> None:
+            if self.records:
+                raise OSError("killed")
+            super().save()
+
+    with pytest.raises(OSError, match="killed"):
+        asyncio.run(copy(source, target, state=Dying(str(source), str(target), path=path)).run())
+    again = copy(source, target, state=CopyState.load(path, str(source), str(target)))
+    asyncio.run(again.run())
+    assert again.outcome.found == RECORDS
+    assert again.outcome.written == RECORDS
+    after = asyncio.run(contents(broker.url(), topic))
+    assert Counter(value for part in values(after) for value in part) == Counter(
+        record(partition, number).value for partition in range(2) for number in range(RECORDS)
+    )
+
+
+def test_a_copy_goes_on_where_it_was(broker: BrokerThread, tmp_path: Path) -> None:
+    source, target, path = End(broker.url(), "grows"), End(broker.url("kafka"), "grows-copy"), tmp_path / "state"
+    for first in (0, RECORDS):
+        asyncio.run(fill(broker.url(), "grows", first))
+        work = copy(source, target, state=CopyState.load(path, str(source), str(target)))
+        asyncio.run(work.run())
+        assert (work.outcome.written, work.outcome.found) == (2 * RECORDS, 0)
+    before, after = (asyncio.run(contents(broker.url(), topic)) for topic in ("grows", "grows-copy"))
+    assert values(before) == values(after)
+    with pytest.raises(Invalid, match="another copy"):
+        CopyState.load(path, str(source), str(End(broker.url(), "other")))
+    path.write_text("{")
+    with pytest.raises(Invalid, match="not the state of a copy"):
+        CopyState.load(path, str(source), str(target))
+
+
+def test_headers_times_and_ids_as_far_as_the_target_can(broker: BrokerThread) -> None:
+    headers = (
+        Header(b"h", b"\x01\x02\x03\x04", value_kind=HeaderKind.INT32),
+        Header(b"t", b"x", value_kind=HeaderKind.STRING),
+    )
+    full = Record(b"v", b"k", headers, id=b"i" * 16, origin_time_us=1_700_000_000_123_456)
+
+    async def run() -> None:
+        client = await connect(broker.url())
+        await client.create_topic("full", 1)
+        await client.produce("full", [full, Record(None, b"k")], partition=0)
+        lost = {}
+        for wire in ("polywire", "kafka", "cursus", "iggy"):
+            work = copy(End(broker.url(), "full"), End(broker.url(wire), f"full-{wire}"), skip=True)
+            await work.run()
+            lost[wire] = {name for name, count in work.outcome.lost.items() if count}, work.outcome.skipped
+            assert (await client.bounds(f"full-{wire}"))[0].next_offset == 2 - work.outcome.skipped
+        assert lost == {
+            "polywire": (set(), 0),
+            "kafka": ({"ids", "microseconds", "kinds_of_headers"}, 0),
+            "cursus": ({"ids", "times", "headers", "null_values_made_empty"}, 0),
+            "iggy": ({"keys", "times", "null_values_made_empty"}, 1),
+        }
+        [one, none] = (await contents(broker.url(), "full-polywire"))[0]
+        assert (one.value, one.key, one.headers, one.id) == (full.value, full.key, full.headers, full.id)
+        assert one.origin_time_us == full.origin_time_us
+        assert none.value is None
+        [one, none] = (await contents(broker.url(), "full-kafka"))[0]
+        assert [(header.key, header.value) for header in one.headers] == [(h.key, h.value) for h in headers]
+        assert one.origin_time_us == 1_700_000_000_123_000
+        with pytest.raises(Invalid, match=r"a record cannot be copied .* partition=0 offset=1"):
+            await copy(End(broker.url(), "full"), End(broker.url("iggy"), "full-again")).run()
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_ranges(broker: BrokerThread) -> None:
+    async def run() -> list[list[Record]]:
+        source = End(broker.url(), "source")
+        moment = (await contents(broker.url(), "source"))[1][0].append_time_us
+        await copy(source, End(broker.url(), "range"), span=Span(0, begin=10, until=20)).run()
+        timed = copy(source, End(broker.url(), "timed"), span=Span(1, begin_time_us=moment))
+        await timed.run()
+        assert timed.outcome.written == RECORDS
+        with pytest.raises(Missing, match="no such partition"):
+            await copy(source, End(broker.url(), "range"), span=Span(9)).run()
+        with pytest.raises(Missing):
+            await copy(End(broker.url(), "nowhere"), End(broker.url(), "range-b")).run()
+        return await contents(broker.url(), "range")
+
+    assert values(asyncio.run(run())) == [[record(0, number).value for number in range(10, 20)], [], []]
+
+
+@pytest.mark.parametrize("to", ["polywire", "cursus", "iggy"])
+def test_positions_of_groups_are_carried(to: str, broker: BrokerThread) -> None:
+    topic = f"groups-{to}"
+
+    async def run() -> dict[int, int | None]:
+        client = await connect(broker.url())
+        await client.create_topic(topic, PARTITIONS)
+        await client.produce(topic, [Record(b"x")] * 5, partition=0)  # offsets differ from those of the source
+        for partition, offset in ((0, 17), (1, RECORDS)):
+            await client.commit("billing", "source", partition, offset)
+        work = copy(End(broker.url(), "source"), End(broker.url(to), topic))
+        await work.run()
+        moved = await work.commit_positions(["billing"])
+        assert moved == [("billing", 0, 17, 22), ("billing", 1, RECORDS, RECORDS)]
+        wire = await connect(broker.url(to))
+        found = {number: await wire.position("billing", topic, number) for number in (0, 1)}
+        await wire.close()
+        await client.close()
+        return found
+
+    assert asyncio.run(run()) == {0: 22, 1: RECORDS}
+    with pytest.raises(Invalid, match="cannot be carried"):
+        asyncio.run(copy(End(broker.url("kafka07"), "source"), End(broker.url(), topic)).commit_positions(["billing"]))
+
+
+def test_records_of_somebody_else_are_told_and_nothing_is_lost(broker: BrokerThread, tmp_path: Path) -> None:
+    source, target, path = End(broker.url(), "source"), End(broker.url(), "shared"), tmp_path / "state"
+
+    async def run() -> Copy:
+        await copy(source, target, state=CopyState.load(path, str(source), str(target)), span=Span(until=100)).run()
+        client = await connect(broker.url())
+        await client.produce("shared", [Record(b"foreign")] * 3, partition=0)
+        work = copy(source, target, state=CopyState.load(path, str(source), str(target)))
+        await work.run()
+        await client.close()
+        return work
+
+    work = asyncio.run(run())
+    assert work.outcome.written == 2 * RECORDS - 200
+    assert list(work.outcome.remarks) == ["somebody else writes to the target records=3"]
+    found = values(asyncio.run(contents(broker.url(), "shared")))
+    assert [value for value in found[0] if value != b"foreign"] == [
+        record(0, number).value for number in range(RECORDS)
+    ]
+
+
+@pytest.mark.parametrize("killed", ["source", "target"])
+@pytest.mark.parametrize("to", ["polywire", "kafka", "iggy", "kafka07", "flux"])
+def test_a_broker_is_killed_in_between(killed: str, to: str) -> None:
+    with BrokerThread(wires=["polywire"]) as old, BrokerThread(wires=["polywire", to]) as new:
+        asyncio.run(fill(old.url(), "orders"))
+        victim = old if killed == "source" else new
+        kills: list[int] = []
+
+        class Killing(CopyState):
+            def save(self) -> None:
+                super().save()
+                if self.records and len(kills) < 2:
+                    kills.append(self.records)
+                    victim.kill()
+                    victim.start()
+
+        source, target = End(old.url(), "orders"), End(new.url(to), "orders")
+        work = copy(source, target, state=Killing(str(source), str(target)))
+        asyncio.run(work.run())
+        before, after = (asyncio.run(contents(broker.url(), "orders")) for broker in (old, new))
+    assert kills
+    assert Counter(v for part in values(after) for v in part) == Counter(v for part in values(before) for v in part)
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    work = copy(End("polywire://127.0.0.1:1", "a"), End("polywire://127.0.0.1:1", "b"))
+    with pytest.raises(Unavailable, match="connection refused"):
+        asyncio.run(work.run())
+
+
+def test_offsets_are_led_to_where_they_went() -> None:
+    part = PartitionProgress()
+    for source, target in ((5, 0), (6, 1), (9, 2), (10, 3), (11, 7)):
+        part.note(source, target)
+    assert [part.target_of(offset) for offset in (0, 5, 6, 7, 8, 9, 10, 11, 12, 99)] == [0, 0, 1, 2, 2, 2, 3, 7, 8, 8]
+    wide = PartitionProgress()
+    for number in range(RUNS_MAX + 10):
+        wide.note(2 * number, number)
+    assert len(wide.runs) <= RUNS_MAX
+    assert all(wide.target_of(2 * number) <= number for number in range(RUNS_MAX + 10)), "nothing is left out"
