@@ -19,6 +19,7 @@ from polywire.client.login import split_login
 from polywire.errors import Invalid
 from polywire.records.columns import Event, Header, HeaderKind, Record
 from polywire.records.rows import from_records
+from polywire.server.config import parse_address
 from polywire.server.users import read_users
 from tests.fuzz.chance import fuzz
 from tests.fuzz.decoders import Decoder, one_of_each
@@ -69,8 +70,15 @@ def read_start(text: bytes) -> None:
 
 
 def read_address(text: bytes) -> None:
-    """A login and an address."""
-    split_address(split_login(text.decode("utf-8", "surrogateescape"))[1])
+    """A login and an address of a client."""
+    _, port = split_address(split_login(text.decode("utf-8", "surrogateescape"))[1])
+    assert 0 <= port <= 65_535
+
+
+def read_listener(text: bytes) -> None:
+    """An address of a broker: what is read is written and read the same."""
+    found = parse_address(text.decode("utf-8", "surrogateescape"))
+    assert parse_address("off" if found is None else str(found)) == found
 
 
 def read_file_of_users(content: bytes) -> None:
@@ -85,6 +93,7 @@ DECODERS: Final = (
     Decoder("line", read_line, (*LINES, *MORE_LINES), (Invalid,)),
     Decoder("start", read_start, STARTS, (Invalid,)),
     Decoder("address", read_address, ADDRESSES, (Invalid,)),
+    Decoder("listener", read_listener, (b"off", *ADDRESSES), (Invalid,)),
     Decoder("users", read_file_of_users, USERS, (Invalid,)),
 )
 INPUTS: Final = len(DECODERS)  # of a round

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -54,7 +55,7 @@ class SmallDisk:
         """Leave only so much space."""
         found = os.statvfs(self.folder)
         size = max(0, found.f_bavail * found.f_frsize - left_bytes)
-        with self._ballast.open("wb") as file:
+        with self._ballast.open("wb") as file, suppress(OSError):  # the broker may have taken some meanwhile
             os.posix_fallocate(file.fileno(), 0, max(1, size))
 
     def empty(self) -> None:

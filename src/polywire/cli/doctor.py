@@ -11,11 +11,13 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.log import empty_state, partition_name
+from polywire.broker.state import State
+from polywire.cli.log import empty_state, logs_on_stderr, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.log.doctor import Finding, Severity, examine, rebuild
 from polywire.log.repair import OfflineLog, open_offline
+from polywire.log.segments.segment_set import SEGMENTS
 
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
@@ -29,7 +31,7 @@ app = App(
         exits={EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"},
     ),
 )
-COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "message")
+COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
 
 
 @app.default
@@ -44,14 +46,14 @@ def doctor(
     """Check a data directory offline. Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start."""
     loop = asyncio.new_event_loop()
     try:
-        with open_offline(data_dir, empty_state, loop) as offline:
+        with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
             findings = examine(offline)
             rebuilt = rebuild(offline, findings) if rebuild_copies else []
             if not rebuilt:
                 _print(offline, findings, output)
         if rebuilt:
             note(f"rebuilt {' '.join(rebuilt)}")
-            with open_offline(data_dir, empty_state, loop) as offline:
+            with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
                 findings = examine(offline)
                 _print(offline, findings, output)
     finally:
@@ -63,12 +65,29 @@ def doctor(
 
 
 def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
+    note(_overview(offline))
     print_list([_row(offline, finding) for finding in findings], columns=COLUMNS, form=output)
+
+
+def _overview(offline: OfflineLog) -> str:
+    """What is there, as far as the journal could be played back."""
+    state = offline.state
+    assert isinstance(state, State)
+    topics = state.catalog.topics(internal=True)
+    counts = {
+        "topics": len(topics),
+        "partitions": sum(len(topic.partitions) for topic in topics),
+        "groups": len(state.groups),
+        "segments": len(offline.store.list(f"{SEGMENTS}/")),
+        "slots": len(offline.slots),
+    }
+    return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
 def _row(offline: OfflineLog, finding: Finding) -> Mapping[str, object]:
     damage = finding.damage
     topic, number = (None, None) if damage is None else partition_name(offline, damage.partition)
     first, end = (None, None) if damage is None else (damage.first_offset, damage.next_offset)
-    facts = (finding.severity.value, finding.path, topic, number, first, end, finding.message)
+    remedy = None if finding.remedy is None else finding.remedy.value
+    facts = (finding.severity.value, finding.path, topic, number, first, end, remedy, finding.message)
     return dict(zip(COLUMNS, facts, strict=True))

@@ -6,10 +6,13 @@ Promises: nothing is changed before it was told what is given up, nothing at all
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Final
 
+import structlog
 from cyclopts import App, Parameter
 
 from polywire.broker.settings import BrokerSettings
@@ -45,7 +48,7 @@ def repair_log(
     """Skip a gap or a damaged group in the journal, and list the records lost."""
     loop = asyncio.new_event_loop()
     try:
-        with open_offline(data_dir, empty_state, loop) as offline:
+        with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
             diagnosis = offline.diagnose()
             if diagnosis.reason is None:
                 note("nothing to repair: a broker can start from this directory")
@@ -60,6 +63,17 @@ def repair_log(
         note(f"repaired; original journal files are kept in {aside}")
     finally:
         loop.close()
+
+
+@contextmanager
+def logs_on_stderr() -> Iterator[None]:
+    """What the log tells an operator is kept out of the results."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, object]]:

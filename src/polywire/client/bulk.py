@@ -29,6 +29,7 @@ from polywire.records.arena import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer, Level
 
+PORT_DIGITS_MAX: Final = 5
 TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
 RECONNECT_S: Final = 10.0  # a broker's restart, recovery included
 RECONNECT_INTERVAL_S: Final = 0.1
@@ -549,7 +550,8 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
     bare = address.removeprefix("polywire://").rstrip("/")
     host, colon, port = bare.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    is_port = port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and int(port) < 1 << 16
+    if not colon or not host or not is_port:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

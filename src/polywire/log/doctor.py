@@ -43,14 +43,23 @@ class Severity(Enum):
     BROKEN = "broken"
 
 
+class Remedy(Enum):
+    """What an operator can do about a finding."""
+
+    REBUILD = "rebuild"
+    REPAIR = "repair"
+    BACKUP = "backup"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``path`` is below the data directory; ``damage`` names records."""
+    """One thing that was looked at. ``path`` is below the data directory, ``damage`` names records; what has no ``remedy`` needs none."""
 
     severity: Severity
     path: str
     message: str
     damage: Damage | None = None
+    remedy: Remedy | None = None
 
 
 def examine(offline: OfflineLog) -> list[Finding]:
@@ -61,7 +70,7 @@ def examine(offline: OfflineLog) -> list[Finding]:
         diagnosis = offline.diagnose()
         found.append(_journal(diagnosis))
     except BrokerError as error:
-        found.append(Finding(Severity.BROKEN, JOURNAL, error.message))
+        found.append(Finding(Severity.BROKEN, JOURNAL, error.message, remedy=Remedy.BACKUP))
     log_state = None if diagnosis is None else diagnosis.log_state
     for name in offline.store.list(f"{SNAPSHOTS}/"):
         found.append(_snapshot(offline.store, name))
@@ -95,21 +104,23 @@ def _seeds(offline: OfflineLog) -> Finding:
     if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
         return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")
     reason = "one copy" if sound else "a plain seed of an earlier version"
-    return Finding(Severity.WORN, f"{JOURNAL}/{SEED_NAMES[0]}", f"{reason}; the next start writes the other")
+    message = f"{reason}; the next start writes the other"
+    return Finding(Severity.WORN, f"{JOURNAL}/{SEED_NAMES[0]}", message, remedy=Remedy.REBUILD)
 
 
 def _journal(diagnosis: Diagnosis) -> Finding:
     if diagnosis.reason is None:
         return Finding(Severity.SOUND, JOURNAL, f"a broker starts; last group {diagnosis.through}")
-    return Finding(Severity.BROKEN, JOURNAL, f"{diagnosis.reason.message}; polywire log repair goes past it")
+    message = f"{diagnosis.reason.message}; polywire log repair goes past it"
+    return Finding(Severity.BROKEN, JOURNAL, message, remedy=Remedy.REPAIR)
 
 
 def _snapshot(store: Store, name: str) -> Finding:
     sound, copies = copies_sound(store, name)
     if sound == copies:
         return Finding(Severity.SOUND, name, f"copies={copies}")
-    severity = Severity.WORN if sound else Severity.DAMAGED
-    return Finding(severity, name, f"damaged copies={copies - sound} of {copies}")
+    severity, remedy = (Severity.WORN, Remedy.REBUILD) if sound else (Severity.DAMAGED, Remedy.BACKUP)
+    return Finding(severity, name, f"damaged copies={copies - sound} of {copies}", remedy=remedy)
 
 
 def _segment(store: Store, name: str) -> list[Finding]:
@@ -117,16 +128,18 @@ def _segment(store: Store, name: str) -> list[Finding]:
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
-        return [Finding(Severity.BROKEN, name, f"no footer verifies: {error}")]
+        return [Finding(Severity.BROKEN, name, f"no footer verifies: {error}", remedy=Remedy.BACKUP)]
     found = []
     tail = store.get(name, info.data_bytes, store.size(name))
     sound, copies = _footers(tail)
     if sound < copies:
-        found.append(Finding(Severity.WORN, name, f"damaged footers={copies - sound} of {copies}"))
+        message = f"damaged footers={copies - sound} of {copies}"
+        found.append(Finding(Severity.WORN, name, message, remedy=Remedy.REBUILD))
     segment, block = Segment(store, info), aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
     for run in info:
         found += [
-            Finding(Severity.DAMAGED, name, damage.error().message, damage) for damage in _damages(segment, run, block)
+            Finding(Severity.DAMAGED, name, damage.error().message, damage, Remedy.BACKUP)
+            for damage in _damages(segment, run, block)
         ]
     return found or [Finding(Severity.SOUND, name, f"runs={info.run_count} bytes={info.data_bytes}")]
 

@@ -81,7 +81,7 @@ def parse_address(text: str) -> Address | None:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+    if not colon or not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65_535:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"an address is HOST:PORT or off got={text!r}")
     return Address(host, int(port))
 

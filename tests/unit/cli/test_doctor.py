@@ -52,7 +52,7 @@ def rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
         capsys.readouterr()
         code = run([*words, "--data-dir", str(tmp_path), "--output", "json"])
         text = capsys.readouterr().out
-        return code, json.loads(text[text.index("[\n") :]) if "[\n" in text else []
+        return code, json.loads(text) if text else []
 
     return answer
 
@@ -83,7 +83,7 @@ def test_second_copies_are_rebuilt(tmp_path: Path, rows: Rows, kind: str) -> Non
     code, found = rows("doctor")
     assert code == 3
     (worn,) = bad(found)
-    assert worn["state"] == "worn"
+    assert (worn["state"], worn["remedy"]) == ("worn", "rebuild")
     assert worn["path"] in (str(path.relative_to(tmp_path)), "journal/seed")
     assert path.read_bytes() != sound, "nothing is changed without being asked for"
     code, found = rows("doctor", "--rebuild")
@@ -99,6 +99,7 @@ def test_damaged_records_are_named_by_topic_and_offsets(tmp_path: Path, rows: Ro
     assert code == 3
     (damaged,) = bad(found)
     assert (damaged["state"], damaged["topic"], damaged["partition"]) == ("damaged", TOPIC, 0)
+    assert damaged["remedy"] == "backup"
     assert damaged["first_offset"] <= 7 < damaged["next_offset"]
     write_records(tmp_path, 10)  # a broker starts there
 
@@ -112,6 +113,7 @@ def test_what_keeps_a_broker_from_starting_is_repaired(tmp_path: Path, rows: Row
     code, found = rows("doctor")
     assert code == 4
     assert "polywire log repair" in bad(found)[0]["message"]
+    assert bad(found)[0]["remedy"] == "repair"
     code, given_up = rows("log", "repair", "--dry-run")
     assert code == 0
     assert path.read_bytes() == before
@@ -121,6 +123,21 @@ def test_what_keeps_a_broker_from_starting_is_repaired(tmp_path: Path, rows: Row
     assert [found.read_bytes() for found in tmp_path.glob("aside/*/slot-*")].count(before) == 1
     assert rows("doctor")[0] == 0
     write_records(tmp_path, 10)
+
+
+def test_a_missing_segment_needs_a_backup(tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
+    write_records(tmp_path)
+    path = min(tmp_path.glob("segments/*"))
+    content = path.read_bytes()
+    path.unlink()
+    code, found = rows("doctor")
+    assert code == 4
+    (broken,) = bad(found)
+    assert (broken["state"], broken["remedy"]) == ("broken", "backup")
+    assert path.name in broken["message"]
+    path.write_bytes(content)
+    assert run(["doctor", "--data-dir", str(tmp_path)]) == 0
+    assert "topics=1 partitions=1 groups=0 segments=" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_journal_is_refused(tmp_path: Path, rows: Rows) -> None:

@@ -212,7 +212,9 @@ def test_connections_are_kept_per_address(served: Served) -> None:
     kept.close()
 
 
-@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:port"])
+@pytest.mark.parametrize(
+    "address", ["", "host", ":1", "host:", "host:port", "host:²", "host:65536", "host:" + "1" * 5000]
+)
 def test_broken_addresses_are_refused(address: str) -> None:
     with pytest.raises(Invalid):
         split_address(address)

@@ -5,6 +5,8 @@ sealed), and ``contents.json``, what the code that wrote it read from it: every 
 
 * ``state-1``: five wires, their groups, users, writers, staged batches, a transaction that is open and others that ended.
 * ``state-2``: Kafka beside them: idempotent producers, positions with a text and a leader epoch, topics with settings of that wire.
+* ``state-3``: groups of Kafka's newer protocol and classic ones, one shared with another wire; transactions of several partitions and groups
+  that were committed, aborted, and are open in a sealed segment and in the journal; a user with verifiers of SCRAM. See ``test_newer``.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ class Kept:
     def __init__(self, name: str, path: Path) -> None:
         self.path = path
         self.expected: dict[str, Any] = json.loads((HERE / name / "contents.json").read_text())
-        self._written_at_us: int = self.expected.pop("written_at_us")
+        self.written_at_us: int = self.expected.pop("written_at_us")
         with tarfile.open(HERE / name / "data.tar.xz") as archive:
             archive.extractall(path, filter="data")
 
     def open(self) -> Broker:
         """This release's broker over it, when it was written: what is kept for some days only is still there."""
-        clock = SimulatedClock(self._written_at_us)
+        clock = SimulatedClock(self.written_at_us)
         loop = asyncio.get_running_loop()
         return Broker.open(self.path, BrokerSettings(), loop, clock, log_settings=LOG)
 
@@ -99,7 +101,7 @@ def test_a_difference_is_seen() -> None:
 
 
 def test_there_is_a_directory_of_every_shape_of_the_state() -> None:
-    assert DIRECTORIES == ["state-1", "state-2"]
+    assert DIRECTORIES == ["state-1", "state-2", "state-3"]
     for name in DIRECTORIES:
         assert (HERE / name / "data.tar.xz").stat().st_size < 64 * 1024
 
