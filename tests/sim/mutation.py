@@ -28,7 +28,7 @@ def nothing(*_: object, **__: object) -> None:
     """What is done instead."""
 
 
-def replaced(owner: object, name: str, instead: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
     """A switch that puts another function in the place of one."""
     return lambda patch: patch.setattr(owner, name, instead)
 

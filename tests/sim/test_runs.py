@@ -19,6 +19,7 @@ STEPS = 800
 RARE = {
     "log": ("drop", "compact", "publish", "trim", "woken", "rot"),
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
+    "wires": ("reset", "eof", "hung up", "cut", "take"),
 }
 """What comes up in some of the runs, beside the troubles of every world."""
 TROUBLES = ("power loss", "killed", "fault", "short", "log failed", "rival")

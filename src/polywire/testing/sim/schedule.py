@@ -14,7 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Loop
@@ -72,6 +72,19 @@ class SimulatedWorker:
             self._loop.call_soon_threadsafe(*self._answers.popleft())
 
 
+class Actor(Protocol):
+    """Whoever does something between two callbacks of the loop."""
+
+    weight: float
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+
+    def step(self, chance: Chance) -> None:
+        """Do something."""
+
+
 class Schedule:
     """Implements ``Loop``, for one process. Guards: time passes only when a step lets it."""
 
@@ -82,7 +95,7 @@ class Schedule:
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._order = 0
-        self.workers: Final[list[SimulatedWorker]] = []
+        self.workers: Final[list[Actor]] = []
         self._loop_weight = 1.0
 
     # The port of the loop

@@ -10,6 +10,7 @@ from typing import Final
 
 from polywire.testing.sim.broker.world import BrokerWorld
 from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.wires.world import WiresWorld
 from polywire.testing.sim.world import World
 
-WORLDS: Final[Mapping[str, type[World]]] = {world.NAME: world for world in (LogWorld, BrokerWorld)}
+WORLDS: Final[Mapping[str, type[World]]] = {world.NAME: world for world in (LogWorld, BrokerWorld, WiresWorld)}

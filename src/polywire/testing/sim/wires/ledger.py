@@ -1,0 +1,183 @@
+"""What peers know of partitions and positions: what they sent, what they were told, what they were shown.
+
+Promises: judges every answer and every start; what cannot be explained by what was sent, answered and lost is a ``Violation``. Must not know:
+wires, connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from polywire.testing.sim.promises import require
+from polywire.types import Level
+
+Place = tuple[str, int]
+"""A topic's name and a partition's number."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """Values that were sent together: by whom, as the how manieth of a connection. offset: where they are by the answer."""
+
+    place: Place
+    values: Sequence[bytes]
+    line: str
+    number: int
+    level: Level
+    offset: int | None = None
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is known of one partition. known: values by offset; ``base``: below it everything is stored. shown: what was shown is below."""
+
+    known: dict[int, bytes] = field(default_factory=dict)
+    base: int = 0
+    shown: int = 0
+
+
+@dataclass(slots=True)
+class Spot:
+    """One position: what it may be, the latest last; what was answered, and at which level."""
+
+    asked: list[tuple[int, Level | None]] = field(default_factory=list)
+
+
+class Ledger:
+    """Guards: no value is sent by two, or twice."""
+
+    def __init__(self, places: Sequence[Place], durability: Level) -> None:
+        self.places: Final = places
+        self._durability = durability
+        self._sendings: Final[dict[bytes, tuple[Sending, int]]] = {}
+        self._answered: list[Sending] = []
+        self.shelves: Final = {place: Shelf() for place in places}
+        self.spots: Final[dict[tuple[str, Place], Spot]] = {}
+
+    def level(self, level: Level) -> Level:
+        """What an answer at this level means here."""
+        return level if level is Level.MEMORY else max(level, self._durability)
+
+    # Records
+
+    def sent(self, sending: Sending) -> None:
+        """Values are on their way."""
+        for index, value in enumerate(sending.values):
+            self._sendings[value] = sending, index
+
+    def stored(self, sending: Sending, offset: int) -> None:
+        """They were answered with an offset."""
+        require(not sending.is_refused, "what was refused is not stored", place=sending.place, offset=offset)
+        sending.offset = offset
+        self._answered.append(sending)
+        for index, value in enumerate(sending.values):
+            self._learn(sending.place, offset + index, value)
+
+    def _learn(self, place: Place, offset: int, value: bytes) -> None:
+        known = self.shelves[place].known.setdefault(offset, value)
+        require(
+            known == value, "an offset has one record", place=place, offset=offset, known=known[:20], now=value[:20]
+        )
+        sending, index = self._sendings[value]
+        if sending.offset is not None:
+            right = sending.offset + index == offset and sending.place == place
+            require(right, "a record is where its answer said", place=place, offset=offset, answered=sending.offset)
+
+    def shown(self, place: Place, first: int, records: Sequence[tuple[int, bytes | None]], next_offset: int) -> None:
+        """A reader was shown records of [first, next_offset)."""
+        offset = first
+        for at, value in records:
+            require(at == offset, "records come in order, once", place=place, expected=offset, found=at)
+            require(value in self._sendings, "a record is one that was sent", place=place, offset=at)
+            assert value is not None, "values are sent"
+            self._learn(place, at, value)
+            offset += 1
+        require(offset == next_offset, "every offset has its record", place=place, end=offset, next_offset=next_offset)
+        shelf = self.shelves[place]
+        shelf.shown = max(shelf.shown, offset if records else 0)
+
+    def settle(self, place: Place, content: Sequence[bytes], *, powerless: bool) -> None:
+        """A start has found these records in a partition."""
+        shelf, end = self.shelves[place], len(content)
+        require(end >= shelf.base, "what was stored at a start stays", place=place, end=end, base=shelf.base)
+        stays = not powerless or self._durability is Level.SYNCED
+        require(
+            end >= shelf.shown or not stays, "what a reader was shown stays", place=place, end=end, shown=shelf.shown
+        )
+        for sending in self._answered:
+            if sending.place == place and sending.offset is not None:
+                floor = Level.SYNCED if powerless else Level.WRITTEN
+                kept = sending.offset + len(sending.values) <= end
+                lost = self.level(sending.level) < floor
+                require(kept or lost, "an acknowledged record is there", place=place, offset=sending.offset, end=end)
+        self._answered = [sending for sending in self._answered if sending.place != place]
+        self._judge(place, content)
+        shelf.known = dict(enumerate(content))
+        shelf.base = shelf.shown = end
+
+    def _judge(self, place: Place, content: Sequence[bytes]) -> None:
+        latest: dict[str, tuple[int, int]] = {}
+        seen: set[bytes] = set()
+        known = self.shelves[place].known
+        for offset, value in enumerate(content):
+            require(value in self._sendings, "a record is one that was sent", place=place, offset=offset)
+            require(value not in seen, "a record is there once", place=place, offset=offset, value=value[:20])
+            seen.add(value)
+            sending, index = self._sendings[value]
+            require(sending.place == place, "a record is where it was sent to", place=place, sent_to=sending.place)
+            require(not sending.is_refused, "what was refused is not stored", place=place, offset=offset)
+            require(known.get(offset, value) == value, "a record stays what it was", place=place, offset=offset)
+            at, before = (sending.number, index), latest.get(sending.line, (-1, -1))
+            require(at > before, "records of a connection stay in order", place=place, offset=offset, line=sending.line)
+            latest[sending.line] = at
+
+    # Positions
+
+    def asks(self, owner: str, place: Place, offset: int) -> int:
+        """A position is to be stored; returns what ``was_stored`` wants to know."""
+        spot = self.spots.setdefault((owner, place), Spot())
+        spot.asked.append((offset, None))
+        return len(spot.asked) - 1
+
+    def was_stored(self, owner: str, place: Place, number: int, level: Level) -> None:
+        """That was answered."""
+        spot = self.spots[owner, place]
+        spot.asked[number] = (spot.asked[number][0], self.level(level))
+
+    def finds(self, owner: str, place: Place, found: int | None, since: int) -> None:
+        """A peer was told its position. since: the first that it may be: the last answered one when it asked."""
+        spot = self.spots.get((owner, place))
+        allowed: list[int | None] = [None] if spot is None or since < 0 else []
+        allowed += [offset for offset, _ in spot.asked[max(since, 0) :]] if spot is not None else []
+        require(found in allowed, "a position is the one that was stored", owner=owner, place=place, found=found)
+
+    def last_answered(self, owner: str, place: Place) -> int:
+        """The last position that was answered, -1 where none was."""
+        spot = self.spots.get((owner, place))
+        answered = [] if spot is None else [at for at, (_, level) in enumerate(spot.asked) if level is not None]
+        return answered[-1] if answered else -1
+
+    def stopped(self) -> None:
+        """A process has stopped as asked to: whatever was answered is synced."""
+        for sending in self._answered:
+            sending.level = Level.SYNCED
+        for spot in self.spots.values():
+            spot.asked = [(offset, None if level is None else Level.SYNCED) for offset, level in spot.asked]
+
+    def settle_position(self, owner: str, place: Place, found: int | None, *, powerless: bool) -> None:
+        """A start has found this position: none before the last one that was answered at its level."""
+        spot = self.spots[owner, place]
+        floor = Level.SYNCED if powerless else Level.WRITTEN
+        kept = [at for at, (_, level) in enumerate(spot.asked) if level is not None and level >= floor]
+        allowed = [offset for offset, _ in spot.asked[kept[-1] if kept else 0 :]]
+        require(
+            found in allowed or (found is None and not kept),
+            "an acknowledged position is there",
+            owner=owner,
+            place=place,
+            found=found,
+        )
+        spot.asked = [] if found is None else [(found, Level.SYNCED)]

@@ -1,0 +1,281 @@
+"""A network: bytes on their way between peers and the connections of one process, a few at a time, in any order among links.
+
+What a kernel would do is done here in steps that chance chooses: some bytes arrive, some are taken, an end or a reset is noticed. Each way
+holds so many bytes; what does not fit waits in the transport, which says so as asyncio's do.
+
+Promises: the bytes of one link stay in order, and none is lost before a reset; callbacks of a connection are called as an asyncio loop calls
+them. Must not know: wires, sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from polywire.server.connection import Connection
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.schedule import Schedule
+from polywire.testing.sim.story import Story
+from polywire.types import Buffer
+
+KERNEL_BYTES: Final = 8 * 1024  # each way of a link
+BACKLOG_BYTES_MAX: Final = 256 * 1024  # what may wait, and the longest answers that were under way when it did
+HELD_BYTES_MAX: Final = 64 * 1024  # a few times what one connection of this world may have for throughput
+BURST: Final = 12  # of events between two callbacks of the loop
+SERVER: Final = ("10.0.0.1", 9000)
+
+
+class Caller(Protocol):
+    """The peer's end of a link."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether it takes what has arrived."""
+
+    def received(self, data: bytes) -> None:
+        """Bytes have arrived."""
+
+    def hung_up(self, *, is_aborted: bool) -> None:
+        """Nothing more will come, and nothing more is taken. is_aborted: what was not taken is lost."""
+
+
+class SimulatedTransport:
+    """What asyncio gives a connection. Guards: nothing is called once the connection was told that it is lost."""
+
+    def __init__(self, link: Link, loop: Schedule, number: int) -> None:
+        self._link = link
+        self._loop = loop
+        self._extra: Final = {"peername": (f"10.0.1.{number % 200}", 40_000 + number), "sockname": SERVER}
+        self._waiting = bytearray()
+        self._is_full = False
+        self._closing = False
+        self.reading = True
+        self.lost = False
+        self.is_aborted = False
+
+    # What a connection calls
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Whose it is."""
+        return self._extra.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything that waits is told of, as connections ask for."""
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait."""
+        return len(self._waiting)
+
+    def is_closing(self) -> bool:
+        """Whether it was closed, or lost."""
+        return self._closing
+
+    def pause_reading(self) -> None:
+        """Let nothing arrive."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Let bytes arrive again."""
+        self.reading = not self._closing
+
+    def write(self, data: Buffer) -> None:
+        """Send bytes, as many as fit; the others wait."""
+        if self.lost:
+            return
+        self._waiting += data
+        self.push()
+        require(
+            len(self._waiting) <= BACKLOG_BYTES_MAX, "what waits for a peer has a limit", waiting=len(self._waiting)
+        )
+        if self._waiting and not self._is_full:
+            self._is_full = True
+            self._link.connection.pause_writing()
+
+    def writelines(self, parts: Sequence[Buffer]) -> None:
+        """Send parts in order."""
+        self.write(b"".join(parts))
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+        if not self._closing:
+            self._closing, self.reading = True, False
+            if not self._waiting:
+                self._loop.call_soon(self.lose, None)
+
+    def abort(self) -> None:
+        """End now."""
+        self._waiting.clear()
+        self.is_aborted = True
+        if not self.lost:
+            self._closing, self.reading = True, False
+            self._link.reset()
+            self._loop.call_soon(self.lose, None)
+
+    # What the network calls
+
+    def push(self) -> None:
+        """The kernel takes what fits."""
+        room = KERNEL_BYTES - len(self._link.down)
+        if room > 0 and self._waiting:
+            self._link.down += self._waiting[:room]
+            del self._waiting[:room]
+
+    def went(self) -> None:
+        """The peer has taken bytes: there may be room."""
+        self.push()
+        if self._waiting or self.lost:
+            return
+        if self._is_full:
+            self._is_full = False
+            self._link.connection.resume_writing()
+        if self._closing and not self._waiting:
+            self._loop.call_soon(self.lose, None)
+
+    def lose(self, error: Exception | None) -> None:
+        """Tell the connection, once."""
+        if self.lost:
+            return
+        self.lost = self._closing = True
+        self.reading = False
+        self._waiting.clear()
+        self._link.connection.connection_lost(error)
+
+
+class Link:
+    """One connection of a peer. Guards: ``up`` and ``down`` are on their way to the process and to the peer."""
+
+    transport: SimulatedTransport
+
+    def __init__(self, caller: Caller, connection: Connection, number: int) -> None:
+        self.caller: Final = caller
+        self.connection: Final = connection
+        self.number: Final = number
+        self.up = bytearray()
+        self.down = bytearray()
+        self.finished = False
+        """Whether the peer sends nothing more."""
+        self.was_told = False
+        """Whether the connection knows that."""
+        self.is_cut = False
+        """Whether the peer has reset it, or is gone."""
+        self.is_over = False
+        """Whether the peer knows that the process has ended it."""
+
+    @property
+    def free(self) -> int:
+        """Bytes that the peer may send now."""
+        return 0 if self.finished or self.is_cut or self.is_over else KERNEL_BYTES - len(self.up)
+
+    def send(self, data: bytes) -> None:
+        """The peer sends; there is room."""
+        self.up += data
+
+    def finish(self) -> None:
+        """The peer will send nothing more."""
+        self.finished = True
+
+    def cut(self) -> None:
+        """The peer resets it, with answers unread."""
+        self.is_cut = True
+        self.up.clear()
+        self.down.clear()
+
+    def reset(self) -> None:
+        """The process ends it, whatever has not been read."""
+        self.down.clear()
+
+
+class Network:
+    """Every link of one process; one of those that do something between two callbacks of its loop (``schedule.Actor``)."""
+
+    name = "network"
+
+    def __init__(self, loop: Schedule, story: Story) -> None:
+        self.weight = 1.0
+        self._loop = loop
+        self._story = story
+        self._links: list[Link] = []
+        self._count = 0
+        loop.workers.append(self)
+
+    def connect(self, caller: Caller, connection: Connection) -> Link:
+        """A peer connects."""
+        self._count += 1
+        link = Link(caller, connection, self._count)
+        link.transport = SimulatedTransport(link, self._loop, self._count)
+        self._links.append(link)
+        connection.connection_made(link.transport)  # type: ignore[arg-type]
+        return link
+
+    @property
+    def open(self) -> int:
+        """Links that connections have."""
+        return sum([not link.transport.lost for link in self._links])
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can happen until somebody does something."""
+        return not any(self._ready(link) for link in self._links)
+
+    def step(self, chance: Chance) -> None:
+        """Something happens to one link, or to several in one pass of the loop."""
+        before, self._story.actor = self._story.actor, self.name
+        for _ in range(chance.one_of((1, 1, 1, BURST))):
+            ready = [(link, event) for link in self._links for event in self._ready(link)]
+            if not ready:
+                break
+            link, event = chance.one_of(ready)
+            event(link, chance)
+        self._story.actor = before
+        self._links = [link for link in self._links if not (link.transport.lost and (link.is_over or link.is_cut))]
+
+    def _ready(self, link: Link) -> list[Callable[[Link, Chance], None]]:
+        transport, found = link.transport, list[Callable[[Link, Chance], None]]()
+        if not transport.lost:
+            if link.is_cut:
+                found.append(self._lose)
+            elif transport.reading and link.up:
+                found.append(self._arrive)
+            elif transport.reading and link.finished and not link.was_told:
+                found.append(self._end)
+        if link.down and link.caller.reads and not link.is_cut:
+            found.append(self._take)
+        if transport.lost and not link.down and not link.is_over and not link.is_cut:
+            found.append(self._hang_up)
+        return found
+
+    def _arrive(self, link: Link, chance: Chance) -> None:
+        view = link.connection.get_buffer(-1)
+        most = min(len(view), len(link.up))
+        count = chance.one_of((1 + chance.below(min(most, 40)), 1 + chance.below(most), most, most))
+        self._story.tell("arrive", f"c{link.number} size={count} of={len(link.up)}")
+        view[:count] = link.up[:count]
+        del link.up[:count]
+        link.connection.buffer_updated(count)
+        held = link.connection.held_bytes
+        require(held <= HELD_BYTES_MAX, "what is received of a peer has a limit", held=held)
+
+    def _end(self, link: Link, chance: Chance) -> None:
+        link.was_told = True
+        self._story.tell("eof", f"c{link.number}")
+        if not link.connection.eof_received():
+            link.transport.close()
+
+    def _lose(self, link: Link, chance: Chance) -> None:
+        self._story.tell("reset", f"c{link.number}")
+        link.transport.lose(ConnectionResetError(104, "Connection reset by peer"))
+
+    def _take(self, link: Link, chance: Chance) -> None:
+        count = chance.one_of((1 + chance.below(len(link.down)), len(link.down)))
+        data = bytes(link.down[:count])
+        del link.down[:count]
+        self._story.tell("take", f"c{link.number} size={count}")
+        link.caller.received(data)
+        if not link.is_cut:
+            link.transport.went()
+
+    def _hang_up(self, link: Link, chance: Chance) -> None:
+        link.is_over = True
+        self._story.tell("hung up", f"c{link.number}")
+        link.caller.hung_up(is_aborted=link.transport.is_aborted)

@@ -1,0 +1,199 @@
+"""A peer that asks for anything over one connection after the other, reads its answers or does not, and remembers all of it.
+
+Promises: every answer is judged: it is of a request that was sent and not answered, in order where its wire has an order, and true.
+Must not know: bytes of wires, what a process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.ledger import Ledger, Place, Sending
+from polywire.testing.sim.wires.network import Link
+from polywire.testing.sim.wires.speech import Answer, Speech
+from polywire.types import Level
+
+WAITS_MS: Final = (0, 0, 20, 500)
+VALUE_SIZES: Final = (1, 40, 900, 4200)
+PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request that is not answered. judge: is given every part of its answer; refused: is told instead that there is none."""
+
+    what: str
+    judge: Callable[[Answer], None]
+    refused: Callable[[], None]
+
+
+class Peer:
+    """Guards: ``link`` is the connection it has now; ``asked`` are requests on it that are not answered."""
+
+    def __init__(self, name: str, speak: Callable[[], Speech], ledger: Ledger, chance: Chance, story: Story) -> None:
+        self.name: Final = name
+        self.reads = True
+        self.link: Link | None = None
+        self.asked: dict[int, Asked] = {}
+        self._speak = speak
+        self._ledger = ledger
+        self._chance = chance
+        self._story = story
+        self._speech = speak()
+        self._unsent = bytearray()
+        self._lives = 0
+        self._count = 0
+        self.patience = PATIENCE[0]
+        self.may_be_refused = False
+        """Whether storage has failed."""
+
+    def connected(self, link: Link) -> None:
+        """There is a connection."""
+        self.link, self._speech, self.reads = link, self._speak(), True
+        self._lives += 1
+        self._unsent = bytearray(self._speech.greeting())
+        self.push()
+
+    def push(self) -> None:
+        """Send what fits."""
+        link = self.link
+        if link is not None and self._unsent and link.free > 0:
+            count = min(link.free, len(self._unsent))
+            link.send(bytes(self._unsent[:count]))
+            del self._unsent[:count]
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._unsent)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether an answer is to come."""
+        return self.link is not None and bool(self.asked)
+
+    def disconnected(self) -> None:
+        """The connection is gone, and with it every answer that was owed."""
+        self.link = None
+        self.asked.clear()
+        self._unsent.clear()
+
+    def hung_up(self, *, is_aborted: bool) -> None:
+        fine = is_aborted or self.may_be_refused or (self.link is not None and self.link.finished and not self.asked)
+        require(
+            fine, "nobody is hung up on that is owed an answer", peer=self.name, asked=list(self.asked.values())[:2]
+        )
+        self.disconnected()
+
+    # What it asks for
+
+    def _ask(
+        self, what: str, request: Callable[[int], bytes], judge: Callable[[Answer], None], refused: Callable[[], None]
+    ) -> None:
+        self._count += 1
+        self._story.tell("ask", f"{self.name} {self._count} {what}")
+        self.asked[self._count] = Asked(what, judge, refused)
+        self._unsent += request(self._count)
+        self.push()
+
+    def _place(self) -> Place:
+        return self._chance.one_of(self._ledger.places)
+
+    def produce(self, level: Level) -> None:
+        place, count = self._place(), 1 + self._chance.below(3)
+        values = [
+            b"%s.%d.%d:" % (self.name.encode(), self._count, index) + b"." * self._chance.one_of(VALUE_SIZES)
+            for index in range(count)
+        ]
+        sending = Sending(place, values, f"{self.name}.{self._lives}", self._count, level)
+        self._ledger.sent(sending)
+        self._ask(
+            f"produce {place[0]}/{place[1]} {count} {level.name}",
+            lambda number: self._speech.produce(number, place, values, level),
+            lambda answer: self._ledger.stored(sending, -1 if answer.offset is None else answer.offset),
+            partial(setattr, sending, "is_refused", True),
+        )
+
+    def fetch(self) -> None:
+        place = self._place()
+        end = max(self._ledger.shelves[place].known, default=-1) + 1
+        first, wait_ms = self._chance.below(end + 1), self._chance.one_of(WAITS_MS)
+        at = [first]
+
+        def judge(answer: Answer) -> None:
+            next_offset = at[0] if answer.offset is None else answer.offset
+            records = [record for record in answer.records if at[0] <= record[0]]
+            self._ledger.shown(place, at[0], records, next_offset)
+            at[0] = next_offset
+
+        self._ask(
+            f"fetch {place[0]}/{place[1]} from {first} wait={wait_ms}",
+            lambda number: self._speech.fetch(number, place, first, wait_ms),
+            judge,
+            _nothing,
+        )
+
+    def commit(self) -> None:
+        place, offset = self._place(), self._chance.below(10_000)
+        at = self._ledger.asks(self.name, place, offset)
+        self._ask(
+            f"commit {place[0]}/{place[1]} {offset}",
+            lambda number: self._speech.commit(number, self.name, place, offset),
+            lambda _: self._ledger.was_stored(self.name, place, at, Level.WRITTEN),
+            _nothing,
+        )
+
+    def position(self) -> None:
+        place = self._place()
+        since = self._ledger.last_answered(self.name, place)
+        self._ask(
+            f"position {place[0]}/{place[1]}",
+            lambda number: self._speech.position(number, self.name, place),
+            lambda answer: self._ledger.finds(self.name, place, answer.offset, since),
+            _nothing,
+        )
+
+    def ping(self) -> None:
+        self._ask("ping", lambda number: self._speech.ping(number), lambda _: None, _nothing)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether it has a connection, and not too much to wait for."""
+        link = self.link
+        return link is not None and not link.finished and not link.is_cut and len(self.asked) < self.patience
+
+    # What it is told
+
+    def received(self, data: bytes) -> None:
+        for answer in self._speech.take(data):
+            self._judge(answer)
+        self.push()
+
+    def _judge(self, answer: Answer) -> None:
+        asked = self.asked.get(answer.number)
+        require(asked is not None, "an answer is to a request", peer=self.name, number=answer.number)
+        assert asked is not None, "it was looked at"
+        if self._speech.ordered:
+            first = next(iter(self.asked))
+            require(first == answer.number, "answers are in order", peer=self.name, expected=first, found=answer.number)
+        if answer.is_last:
+            del self.asked[answer.number]
+        if answer.error:
+            self._story.tell("refused", f"{self.name} {answer.number} {asked.what}: {answer.error}")
+            excused = answer.later or self.may_be_refused
+            require(excused, "refused for no reason", peer=self.name, what=asked.what, error=answer.error)
+            if not self.may_be_refused:
+                asked.refused()
+            return
+        self._story.tell("told", f"{self.name} {answer.number} {asked.what}")
+        asked.judge(answer)
+
+
+def _nothing() -> None:
+    """Nothing follows from that."""

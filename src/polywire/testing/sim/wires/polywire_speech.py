@@ -1,0 +1,93 @@
+"""A peer of the `polywire` wire, by its own codec.
+
+Promises: as ``Speech``. Must not know: sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_answer_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.testing.sim.log.client import records_of
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.ledger import Place
+from polywire.testing.sim.wires.speech import Answer
+from polywire.types import Level
+
+GROUP_KIND = 1
+RETRY_LATER = 2
+
+
+class PolywireSpeech:
+    """Implements ``Speech``."""
+
+    ordered = False
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._greeted = False
+
+    def greeting(self) -> bytes:
+        return MAGIC
+
+    def produce(self, number: int, place: Place, values: Sequence[bytes], level: Level) -> bytes:
+        batch = bytes(from_records([Record(value) for value in values]))
+        head = messages.Produce(*place, level=int(level))
+        return encode_head(Verb.PRODUCE, number, head, payload_bytes=len(batch)) + batch
+
+    def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
+        return encode_head(Verb.FETCH, number, messages.Fetch(*place, offset, wait_ms=wait_ms))
+
+    def commit(self, number: int, owner: str, place: Place, offset: int) -> bytes:
+        return encode_head(Verb.COMMIT, number, messages.Commit(*place, GROUP_KIND, owner, offset))
+
+    def position(self, number: int, owner: str, place: Place) -> bytes:
+        return encode_head(Verb.POSITION, number, messages.AskPosition(*place, GROUP_KIND, owner))
+
+    def ping(self, number: int) -> bytes:
+        return encode_head(Verb.PING, number, Head())
+
+    def take(self, data: bytes) -> Iterator[Answer]:
+        buffer = self._buffer
+        buffer += data
+        if not self._greeted and len(buffer) >= len(MAGIC):
+            require(buffer[: len(MAGIC)] == MAGIC, "a broker greets in its wire", found=bytes(buffer[:8]))
+            del buffer[: len(MAGIC)]
+            self._greeted = True
+        while self._greeted and len(buffer) >= PREFIX_BYTES:
+            prefix = decode_answer_prefix(buffer)
+            end = PREFIX_BYTES + prefix.length
+            if len(buffer) < end:
+                return
+            body = PREFIX_BYTES + prefix.head_bytes
+            head, payload = bytes(buffer[PREFIX_BYTES:body]), bytes(buffer[body:end])
+            del buffer[:end]
+            if prefix.verb != Verb.HELLO:
+                yield _answer(prefix.verb, prefix.flags, prefix.correlation, head, payload)
+
+
+def _answer(verb: int, flags: int, number: int, head: bytes, payload: bytes) -> Answer:
+    if flags & ERROR:
+        failure = decode_answer(head, messages.Failure)
+        return Answer(number, error=failure.message, later=failure.retry == RETRY_LATER)
+    if verb == Verb.PRODUCE:
+        return Answer(number, offset=decode_answer(head, messages.Produced).appended[0].base_offset)
+    if verb == Verb.FETCH:
+        fetched = decode_answer(head, messages.Fetched)
+        records = [(record.offset, record.value) for record in records_of([memoryview(payload)])]
+        return Answer(number, offset=fetched.next_offset, records=records, is_last=not flags & MORE)
+    if verb == Verb.POSITION:
+        return Answer(number, offset=decode_answer(head, messages.Position).offset)
+    return Answer(number)

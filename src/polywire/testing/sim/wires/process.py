@@ -1,0 +1,78 @@
+"""A process that serves a broker over connections.
+
+Promises: as ``Process``; seconds are counted as the server does. Must not know: who connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from polywire.protocols.polywire.factory import PolywireFactory
+from polywire.protocols.runtime.session import SessionFactory
+from polywire.server.connection import Connection
+from polywire.server.hub import ConnectionLimits, Hub
+from polywire.testing.sim.broker.process import BrokerProcess
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.network import Caller, Link, Network
+
+CONNECTIONS_MAX: Final = 3
+SWEEP_S: Final = 1.0
+QUICK_S: Final = 0.0001
+SLOW_S: Final = 0.004  # of one offer: a few of them are all that a pass has time for
+LIMITS: Final = ConnectionLimits(
+    connections_max=CONNECTIONS_MAX,
+    receive_bytes_max=16 * 1024,
+    quantum_bytes_max=24 * 1024,
+    backlog_bytes_max=12 * 1024,
+)
+"""What must be small so that it is reached."""
+
+
+class WorkClock:
+    """How long offers take: little mostly, much at times. Implements ``Clock`` for the run queue alone."""
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+        self._spent = 0.0
+
+    def now_us(self) -> int:
+        """Microseconds."""
+        return int(self._spent * 1e6)
+
+    def monotonic(self) -> float:
+        """Goes on whenever it is looked at."""
+        self._spent += SLOW_S if self._chance.happens(0.1) else QUICK_S
+        return self._spent
+
+
+class WiresProcess(BrokerProcess):
+    """Guards: ``hub`` and ``network`` are there once ``open`` has returned."""
+
+    hub: Hub
+    network: Network
+    _factories: Sequence[SessionFactory]
+
+    def open(self) -> None:
+        super().open()
+        self.hub = Hub(
+            self.broker, LIMITS, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
+        )
+        self._factories = [PolywireFactory(self.broker)]
+        self.network = Network(self.loop, self.files.story)
+        self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _soon(self, callback: Callable[[], None]) -> object:
+        return self.loop.call_soon(callback)
+
+    def _sweep(self) -> None:
+        self.hub.sweep()
+        self.loop.call_later(SWEEP_S, self._sweep)
+
+    def accept(self, caller: Caller) -> Link:
+        """Somebody connects."""
+        link = self.network.connect(caller, Connection(self.hub, self._factories))
+        count = len(self.hub.connections)
+        require(count <= CONNECTIONS_MAX, "connections have a limit", count=count)
+        return link

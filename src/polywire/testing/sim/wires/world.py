@@ -1,0 +1,250 @@
+"""The world of wires: peers that speak to the processes of a broker over a network, and what they must find after every start.
+
+Promises: as ``World``. Must not know: bytes of wires, how connections and sessions do what they promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Final
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.protocols.polywire import session
+from polywire.server.shared_chunk import CHUNK_BYTES
+from polywire.testing.sim.broker.part import LEVELS
+from polywire.testing.sim.broker.world import BROKER
+from polywire.testing.sim.log.client import records_of
+from polywire.testing.sim.log.world import SETTINGS, small_compaction
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.wires.ledger import Ledger, Place
+from polywire.testing.sim.wires.peer import PATIENCE, Peer
+from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
+from polywire.testing.sim.wires.process import WiresProcess
+from polywire.testing.sim.world import World
+from polywire.types import Level, PositionKind, TopicName
+
+TOPICS: Final = {"a": 2, "b": 1}
+PLACES: Final[tuple[Place, ...]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
+PEERS: Final = 4  # one more than there are slots
+REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
+REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
+ACTS: Final = {
+    "connect": 4.0,
+    "produce": 10.0,
+    "fetch": 5.0,
+    "commit": 3.0,
+    "position": 2.0,
+    "ping": 1.0,
+    "push": 6.0,
+    "cut": 0.3,
+    "finish": 0.3,
+    "deafen": 0.5,
+    "listen": 2.0,
+}
+"""What peers do, and how often."""
+
+
+class WiresWorld(World):
+    """Guards: the ledger is of every peer since the beginning; nobody is connected to a process that is gone."""
+
+    NAME = "wires"
+    ACTS = tuple(ACTS)
+
+    _process: WiresProcess
+    _weights: list[float]
+
+    def _small(self) -> AbstractContextManager[None]:
+        return self._surroundings()
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        before, session.REQUESTS_MAX = session.REQUESTS_MAX, REQUESTS_MAX  # type: ignore[misc]
+        try:
+            with small_compaction(), tokens_by(self._chance):
+                yield
+        finally:
+            session.REQUESTS_MAX = before  # type: ignore[misc]
+
+    def _choose_settings(self) -> None:
+        chance = self._chance
+        durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+        least = 2 + chance.below(2)
+        self._log_settings = replace(
+            SETTINGS,
+            slot_count_min=least,
+            slot_count_max=least + 1 + chance.below(2),
+            sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            durability=durability,
+        )
+        own = replace(BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max)
+        self._broker_settings = own.within(self._log_settings.batch_bytes_max)
+        self._durability = durability
+        self._ledger = Ledger(PLACES, durability)
+        self._peers = [Peer(f"p{number}", PolywireSpeech, self._ledger, chance, self.story) for number in range(PEERS)]
+        self._error: BrokerError | None = None
+        self._levels: Sequence[Level] = LEVELS[0]
+
+    def _description(self) -> str:
+        return f"seed={self.seed} durability={self._durability.name}"
+
+    def _make_process(self) -> WiresProcess:
+        return WiresProcess(
+            self._disk, self._log_settings, self._broker_settings, self._clock, self._chance, self.story
+        )
+
+    def _meet(self) -> None:
+        self._error = None
+        self._process.log.on_failure(self._failed)
+        self._weights = list(ACTS.values())
+        for peer in self._peers:
+            peer.may_be_refused = False
+            peer.disconnected()
+
+    def _failed(self, error: BrokerError) -> None:
+        self._error = error
+        self.story.tell("log failed", error.message)
+        for peer in self._peers:
+            peer.may_be_refused = True
+
+    @property
+    def _failure(self) -> BrokerError | None:
+        return self._error
+
+    def _change_minds(self) -> None:
+        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+        self._levels = self._chance.one_of(LEVELS)
+        for peer in self._peers:
+            peer.patience = self._chance.one_of(PATIENCE)
+
+    def _expect_failed_reads(self) -> None:
+        for peer in self._peers:
+            peer.may_be_refused = True
+
+    # What peers do
+
+    def _act(self) -> None:
+        before, self.story.actor = self.story.actor, "peer"
+        peer = self._chance.one_of(self._peers)
+        act = self._chance.weighted(list(ACTS), self._weights)
+        if act not in self._without:
+            self._do(act, peer)
+        self.story.actor = before
+
+    def _do(self, act: str, peer: Peer) -> None:
+        if act == "connect":
+            if peer.link is None:
+                self._connect(peer)
+        elif act == "push":
+            peer.push()
+        elif act in ("deafen", "listen"):
+            peer.reads = act == "listen"
+        elif peer.link is None or not peer.may_ask:
+            return
+        elif act == "cut":
+            self.story.tell("cut", f"{peer.name} c{peer.link.number} unread={len(peer.link.down)}")
+            peer.link.cut()
+            peer.disconnected()
+        elif act == "finish":
+            if not peer.is_sending:
+                self.story.tell("finish", f"{peer.name} c{peer.link.number}")
+                peer.link.finish()
+        elif act == "produce":
+            peer.produce(self._chance.one_of(self._levels))
+        else:
+            asks = {"fetch": peer.fetch, "commit": peer.commit, "position": peer.position, "ping": peer.ping}
+            asks[act]()
+
+    def _connect(self, peer: Peer) -> None:
+        link = self._process.accept(peer)
+        self.story.tell("connect", f"{peer.name} c{link.number}")
+        peer.connected(link)
+
+    def _let_go(self) -> None:
+        """Nobody holds anything of the process but what it sends."""
+
+    def _closed(self) -> None:
+        self._ledger.stopped()
+
+    def _check_closed(self) -> None:
+        """The disk is looked at by what starts on it next."""
+
+    # Checks
+
+    def _check_start(self) -> None:
+        broker = self._process.broker
+        for name, count in TOPICS.items():
+            topic = broker.find_topic(name)
+            if topic is None:
+                require(self._epoch <= 1 or not self._had_topics, "an acknowledged topic is there", topic=name)
+                topic = broker.create_topic(TopicName.parse(name), count)
+        told: list[int | BrokerError] = []
+        broker.settle(Level.SYNCED, told.append)
+        self._process.until(lambda: told)
+        self._had_topics = not isinstance(told[0], BrokerError)
+        for place in PLACES:
+            self._ledger.settle(place, self._content(place), powerless=self._powerless)
+        for owner, place in self._ledger.spots:
+            found = broker.position(place[0], place[1], PositionKind.GROUP, owner)
+            self._ledger.settle_position(owner, place, found, powerless=self._powerless)
+
+    _had_topics = False
+
+    def _partition(self, place: Place) -> Partition:
+        return self._process.broker.topic(place[0]).partitions[place[1]]
+
+    def _content(self, place: Place) -> list[bytes]:
+        """Everything that a partition has."""
+        partition = self._partition(place)
+        found: list[bytes] = []
+        while len(found) < partition.log.readable_offset:
+            read = self._process.read(partition.incarnation, len(found))
+            if isinstance(read, BrokerError):
+                require(False, "every record can be read", place=place, offset=len(found), error=str(read))
+            assert isinstance(read, Read), "an answer is a read or an error"
+            for record in records_of(read.chunks):
+                if record.offset >= len(found):
+                    require(record.offset == len(found), "every offset has its record", place=place, offset=len(found))
+                    found.append(record.value or b"")
+            read.pin.release()
+        return found
+
+    def _come_to_rest(self) -> None:
+        """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
+        for peer in self._peers:
+            peer.reads = True
+        self._process.until(lambda: not any(self._is_sending(peer) for peer in self._peers))
+        for peer in self._peers:
+            if peer.link is not None and self._chance.happens(0.5):
+                peer.link.finish()
+        begun = self._clock.monotonic()
+        self._process.until(lambda: not any(self._is_busy(peer) for peer in self._peers))
+        took = self._clock.monotonic() - begun
+        require(took < REST_SECONDS, "everybody is answered, and let go, in time", took=took)
+        for peer in self._peers:
+            if peer.link is not None:
+                peer.link.cut()
+                peer.disconnected()
+        self._process.until(lambda: not self._process.network.open and self._process.loop.is_idle)
+        require(not self._process.hub.connections, "a connection that is lost is gone")
+        held = self._process.hub.memory.arena.out_bytes
+        require(held <= CHUNK_BYTES, "memory comes back", held=held, shared=CHUNK_BYTES)
+        for place in PLACES:
+            self._ledger.settle(place, self._content(place), powerless=False)
+
+    @staticmethod
+    def _is_sending(peer: Peer) -> bool:
+        peer.push()
+        return peer.is_sending
+
+    @staticmethod
+    def _is_busy(peer: Peer) -> bool:
+        return peer.is_owed or (peer.link is not None and peer.link.finished)
+
+    def _check_end(self) -> None:
+        self._process.close()
+        self.story.tell("end", f"records={sum(len(shelf.known) for shelf in self._ledger.shelves.values())}")

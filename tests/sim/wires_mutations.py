@@ -1,0 +1,79 @@
+"""Mechanisms of connections and sessions, each with a switch that takes it out in the world of wires.
+
+Promises: as ``tests.sim.mutations``. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from polywire.protocols.runtime.framed import FramedSession
+from polywire.server.connection import Connection
+from polywire.server.connection_slots import ConnectionSlots
+from polywire.server.hub import Hub
+from polywire.server.receive_buffer import ReceiveBuffer
+from polywire.server.run_queue import RunQueue
+from polywire.server.sending import SendingHalf
+from polywire.testing.sim.wires.network import SimulatedTransport
+from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+
+WiresMutation: Final = partial(Mutation, world="wires")
+
+
+def _settled_early(old: Callable[..., memoryview], connection: Connection, size: int) -> memoryview:
+    """Memory that a write batch views is read into."""
+    connection._hub.memory.settle()
+    return old(connection, size)
+
+
+def _unpaused(connection: Connection, reason: int) -> None:
+    connection._pauses |= reason
+
+
+def _dropped(connection: Connection) -> bool:
+    """Who sends nothing more is not answered."""
+    connection._stop_offering()
+    return False
+
+
+def _kept(connection: Connection, error: Exception | None) -> None:
+    """A connection that is lost keeps its slot, its session and its memory."""
+    connection._unclog()
+
+
+def _one_too_many(old: Callable[[ReceiveBuffer, int], None], buffer: ReceiveBuffer, count: int) -> None:
+    """The last byte of what was consumed is offered again."""
+    old(buffer, max(count - 1, 0))
+
+
+WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
+    WiresMutation(
+        "viewed-memory", "what a write batch views is not read into", wrapped(Connection, "get_buffer", _settled_early)
+    ),
+    WiresMutation(
+        "paused-reading", "a paused connection is not read", replaced(SimulatedTransport, "pause_reading", nothing)
+    ),
+    WiresMutation(
+        "pauses", "a session is not offered bytes while it is paused", replaced(Connection, "_pause", nothing)
+    ),
+    WiresMutation(
+        "resumed", "a session that takes requests again is offered them", replaced(Connection, "resume", nothing)
+    ),
+    WiresMutation(
+        "drained", "a peer that reads again is answered", replaced(Connection, "resume_writing", SendingHalf._unclog)
+    ),
+    WiresMutation("half-closed", "who sends nothing more is answered", replaced(Connection, "eof_received", _dropped)),
+    WiresMutation("finished", "a session closes once it owes nothing", replaced(FramedSession, "finish", nothing)),
+    WiresMutation("lost", "a lost connection leaves nothing behind", replaced(Connection, "connection_lost", _kept)),
+    WiresMutation("slots", "connections have a limit", replaced(ConnectionSlots, "enter", lambda *_: True)),
+    WiresMutation("queue-turns", "who waits for its turn has it", replaced(RunQueue, "_call", nothing)),
+    WiresMutation("relief", "who waits for the log goes on", replaced(Hub, "_relieved", nothing)),
+    WiresMutation(
+        "consumed", "what was consumed is not offered again", wrapped(ReceiveBuffer, "consumed", _one_too_many)
+    ),
+    WiresMutation(
+        "backlog", "who does not read is read no further", replaced(SendingHalf, "backlog", property(lambda _: 0))
+    ),
+)
