@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,3 +202,20 @@ def test_the_client_reads_ambiguous_values_back_exactly(payloads: list[bytes]) -
             assert value is not None
             read.append(value)
     assert read == payloads
+
+
+@given(
+    prefix=st.binary(max_size=40),
+    request_id=st.text("abc0129-", min_size=1, max_size=20),
+    topic=st.from_regex(r"[a-z]{1,10}", fullmatch=True),
+    key=st.text("abc", max_size=10),
+)
+def test_the_first_record_is_told_in_one_call(prefix: bytes, request_id: str, topic: str, key: str) -> None:
+    data = prefix + f"V1|{request_id}|PRODUCE|{topic} {key}:value\n".encode()
+    work = memoryview(array("q", bytes(8 * decoder.WORK_WORDS)))
+    assert decoder.scan(data, len(prefix), len(data), work)[3] == 1
+    assert decoder.first_of(data, work) == (request_id.encode(), topic, key.encode())
+    with pytest.raises(ValueError, match="outside"):
+        decoder.first_of(data[:-10], work)
+    with pytest.raises(ValueError, match="outside"):
+        decoder.first_of(data, work[:10])

@@ -130,7 +130,8 @@ class Access(Identification):
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
         """As ``Authorization`` says; administration is kept in the audit."""
-        super().authorize(principal, action, where)
+        if not self.permits(principal, action, where):
+            raise self.refusal(principal, action, where)
         if action in ADMINISTRATION:
             self.administers(principal, action, where)
 

@@ -66,6 +66,8 @@ class Action(Enum):
     GROUP_DELETE = "group.delete", Permission.GROUP, Resource.TOPIC, Listed.READERS
     TRANSACTION = "transaction", Permission.TRANSACTION, Resource.ANY_TOPIC
 
+    __hash__ = object.__hash__  # there is one of each; an enum's own is a call of Python's for every question
+
     def __init__(self, word: str, permission: Permission, resource: Resource, listed: Listed | None = None) -> None:
         self.word: Final = word
         self.permission: Final = permission

@@ -5,14 +5,13 @@ Promises: nothing is changed. Must not know: wires, records.
 
 from __future__ import annotations
 
-from array import array
 from typing import Protocol
 
 from polywire.broker.catalog import Catalog
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import ErrorCode, Missing
-from polywire.records.partitioner import partitions_of
+from polywire.records.partitioner import partition_of
 from polywire.types import Buffer, KeyHash, TopicName
 
 
@@ -63,5 +62,5 @@ class TopicLookup(Protocol):
         Raises Missing(PARTITION_MISSING) when the topic has none.
         """
         partitions = topic.written_to()
-        spans = memoryview(array("q", (0, len(key), 0, 0)))
-        return partitions[partitions_of(key, spans, len(partitions), topic.settings.key_hash or wire_hash)[0]]
+        count = len(partitions)
+        return partitions[partition_of(key, count, topic.settings.key_hash or wire_hash) if count > 1 else 0]

@@ -62,6 +62,7 @@ class FileLog:
     """The write batch that is being written: its owners are notified if that fails half-way."""
     _failure: BrokerError | None
     _capacities: tuple[int, ...]
+    congested: bool  # kept, since every request asks twice
 
     def __init__(
         self,
@@ -126,9 +127,7 @@ class FileLog:
 
     # What others may ask
 
-    @property
-    def congested(self) -> bool:
-        """Whether producers should be read no further for now; ``on_relief`` says when they may."""
+    def _is_congested(self) -> bool:
         if self._flusher.unsynced_bytes > self.settings.unsynced_bytes_max:
             return True
         return not self._disk.full and not self._journal.free and self._journal.capacity < self.settings.slot_bytes // 2
@@ -316,6 +315,7 @@ class FileLog:
         if self._disk.full:
             self._capacities = (-1, *self._capacities[1:])
         self._capacity = self._capacities[0]
+        self.congested = self._is_congested()
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -324,6 +324,7 @@ class FileLog:
             raise Unavailable(ErrorCode.STOPPING, "log is closed")
 
     def _relieve(self) -> None:
+        self.congested = self._is_congested()
         if self._on_relief and not self.congested:
             callbacks, self._on_relief = self._on_relief, []
             for callback in callbacks:

@@ -272,6 +272,16 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
     return (high << 64) | low
 
 
+def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
+    """The partition of one key. Raises ValueError for a partition count below 1."""
+    lent: Lent = lend(key)
+    kind: cython.int = _NUMBERS[hash_kind]
+    modulus: cython.uint = partition_count
+    if modulus < 1:
+        raise ValueError(f"no partitions count={partition_count}")
+    return _partition(lent.p, 0, lent.size, modulus, kind)
+
+
 def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
     """The partition of every record of a spans array (see ``batch.from_spans``): an i32 array.
 

@@ -36,7 +36,7 @@ from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MI
 from polywire.server.recognition import host_and_port, recognise
 from polywire.server.run_queue import HEAVY_S
 from polywire.server.sending import SendingHalf
-from polywire.server.shared_chunk import READ_BYTES
+from polywire.server.shared_chunk import LAST_READ_AT, READ_BYTES
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
@@ -200,11 +200,13 @@ class Connection(SendingHalf):
         memory = hub.memory
         hub.lending = True
         try:
-            if not hub.ingest.uncommitted:
+            buffer, chunk = self._buffer, memory.shared_chunk
+            is_needed = buffer is not None or chunk.position > LAST_READ_AT or memory.arena.viewed
+            if is_needed and not hub.ingest.uncommitted:
                 memory.settle()
-            if self._buffer is None:
-                return memory.shared_chunk.lend()
-            self._buffer = buffer = self._buffer.with_free()
+            if buffer is None:
+                return chunk.lend()
+            self._buffer = buffer = buffer.with_free()
             return buffer.view[buffer.end :]
         finally:
             hub.lending = False

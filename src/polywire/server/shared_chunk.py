@@ -12,6 +12,9 @@ from polywire.server.arena import Arena, Memory
 
 READ_BYTES: Final = 16 * 1024  # of one read; who fills that sends much, and gets a buffer of its own
 CHUNK_BYTES: Final = 8 * READ_BYTES
+LAST_READ_AT: Final = (
+    CHUNK_BYTES - READ_BYTES
+)  # behind it the next read needs another chunk, or that this one be settled
 
 
 class SharedChunk:

@@ -25,6 +25,15 @@ def test_fnv_32(key: bytes, digest: int, of_3: int, of_4: int) -> None:
     assert list(partitioner.partitions_of(source, keys, 4, KeyHash.FNV32)) == [of_4]
 
 
+@pytest.mark.parametrize("kind", list(KeyHash))
+def test_one_key_goes_where_it_goes_among_many(kind: KeyHash) -> None:
+    for key in (b"", b"a", b"user-1", bytes(range(100))):
+        source, keys = spans([(key, None)])
+        assert partitioner.partition_of(memoryview(key), 7, kind) == partitioner.partitions_of(source, keys, 7, kind)[0]
+    with pytest.raises(ValueError, match="no partitions"):
+        partitioner.partition_of(b"a", 0, kind)
+
+
 @pytest.mark.parametrize(
     ("key", "digest"), [(b"", 0xCBF29CE484222325), (b"a", 0xAF63DC4C8601EC8C), (b"foobar", 0x85944171F73967E8)]
 )

@@ -10,6 +10,7 @@ from polywire.errors import PeerError
 from polywire.server.connection import TRANSITIONS, Phase
 from polywire.server.connection_slots import QUIET_TICKS
 from polywire.server.hub import ConnectionLimits
+from polywire.server.shared_chunk import CHUNK_BYTES, LAST_READ_AT
 from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send, stalled, taken
 
 
@@ -44,15 +45,29 @@ def test_bytes_that_a_write_batch_views_are_not_overwritten() -> None:
     assert [bytes(view) for view in seen] == [bytes([number]) * 1000 for number in range(100, 200)]
 
 
-def test_memory_is_used_again_once_the_write_batch_is_committed() -> None:
+@pytest.mark.parametrize("viewed", [False, True])
+def test_memory_is_used_again_once_too_little_is_left_and_no_write_batch_views_it(viewed: bool) -> None:
     place = Place()
     transport = place.connect()
+    place.session.size = 1000
     first = memory(transport)
-    send(transport, b"abc")
-    place.viewed = True
-    assert memory(transport) == first + 3
-    place.viewed = False
-    assert memory(transport) == first
+    for _ in range(LAST_READ_AT // 1000):
+        send(transport, bytes(1000))
+    assert memory(transport) == first + LAST_READ_AT // 1000 * 1000
+    send(transport, bytes(1000))
+    place.viewed = viewed
+    assert (memory(transport) == first) is not viewed
+
+
+def test_memory_that_was_given_back_is_asked_for_at_once() -> None:
+    place = Place()
+    transport = place.connect()
+    place.session.size = 1000
+    send(transport, bytes(500))
+    send(transport, bytes(500))
+    assert place.hub.memory.arena.viewed
+    memory(transport)
+    assert not place.hub.memory.arena.viewed
 
 
 def test_a_full_buffer_is_committed_and_used_again() -> None:
@@ -95,6 +110,7 @@ def test_nothing_of_ours_happens_while_the_loop_asks_for_a_buffer(doing: str) ->
         "write_many": lambda: connection.write_many([b"x"]),
         "let_go": connection.let_go,
     }
+    place.hub.memory.shared_chunk.position = CHUNK_BYTES  # it has to ask whether that can be used again
     place.when_asked = actions[doing]
     with pytest.raises(AssertionError, match="asks for a buffer"):
         transport.connection.get_buffer(-1)

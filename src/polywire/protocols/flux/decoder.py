@@ -365,6 +365,32 @@ def scan(
     return (0 if reason == 1 else reason), at, at, count, topics
 
 
+@cython.locals(data="const unsigned char[::1]", work="const long long[::1]", at=cython.Py_ssize_t, i=cython.int)
+def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
+    """Correlation id, topic and key of the first record of a run."""
+    if len(work) < 7 * 2048 + 2:
+        raise ValueError(f"run outside its buffers words={len(work)}")
+    for i in (4 * 2048, 7 * 2048, 0):
+        at = work[i]
+        if at < 0 or work[i + 1] < 0 or at + work[i + 1] > len(data):
+            raise ValueError(f"part outside its buffer position={at} bytes={work[i + 1]}")
+    return (
+        _bytes_at(data, work[4 * _R], work[4 * _R + 1]),
+        _bytes_at(data, work[7 * _R], work[7 * _R + 1]).decode("ascii"),
+        _bytes_at(data, work[0], work[1]),
+    )
+
+
+@cython.cfunc
+@cython.returns(bytes)
+@cython.locals(data="const unsigned char[::1]", at=cython.Py_ssize_t, size=cython.Py_ssize_t)
+def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
+    """A copy of what has been checked to lie in the buffer."""
+    if cython.compiled:
+        return cython.cast(cython.p_char, cython.address(data[0]))[at : at + size]
+    return bytes(data[at : at + size])
+
+
 @cython.locals(
     data="const unsigned char[::1]",
     work="const long long[::1]",

@@ -35,7 +35,6 @@ from polywire.types import KeyHash, Level, TopicName
 LINE_END_S: Final = 2.0  # how long the end of a line that is too long is waited for
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 
-_IDS_AT: Final = 4 * decoder.RUN_RECORDS_MAX
 _TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 _HASH: Final = KeyHash.FNV32
 
@@ -99,7 +98,7 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
         return self.state.settings.line_bytes_max
 
     def _waits(self) -> bool:
-        return bool(self.append_queue.waiting) or super()._waits()
+        return bool(self.append_queue.waiting) or PipelinedSession._waits(self)
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -246,12 +245,12 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
     def _produce_one(self, data: memoryview) -> None:
         """The run has one record: no arrays are needed."""
         work = self.scratch.work
-        id_at, topic_at = work[_IDS_AT], work[_TOPICS_AT]
-        answer = Produced(self, bytes(data[id_at : id_at + work[_IDS_AT + 1]]))
+        request_id, name, key = decoder.first_of(data, work)
+        answer = Produced(self, request_id)
         self._answers.append(answer)
         try:
-            topic = self.topic_to_write(str(data[topic_at : topic_at + work[_TOPICS_AT + 1]], "ascii"))
-            partition = self.broker.partition_of_key(topic, data[work[0] : work[0] + work[1]], _HASH)
+            topic = self.topic_to_write(name)
+            partition = self.broker.partition_of_key(topic, key, _HASH)
         except BrokerError as error:
             answer.refuse(refused(error))
             return

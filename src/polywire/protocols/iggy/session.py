@@ -113,7 +113,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self.output.local
 
     def _waits(self) -> bool:
-        return bool(self.append_queue.waiting) or super()._waits()
+        return bool(self.append_queue.waiting) or PipelinedSession._waits(self)
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if len(data) - at < 4:

@@ -83,7 +83,10 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
-        return bool(self._blocking or len(self._answers) >= ANSWERS_MAX) or super()._waits()
+        if self._reasons or self._blocking or len(self._answers) >= ANSWERS_MAX:
+            return True
+        output = self.output
+        return output.backlog > output.backlog_max  # as the base says: one call less for every request
 
     def _owes(self) -> bool:
         return bool(self._answers)
