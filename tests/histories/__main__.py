@@ -31,18 +31,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="what is done to the broker, and when")
     given = parser.parse_args()
     totals: Counter[str] = Counter()
-    left, seed, begun = given.seconds, given.seed, time.monotonic()
-    while left > 0:
-        history, wrong = _make(seconds=min(left, PART_S), seed=seed)
+    try:
+        return _judge_many(given.seconds, given.seed, totals)
+    finally:
+        for name, number in sorted(totals.items()):
+            print(f"{name:28} {number}")
+
+
+def _judge_many(seconds: float, seed: int, totals: Counter[str]) -> int:
+    """Make histories until time is up, or one of them is wrong."""
+    begun = time.monotonic()
+    while seconds > 0:
+        history, wrong = _make(seconds=min(seconds, PART_S), seed=seed)
         totals += history.counts()
         passed = time.monotonic() - begun
         print(f"{passed:.0f} s, {totals['kill -9']} kills, {totals['records stored']} records", flush=True)
         if wrong:
             print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={seed}", sep="\n")
             return 1
-        left, seed = left - PART_S, seed + 1
-    for name, number in sorted(totals.items()):
-        print(f"{name:24} {number}")
+        seconds, seed = seconds - PART_S, seed + 1
     return 0
 
 

@@ -65,8 +65,11 @@ class Driven:
                 *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
             )
             watching = asyncio.create_task(self._stop(self._process))
-            await self._listen(self._process)
-            watching.cancel()
+            try:
+                await self._listen(self._process)
+            finally:
+                watching.cancel()
+                self.kill()
             await self._process.wait()
             self.on_end()
             await asyncio.sleep(CONNECT_S)
