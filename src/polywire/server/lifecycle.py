@@ -24,7 +24,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, NotOwner
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
@@ -42,6 +42,7 @@ from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
+from polywire.server.bucket import open_in_bucket
 from polywire.server.collector import Collector
 from polywire.server.config import AUTO, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
@@ -63,6 +64,7 @@ log = structlog.get_logger("polywire.server")
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
+EXIT_DEPOSED: Final = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_SECOND_SIGNAL: Final = 130
 HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory: its drain, mostly
 HANDOVER_POLL_S: Final = 0.05
@@ -206,7 +208,10 @@ class Server:
             await asyncio.sleep(HANDOVER_POLL_S)
 
     def _open_broker(self) -> Broker:
+        """Recover the data directory, or take over the log in the bucket. Raises BrokerError."""
         config = self._config
+        if config.bucket:
+            return open_in_bucket(config, self._loop, on_failure=self.storage_failed, blobs_max=self.shares.blobs)
         return Broker.open(
             config.data_dir,
             config.broker_settings(),
@@ -219,8 +224,14 @@ class Server:
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
-        log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
-        self._exit_code = EXIT_STORAGE
+        if isinstance(error, NotOwner):
+            log.warning(
+                "another broker has taken over, stopping; nothing further is acknowledged", reason=error.message
+            )
+            self._exit_code = EXIT_DEPOSED
+        else:
+            log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
+            self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
     def watch_signals(self, reload: Callable[[], None]) -> None:
@@ -376,7 +387,7 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
     """Tell where we listen and what is weaker than usual; the ready file comes last."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
-    if config.durability is Level.WRITTEN:
+    if config.durability is Level.WRITTEN and not config.bucket:
         log.info(
             "acknowledged records survive a crash of the broker; a power failure may take those of the last 100 ms",
             durability="written",

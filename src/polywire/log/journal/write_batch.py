@@ -84,7 +84,7 @@ class Draft:
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
         """Complete with ``result`` once the group has its level."""
         if done is not None:
-            waiting = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
+            waiting = self.synced if level >= Level.SYNCED or self.floor >= Level.SYNCED else self.written
             waiting.append((done, (result,)))
 
     def number(self, partition: FilePartition, batch: Buffer) -> int:
