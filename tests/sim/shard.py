@@ -237,11 +237,14 @@ class Broker:
         shard, chance = self._shard, self._shard.chance
         while True:
             nonce = chance.randbytes(NONCE_BYTES)
-            claim = yield from shard.rules.take_over(
+            claim = yield from shard.rules.claim(
                 SEED, lambda chain, nonce=nonce: start_object(chain, nonce=nonce, node=self._node, now_us=0)
             )
-            shard.takeovers += 1
-            yield from self._lead(claim)
+            if claim is not None:
+                shard.takeovers += 1
+                yield from self._lead(claim)
+            elif chance.random() < 0.5:  # others do not let themselves be hurried
+                continue
             yield Pause(chance.expovariate(1 / 8))
 
     def _lead(self, claim: protocol.Claim) -> Generator[Request, Any, None]:

@@ -18,13 +18,13 @@ WITHOUT: Final = {
     "a foreign object ends a leader": ("return bool(found == content)", "number += 1\n                continue"),
     "starts stay": (" if number not in starts]", "]"),
     "the floor is read behind a claim": (
-        "if floor.number > number:\n            continue\n        return Claim",
+        "if floor.number > number:\n        return None\n    return Claim",
         "return Claim",
     ),
     "the floor is read behind the journal": ("if after.number != floor.number:", "if False:"),
     "who claims has read all below": (
-        "            continue\n        floor, _",
-        "            number += 1\n        floor, _",
+        "        return None\n    floor, _",
+        "        number += 1\n        if not (yield from settle(number, content)):\n            return None\n    floor, _",
     ),
     "the floor moves before anything goes": (
         "        outcome = yield MoveFloor(floor, tag)\n",

@@ -160,12 +160,19 @@ class Storage:
         str | None,
         Parameter(
             help="Keep the log in a bucket: s3://, gs://, az:// or file:///, with a prefix. What is acknowledged is stored there; "
-            "the data directory is a cache only. One broker at a time leads; it is taken over by the next one that starts."
+            "the data directory is a cache only. One broker leads; others stand by, carry connections to it, and take over."
         ),
     ] = None
     node: Annotated[
         str | None,
         Parameter(help="Name of this broker among those that use the bucket. Defaults to the host name."),
+    ] = None
+    advertise: Annotated[
+        str | None,
+        Parameter(
+            help="Host by which other brokers of the bucket reach this one, to carry connections here. Defaults to the address it "
+            "listens on, or to the host name."
+        ),
     ] = None
     cache_gib: Annotated[
         float, Parameter(help="GiB of segments to keep in the data directory when the log is in a bucket.")
@@ -363,6 +370,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         durability=Level[storage.durability.name],
         bucket=storage.bucket or "",
         node=storage.node or "",
+        advertise=storage.advertise or "",
         cache_gib=storage.cache_gib,
         partition_count=storage.partitions,
         users=listeners.users,

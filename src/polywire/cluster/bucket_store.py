@@ -13,7 +13,7 @@ from threading import Event, Lock
 from typing import Final, TypeVar
 
 from polywire.cluster.journal_objects import SHARD
-from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import Blob, BlobExists, BlobMissing
 from polywire.store.file import FileStore
 from polywire.store.files import Access, Files
@@ -82,7 +82,7 @@ class BucketStore:
             file.close()
         try:
             self._create(name, view, size)
-        except BaseException:
+        except (BrokerError, BlobExists):
             self._cache.delete(name)
             raise
         self._keep(name, size)

@@ -66,10 +66,14 @@ class JournalObjects:
         timer.daemon = True
         timer.start()
 
-    def close(self) -> None:
-        """End the threads."""
+    def give_up(self) -> None:
+        """Repeat nothing any more."""
         self._gone.set()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """End the threads; nobody may use it any more."""
+        self._gone.set()
+        self._readers.shutdown(wait=False)
 
     def _perform(self, request: Request) -> Any:
         match request:

@@ -21,7 +21,7 @@ from polywire.cluster.bucket_store import BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
 from polywire.cluster.uploader import uploading
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.journal.recovery import Chain, FoundGroup
@@ -69,7 +69,7 @@ def open_shard(
 ) -> FileLog:
     """Lead the shard of a bucket. Waits for the bucket: call it before anything is served.
 
-    Raises Invalid where the directory holds a log of its own, Unavailable, Corrupt.
+    Raises Invalid where the directory holds a log of its own, NotOwner where another broker was quicker, Unavailable, Corrupt.
     """
     try:
         if exists(files, place.directory / JOURNAL):
@@ -141,7 +141,9 @@ class _Opening:
 
     def run(self, unlock: Callable[[], None]) -> FileLog:
         seed = self._bucket.seed(partial(self._files.token, SEED_BYTES))
-        claim = self._bucket.run(protocol.take_over(seed, self._start_object))
+        claim = self._bucket.run(protocol.claim(seed, self._start_object))
+        if claim is None:
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker was quicker to lead the shard")
         logger.info(
             "leading the shard",
             node=self._place.node,

@@ -153,22 +153,21 @@ def _read_to_end(chain: ObjectChain) -> Steps[None]:
             )
 
 
-def take_over(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim]:
-    """Lead the shard: read everything, then claim the first free number with the group of a new start. Raises Corrupt.
+def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim | None]:
+    """Read everything, then claim the first free number with the group of a new start; None when somebody else was quicker. Raises Corrupt.
 
     I5: who claims a number has read all below. I6: a claim counts only if a floor read after it is not above it: the number may have been
     used and deleted while the claimant slept.
     """
-    while True:
-        chain = yield from read_journal(seed)
-        number = chain.next_number
-        content = start_object(chain)
-        if not (yield from settle(number, content)):
-            continue
-        floor, _ = yield ReadFloor()
-        if floor.number > number:
-            continue
-        return Claim(chain, number, content)
+    chain = yield from read_journal(seed)
+    number = chain.next_number
+    content = start_object(chain)
+    if not (yield from settle(number, content)):
+        return None
+    floor, _ = yield ReadFloor()
+    if floor.number > number:
+        return None
+    return Claim(chain, number, content)
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:

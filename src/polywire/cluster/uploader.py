@@ -210,9 +210,10 @@ class Uploader:
 
     def stop(self) -> None:
         self._over = True
-        self._bucket.close()
+        self._bucket.give_up()
         self._sender.stop()
         self._sweeper.stop()
+        self._bucket.close()
 
 
 def uploading(

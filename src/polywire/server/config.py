@@ -102,6 +102,7 @@ class ServeConfig:
     durability: least level of any acknowledgement, ``written`` or ``synced``; with a bucket always ``stored``.
     bucket: URL of the bucket that holds the log; nothing where the data directory does.
     node: name of this broker among those of the bucket; without one the machine's.
+    advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
     cache_gib: of segments that are kept in the data directory beside the bucket.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
@@ -154,6 +155,7 @@ class ServeConfig:
     durability: Level = Level.WRITTEN
     bucket: str = ""
     node: str = ""
+    advertise: str = ""
     cache_gib: float = 20.0
     insecure: bool = False
     audit_log: Path | None = None
