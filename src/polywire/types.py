@@ -26,11 +26,15 @@ PARTITION_COUNT_MAX: Final = 10_000
 
 
 class Level(IntEnum):
-    """What an acknowledgement means (concepts: guarantees#levels): accepted, in the operating system, on the disk."""
+    """What an acknowledgement means (concepts: guarantees#levels): accepted, in the operating system, on the disk, in the bucket.
+
+    Where there is no bucket, what is on the disk is stored.
+    """
 
     MEMORY = 0
     WRITTEN = 1
     SYNCED = 2
+    STORED = 3
 
 
 class KeyHash(Enum):

@@ -79,7 +79,7 @@ def test_killed_while_producing(tmp_path: Path, wire: str, level: Level) -> None
         ]
         asyncio.run(_produce_and_kill(broker, producers))
         assert all(len(producer.acknowledged) > 20 for producer in producers)
-        assert asyncio.run(_check(broker.url("polywire"), producers)) > 0
+        assert asyncio.run(check(broker.url("polywire"), producers)) > 0
         assert broker.stop() == 0, broker.log_text()
 
 
@@ -172,7 +172,7 @@ async def _produce_and_kill(broker: BrokerProcess, producers: Sequence[Producer]
     await asyncio.gather(*tasks)
 
 
-async def _check(url: str, producers: list[Producer]) -> int:
+async def check(url: str, producers: list[Producer]) -> int:
     """Compare every acknowledged place with what is stored there, and look for doubles and disorder; the number of records."""
     stored = await _read_all(url, TOPIC)
     for producer in producers:

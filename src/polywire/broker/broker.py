@@ -172,6 +172,11 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         state = State(settings)
         return cls(open_log(state), state, settings, loop, clock)
 
+    @property
+    def epoch(self) -> int:
+        """The start of the log, under which everything is appended."""
+        return self._log.epoch
+
     def close(self) -> None:
         """Commit, sync and stop; every pending callback is called first."""
         self._retention.stop()

@@ -194,7 +194,7 @@ class Transactions:
         number, first, asked = self._new_producer_id(), made.epoch, NO_EPOCH
         if made.producer is not None:
             number, first, asked = made.producer.id, made.producer.first_epoch, made.producer.asked_epoch
-        made.producer = TransactionalProducer(number, first, asked, timeout_us, level is Level.SYNCED)
+        made.producer = TransactionalProducer(number, first, asked, timeout_us, level >= Level.SYNCED)
         return self._store(made, done, level)
 
     def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:

@@ -156,6 +156,27 @@ class Storage:
     data_dir: Annotated[
         Path, Parameter(help="Data directory, created if missing. Only one broker can use it at a time.")
     ] = Path("polywire-data")
+    bucket: Annotated[
+        str | None,
+        Parameter(
+            help="Keep the log in a bucket: s3://, gs://, az:// or file:///, with a prefix. What is acknowledged is stored there; "
+            "the data directory is a cache only. One broker leads; others stand by, carry connections to it, and take over."
+        ),
+    ] = None
+    node: Annotated[
+        str | None,
+        Parameter(help="Name of this broker among those that use the bucket. Defaults to the host name."),
+    ] = None
+    advertise: Annotated[
+        str | None,
+        Parameter(
+            help="Host by which other brokers of the bucket reach this one, to carry connections here. Defaults to the address it "
+            "listens on, or to the host name."
+        ),
+    ] = None
+    cache_gib: Annotated[
+        float, Parameter(help="GiB of segments to keep in the data directory when the log is in a bucket.")
+    ] = 20.0
     durability: Annotated[
         Durability,
         Parameter(
@@ -347,6 +368,10 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         tls_client_authority=tls.tls_client_authority,
         ready_file=listeners.ready_file,
         durability=Level[storage.durability.name],
+        bucket=storage.bucket or "",
+        node=storage.node or "",
+        advertise=storage.advertise or "",
+        cache_gib=storage.cache_gib,
         partition_count=storage.partitions,
         users=listeners.users,
         insecure=listeners.insecure,

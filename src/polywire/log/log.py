@@ -17,11 +17,11 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unav
 from polywire.log.base import Completion, Encoding, Handle, Loop, Need, PartitionLog, Ranges, Replay
 from polywire.log.callbacks import Call, FailStop, FailStopLoop, Notifications
 from polywire.log.disk import Disk
-from polywire.log.journal.flusher import Flusher
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
 from polywire.log.journal.publishing import FilePublication, Publishable, prepared
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
+from polywire.log.journal.syncer import MakeSyncer, Syncer
 from polywire.log.journal.write_batch import (
     Abandon,
     Appends,
@@ -75,6 +75,7 @@ class FileLog:
         state: LogState,
         reader_worker: Worker,
         disk: Disk,
+        make_syncer: MakeSyncer,
         epoch: int,
         sequence: int,
         checksum: int,
@@ -92,7 +93,7 @@ class FileLog:
         self._unlock = unlock
         self._sequence, self._checksum = sequence, checksum
         self._draft = Draft(state, epoch=epoch, floor=settings.durability, seed=journal.seed)
-        self._hides_unsynced = settings.durability is Level.SYNCED
+        self._hides_unsynced = settings.durability >= Level.SYNCED
         self._write_batch, self._writing = WriteBatch(), None
         self._scheduled = False
         self._notifications: Final = Notifications(loop)
@@ -105,17 +106,7 @@ class FileLog:
         self._broker_state: Encoding | None = None
         self._rests_on = self._removed_at = self._marked_synced = sequence
         """The last group that did more than append: a snapshot taken now holds what it did."""
-        self._flusher = Flusher(
-            journal,
-            own,
-            clock,
-            disk.make_worker,
-            interval_ms=settings.sync_interval_ms,
-            bytes_max=settings.unsynced_bytes_max,
-            sealing=lambda: self._sealer.sealing,
-            advanced=self._relieve,
-            failed=self._fail,
-        )
+        self._flusher: Syncer = make_syncer(own, self._relieve, self._fail, lambda: self._sealer.sealing)
         self._flusher.synced = self._flusher.written = sequence
         self._sealer = Sealer(self, disk, journal, state, own, start=epoch, snapshot_name=snapshot_name)
         self._sealer.sealed = self._sealer.named = sequence - 1
@@ -468,10 +459,16 @@ class FileLog:
         # Recovery begins behind the slot. It needs this group, and what snapshot and segments rest on: what was removed is not in them.
         if not self._write_apart():
             return
-        alone = (rests_on := max(snapshot[1], self._removed_at)) <= slot.last
+        alone = (rests_on := max(snapshot[1], self._removed_at)) <= slot.last and self._flusher.is_local
+
+        def counts() -> None:
+            self._flusher.sealed(slot.last, naming)
+            done()
+
+        naming = self._sequence + 1
         if not alone:
             self._flusher.spare(slot)
-        self._name(sealed_content(new, ()), slot.last, None if alone else done, (snapshot[0], rests_on))
+        self._name(sealed_content(new, ()), slot.last, None if alone else counts, (snapshot[0], rests_on))
         if alone and self._failure is None:
             self._flusher.sync_last(slot, done)
 
@@ -543,6 +540,9 @@ class FileLog:
         with suppress(Busy):  # next time
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.note_dead()
+        if self._flusher.is_long and self._journal.free:
+            self.write()
+            self._roll()
         self._disk.measure()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
         self._mark_synced()
@@ -552,6 +552,7 @@ class FileLog:
     def _mark_synced(self) -> None:
         """When nothing follows what was synced last, a group that names nothing does: damage is not taken for a torn tail then."""
         fits = self._capacities[Need.CHANGE] > NAMING_BYTES  # it must not take what the sealer needs
+        fits = fits and self._flusher.is_local
         if self._marked_synced < self._flusher.synced == self._sequence and fits and not self.uncommitted:
             self.name_sealed(self._sealer.named, (), (), lambda: None)
             self._marked_synced = self._sequence

@@ -19,6 +19,7 @@ from polywire.clock import Clock
 from polywire.errors import Busy, Corrupt, ErrorCode
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
+from polywire.log.journal.flusher import flushing
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, find_chain
 from polywire.log.journal.replay import Player, image_of_all
@@ -65,7 +66,7 @@ def open_log(
         make_directories(files, directory)
         _sync_names(files, directory)
         data_directory = DataDirectory.owned(directory, files)
-        unlock = _lock(files, directory, data_directory)
+        unlock = own_directory(files, directory, data_directory)
     except OSError as error:
         raise storage_failed(error) from error
     with ExitStack() as undone:
@@ -110,7 +111,7 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
     return file
 
 
-def _lock(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
+def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     """Take the directory for this process; returns what gives it back.
 
     Besides the file that names the holder, which somebody may delete, the directory itself is locked; and every slot is as well, so that not
@@ -227,6 +228,7 @@ class _Opening:
             state=state,
             reader_worker=worker,
             disk=self._disk,
+            make_syncer=flushing(self._journal, self._clock, self._make_worker, self._settings),
             epoch=start,
             sequence=self._sequence,
             checksum=self._checksum,

@@ -99,7 +99,11 @@ class ServeConfig:
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
     ready_file: written once all listeners accept, removed when they do no longer.
-    durability: least level of any acknowledgement, ``written`` or ``synced``.
+    durability: least level of any acknowledgement, ``written`` or ``synced``; with a bucket always ``stored``.
+    bucket: URL of the bucket that holds the log; nothing where the data directory does.
+    node: name of this broker among those of the bucket; without one the machine's.
+    advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
+    cache_gib: of segments that are kept in the data directory beside the bucket.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
     log_format: of the lines on standard error, ``logfmt`` or ``json``.
@@ -149,6 +153,10 @@ class ServeConfig:
     ready_file: Path | None = None
     users: Path | None = None
     durability: Level = Level.WRITTEN
+    bucket: str = ""
+    node: str = ""
+    advertise: str = ""
+    cache_gib: float = 20.0
     insecure: bool = False
     audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
@@ -185,7 +193,7 @@ class ServeConfig:
     def broker_settings(self) -> BrokerSettings:
         """What the broker is built with. Raises Invalid for what it cannot be."""
         return BrokerSettings(
-            durability=self.durability,
+            durability=Level.STORED if self.bucket else self.durability,
             partition_count=self.partition_count,
             retention_age_us=int(self.retention_hours * HOUR_US),
             retention_bytes=self.retention_mib * MEBI,
@@ -215,6 +223,7 @@ class ServeConfig:
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
+            ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
             ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 import structlog
@@ -24,7 +23,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, NotOwner
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
@@ -42,6 +41,7 @@ from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
+from polywire.server.bucket import open_in_bucket
 from polywire.server.collector import Collector
 from polywire.server.config import AUTO, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
@@ -51,6 +51,7 @@ from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
+from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -60,15 +61,17 @@ from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
 
+Say = Callable[[Mapping[str, Address], int, Callable[[], object]], None]
+
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
+EXIT_DEPOSED: Final = 75  # never left with: the process stands by again
 EXIT_SECOND_SIGNAL: Final = 130
 HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory: its drain, mostly
 HANDOVER_POLL_S: Final = 0.05
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
-READY_MODE: Final = 0o644  # where a broker listens is no secret
 FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 
 
@@ -79,8 +82,10 @@ def run(config: ServeConfig) -> int:
     make_private()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
     try:
-        with asyncio.Runner(loop_factory=_new_loop()) as runner:
-            return runner.run(serve(config, lines))
+        code = _run_once(config, lines, deposed=False)
+        while code == EXIT_DEPOSED:
+            code = _run_once(config, lines, deposed=True)
+        return code
     except BrokerError as error:
         log.error("startup failed", reason=error.message, code=error.code.value)
         return EXIT_START
@@ -89,8 +94,34 @@ def run(config: ServeConfig) -> int:
         return EXIT_START
 
 
-async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
-    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
+def _run_once(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
+    """Serve until told to stop, or until another broker of the bucket leads, as may have just happened."""
+    with asyncio.Runner(loop_factory=_new_loop()) as runner:
+        if not config.bucket:
+            return runner.run(serve(config, lines))
+        return runner.run(serve_in_turn(config, lines, deposed=deposed))
+
+
+async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
+    """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start."""
+    from polywire.server.standby import Presence, Standby
+
+    presence = Presence(config)
+    try:
+        if not await Standby(config, presence, deposed=deposed).wait():
+            return EXIT_OK
+        presence.say({}, -1)
+        return await serve(config, lines, presence.say)
+    except NotOwner as error:
+        log.info("standing by", reason=error.message)
+        return EXIT_DEPOSED
+    finally:
+        await asyncio.to_thread(presence.end)
+
+
+async def serve(config: ServeConfig, lines: LineLimit | None = None, say: Say | None = None) -> int:
+    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed, ``say`` where it listens, and under which start
+    of the log. Raises BrokerError when it cannot start."""
     config.listeners()  # what cannot be is refused before anything is opened
     users = None if config.users is None else load_users(config.users)
     close_to_others(config.data_dir)
@@ -128,6 +159,10 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
         raise
     server.watch_signals(Reload(broker.access, config.users, tls, audit))
     _announce(config, listeners, broker.access)
+    if say is not None:
+        later = NotOwner(ErrorCode.NOT_OWNER, "another broker leads under a later start")
+        deposed = partial(broker.loop.call_soon_threadsafe, server.storage_failed, later)
+        say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 
 
@@ -206,7 +241,10 @@ class Server:
             await asyncio.sleep(HANDOVER_POLL_S)
 
     def _open_broker(self) -> Broker:
+        """Recover the data directory, or take over the log in the bucket. Raises BrokerError."""
         config = self._config
+        if config.bucket:
+            return open_in_bucket(config, self._loop, on_failure=self.storage_failed, blobs_max=self.shares.blobs)
         return Broker.open(
             config.data_dir,
             config.broker_settings(),
@@ -219,8 +257,14 @@ class Server:
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
-        log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
-        self._exit_code = EXIT_STORAGE
+        if isinstance(error, NotOwner):
+            if self._stopping.is_set():
+                return
+            log.warning("another broker has taken over; nothing further is acknowledged here", reason=error.message)
+            self._exit_code = EXIT_DEPOSED
+        else:
+            log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
+            self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
     def watch_signals(self, reload: Callable[[], None]) -> None:
@@ -245,7 +289,7 @@ class Server:
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
         close_listeners(listeners)
-        _withdraw(
+        withdraw_ready(
             self._config.ready_file
         )  # before the data directory is let go of: then there may be one of the next process
         if self._exit_code == EXIT_OK:
@@ -376,7 +420,7 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
     """Tell where we listen and what is weaker than usual; the ready file comes last."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
-    if config.durability is Level.WRITTEN:
+    if config.durability is Level.WRITTEN and not config.bucket:
         log.info(
             "acknowledged records survive a crash of the broker; a power failure may take those of the last 100 ms",
             durability="written",
@@ -391,25 +435,7 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
         log.warning(
             "listening beyond this machine without authentication: anyone who can connect can read, write and delete"
         )
-    if config.ready_file is not None:
-        ready = {
-            listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners
-        }
-        _write_whole(config.ready_file, json.dumps(ready) + "\n")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replace a file so that nobody ever sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.chmod(READY_MODE)
-    os.replace(temporary, path)
-
-
-def _withdraw(ready_file: Path | None) -> None:
-    """The file promises that listeners accept, which they do no longer."""
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+    write_ready(config.ready_file, {listener.name: listener.address for listener in listeners})
 
 
 def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -65,7 +65,7 @@ class FileObjects:
         with _errors("replace", path):
             if not self._is(path, tag):
                 raise ObjectChanged(name)
-            lock = self._files.open(path.with_name(f".{path.name}{LOCK_SUFFIX}"), Access.KEEP)
+            lock = self._files.open(self._lock(path), Access.KEEP)
             try:
                 lock.lock()
                 if not self._is(path, tag):
@@ -111,6 +111,7 @@ class FileObjects:
         path = self._path(name)
         with _errors("delete", path):
             remove(self._files, path)
+            remove(self._files, self._lock(path))
 
     def _is(self, path: Path, tag: str) -> bool:
         with suppress(FileNotFoundError):
@@ -119,6 +120,9 @@ class FileObjects:
 
     def _put(self, path: Path, content: Buffer) -> None:
         replace_file(self._files, path, [content], temporary=self._temporary(path), mode=NEW_MODE)
+
+    def _lock(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}{LOCK_SUFFIX}")
 
     def _temporary(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.{self._files.token(6).hex()}")

@@ -161,7 +161,7 @@ class MemoryLog:
 
     def _open(self, incarnation: int) -> MemoryPartition:
         assert incarnation not in self._partitions, "incarnations are never used again"
-        opened = MemoryPartition(incarnation, epoch=self.epoch, hides_unsynced=self._floor is Level.SYNCED)
+        opened = MemoryPartition(incarnation, epoch=self.epoch, hides_unsynced=self._floor >= Level.SYNCED)
         self._partitions[incarnation] = opened
         return opened
 
@@ -299,12 +299,12 @@ class MemoryLog:
             self._make_true(entry)
         self._groups.append(write_batch)
         for entry in write_batch:
-            if entry.done is not None and max(entry.level, self._floor) is Level.SYNCED:
+            if entry.done is not None and max(entry.level, self._floor) >= Level.SYNCED:
                 self._waiting_sync.append(entry.done)
                 self._schedule_sync()
             elif entry.done is not None:
                 self._written.append(entry.done)
-        if self._floor is Level.SYNCED:
+        if self._floor >= Level.SYNCED:
             self._schedule_sync()
         self._wake()
 

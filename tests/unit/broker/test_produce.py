@@ -54,9 +54,9 @@ def test_levels_are_answered_when_they_are_reached(memory: MemoryBroker) -> None
         memory.broker.produce(partition_of(memory), batch_of(b"v"), level=level, done=answer)
     assert not any(answer.offsets for answer in answers.values())
     memory.broker.commit()
-    assert [len(answers[level].offsets) for level in Level] == [1, 1, 0]
+    assert [len(answers[level].offsets) for level in Level] == [1, 1, 0, 0]
     memory.run()
-    assert [answers[level].offsets for level in Level] == [[0], [1], [2]]
+    assert [answers[level].offsets for level in Level] == [[0], [1], [2], [3]]
 
 
 def test_power_loss_takes_only_what_was_not_synced(memory: MemoryBroker) -> None:

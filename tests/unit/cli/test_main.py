@@ -112,7 +112,7 @@ def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.Ca
 
 
 def test_every_durability_is_a_level() -> None:
-    assert {Level[durability.name] for durability in Durability} == set(Level) - {Level.MEMORY}
+    assert {Level[durability.name] for durability in Durability} == set(Level) - {Level.MEMORY, Level.STORED}
 
 
 def choices(options: type, name: str) -> set[str]:

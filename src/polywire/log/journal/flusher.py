@@ -16,6 +16,8 @@ from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Loop
 from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.syncer import MakeSyncer
+from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker
 from polywire.store.files import Mapping
 
@@ -35,8 +37,23 @@ class _Unsynced:
     size: int = 0
 
 
+def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settings: LogSettings) -> MakeSyncer:
+    """Flushes of this journal."""
+
+    def make(
+        loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], sealing: Callable[[], bool]
+    ) -> Flusher:
+        return Flusher(
+            journal, loop, clock, make_worker, settings=settings, sealing=sealing, advanced=advanced, failed=failed
+        )
+
+    return make
+
+
 class Flusher:
-    """Guards: ``synced`` is the highest sequence everything up to which is on the disk: in the journal, or in segments that a group on the
+    """Implements ``Syncer``.
+
+    Guards: ``synced`` is the highest sequence everything up to which is on the disk: in the journal, or in segments that a group on the
     disk names. ``unsynced_bytes`` are those of the groups behind it. Only one sync runs."""
 
     def __init__(
@@ -46,20 +63,19 @@ class Flusher:
         clock: Clock,
         make_worker: MakeWorker,
         *,
-        interval_ms: int,
-        bytes_max: int,
+        settings: LogSettings,
         sealing: Callable[[], bool],
         advanced: Callable[[], None],
         failed: Callable[[BrokerError], None],
     ) -> None:
-        """``sealing`` returns whether a slot is being sealed. ``advanced`` is called on the loop whenever ``synced`` has grown, after the
-        callbacks that waited for it."""
+        """See ``MakeSyncer``."""
+        interval_ms = settings.sync_interval_ms
         self._journal = journal
         self._loop = loop
         self._clock = clock
         self._interval: Final = interval_ms / 1000
         self._recheck: Final = min(interval_ms, RECHECK_MS_MAX) / 1000
-        self._bytes_soon: Final = bytes_max // 2
+        self._bytes_soon: Final = settings.unsynced_bytes_max // 2
         self._sealing = sealing
         self._advanced = advanced
         self._failed = failed
@@ -76,6 +92,14 @@ class Flusher:
         self.synced = 0
         self.written = 0
         self.unsynced_bytes = 0
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def is_long(self) -> bool:
+        return False
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
         """A group was written to the current slot."""
@@ -185,6 +209,9 @@ class Flusher:
 
         sequence, size = slot.last, 0 if spared is None else spared.size
         self._worker.run(partial(self._flush, [last]), named)
+
+    def sealed(self, sequence: int, naming: int) -> None:
+        """Recovery finds out by itself."""
 
     # Ends
 

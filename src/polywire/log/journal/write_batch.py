@@ -40,9 +40,9 @@ class Draft:
     """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
 
     __slots__ = (
+        "all_synced",
         "contents",
         "epoch",
-        "floor",
         "head",
         "indexed",
         "now_us",
@@ -60,7 +60,7 @@ class Draft:
     def __init__(self, state: LogState, *, epoch: int, floor: Level, seed: int) -> None:
         self.state: Final = state
         self.epoch: Final = epoch
-        self.floor: Final = floor
+        self.all_synced: Final = floor > Level.WRITTEN
         self.head: Final = GroupHead(seed)
         self.now_us = 0
         self.clear()
@@ -84,7 +84,7 @@ class Draft:
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
         """Complete with ``result`` once the group has its level."""
         if done is not None:
-            waiting = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
+            waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
 
     def number(self, partition: FilePartition, batch: Buffer) -> int:

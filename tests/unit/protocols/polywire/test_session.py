@@ -225,7 +225,7 @@ def test_requests_without_a_batch_or_with_a_wrong_partition_or_level_are_refused
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", 0)).error.code is ErrorCode.INVALID_BATCH
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", 4), batch_of(b"x")).error.code is ErrorCode.PARTITION_MISSING
     assert (
-        peer.ask(Verb.PRODUCE, messages.Produce("t", 0, level=3), batch_of(b"x")).error.code
+        peer.ask(Verb.PRODUCE, messages.Produce("t", 0, level=4), batch_of(b"x")).error.code
         is ErrorCode.INVALID_REQUEST
     )
 

@@ -1,0 +1,187 @@
+"""Segments and snapshots as objects of a bucket, with the newest of them kept beside as files.
+
+Promises: the Store port. What the bucket does not give at the moment is Busy: nothing is taken for damaged, or for missing, because a network
+failed. Files are a cache: all of them may go at any time. Must not know: what a blob holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Event, Lock
+from typing import Final, TypeVar
+
+from polywire.cluster.journal_objects import SHARD
+from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.store.base import Blob, BlobExists, BlobMissing
+from polywire.store.file import FileStore
+from polywire.store.files import Access, Files
+from polywire.store.objects import Objects
+from polywire.types import Buffer
+
+TRIES: Final = 6
+PAUSE_FIRST_S: Final = 0.1
+RETRY_MS: Final = 1000
+
+_Result = TypeVar("_Result")
+
+
+class RemoteBlob:
+    """A blob that lies in the bucket alone. Nothing is asked of the bucket before it is read."""
+
+    __slots__ = ("_name", "_store")
+
+    def __init__(self, store: BucketStore, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    @property
+    def size(self) -> int:
+        return self._store.size(self._name)
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        found = self._store.get(self._name, position, position + len(out))
+        memoryview(out)[: len(found)] = found
+        return len(found)
+
+    def read_now(self, out: Buffer, position: int) -> bool:
+        return False
+
+    def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
+        found = self._store.get(self._name, start, stop)
+        block[: len(found)] = found
+        return block[: len(found)]
+
+
+class BucketStore:
+    """Implements ``Store``. Guards: ``_kept`` are the blobs whose files are whole, least recently used first, and what they take."""
+
+    def __init__(self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int) -> None:
+        """directory: for the files; whatever lies there is removed."""
+        self._objects = objects
+        self._directory = directory
+        self._files = files
+        self._cache = FileStore(directory, files=files)
+        self._cache_bytes = cache_bytes
+        self._kept: OrderedDict[str, int] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = Lock()
+        self._stopped = Event()
+
+    def stop(self) -> None:
+        """Try nothing again any more: who waits for the bucket is told that it is busy."""
+        self._stopped.set()
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        self._cache.put(name, parts)
+        file = self._files.open(self._directory / name, Access.READ)
+        try:
+            size, view = file.size, file.map().view
+        finally:
+            file.close()
+        try:
+            self._create(name, view, size)
+        except (BrokerError, BlobExists):
+            self._cache.delete(name)
+            raise
+        self._keep(name, size)
+
+    def _create(self, name: str, content: memoryview, size: int) -> None:
+        """A name is one start's own: where it exists after a try of ours, that was it."""
+        tried = False
+
+        def create() -> None:
+            nonlocal tried
+            try:
+                self._objects.create(SHARD + name, [content])
+            except BlobExists:
+                if not tried or self._objects.size(SHARD + name) != size:
+                    raise
+            except Unavailable:
+                tried = True
+                raise
+
+        self._repeated(create)
+
+    def put(self, name: str, parts: Iterable[Buffer]) -> None:
+        content = b"".join(bytes(part) for part in parts)
+        self._forget(name)
+        self._repeated(lambda: self._objects.put(SHARD + name, content))
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        if self._use(name):
+            try:
+                return self._cache.get(name, start, stop)
+            except BlobMissing:
+                self._forget(name)
+        if start == 0 and stop is None:
+            return self._repeated(lambda: self._objects.read(SHARD + name)).content
+        end = self.size(name) if stop is None else stop
+        if start >= end:
+            return b""
+        return self._repeated(lambda: self._objects.read_range(SHARD + name, start, end))
+
+    def open(self, name: str) -> Blob:
+        if self._use(name):
+            try:
+                return self._cache.open(name)
+            except BlobMissing:
+                self._forget(name)
+        return RemoteBlob(self, name)
+
+    def list(self, prefix: str) -> list[str]:
+        names = self._repeated(lambda: self._objects.list(SHARD + prefix))
+        return [name.removeprefix(SHARD) for name in names]
+
+    def delete(self, name: str) -> None:
+        self._forget(name)
+        self._repeated(lambda: self._objects.delete(SHARD + name))
+
+    def delete_in_steps(self, name: str) -> Iterator[int]:
+        self.delete(name)
+        yield 1
+
+    def size(self, name: str) -> int:
+        with self._lock:
+            kept = self._kept.get(name)
+        return self._repeated(lambda: self._objects.size(SHARD + name)) if kept is None else kept
+
+    # Files
+
+    def _keep(self, name: str, size: int) -> None:
+        """The file of a blob is whole; others make way for it."""
+        with self._lock:
+            self._kept[name] = size
+            self._kept_bytes += size
+            old = []
+            while self._kept_bytes > self._cache_bytes and self._kept:
+                oldest, taken = self._kept.popitem(last=False)
+                self._kept_bytes -= taken
+                old.append(oldest)
+        for oldest in old:
+            self._cache.delete(oldest)
+
+    def _use(self, name: str) -> bool:
+        with self._lock:
+            if name not in self._kept:
+                return False
+            self._kept.move_to_end(name)
+            return True
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._kept_bytes -= self._kept.pop(name, 0)
+        self._cache.delete(name)
+
+    def _repeated(self, ask: Callable[[], _Result]) -> _Result:
+        """The bucket's answer, after some tries. Raises Busy, BlobMissing, BlobExists."""
+        pause = PAUSE_FIRST_S
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return ask()
+            except Unavailable as error:
+                if left == 0 or self._stopped.wait(pause):
+                    raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=RETRY_MS) from error
+                pause *= 2
+        raise AssertionError("the last try answers or raises")

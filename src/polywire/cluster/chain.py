@@ -1,0 +1,186 @@
+"""The journal as objects: which groups they hold, and whether each follows the one before (decision 0061).
+
+Promises: a group counts only if it verifies and continues the chain; anything else is Corrupt. Must not know: where objects come from,
+whether they count already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from polywire.cluster.floor import Floor
+from polywire.errors import Corrupt, ErrorCode
+from polywire.log.journal.group import EntryKind, GroupHead, bad_entry, read_directory, read_group
+from polywire.types import Buffer
+
+_START: Final = Struct("<II16sB")
+START_VERSION: Final = 1
+DEPTH: Final = 1  # objects that a leader has under way at a time
+NONCE_BYTES: Final = 16
+NODE_BYTES_MAX: Final = 100
+_STARTING: Final = 1 << EntryKind.START
+_NAMING: Final = 1 << EntryKind.SNAPSHOT
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group and where it lies: object ``number``, bytes from ``position`` on of ``content``."""
+
+    number: int
+    content: bytes
+    position: int
+    length: int
+    sequence: int
+    start: int
+    synced: int
+    previous: int
+    checksum: int
+    kinds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What the newest naming group says: everything up to ``sealed`` is in segments, which ``snapshot`` lists."""
+
+    sealed: int
+    rests_on: int
+    snapshot: str
+    number: int
+    """Of the object that holds the group."""
+
+
+@dataclass(slots=True)
+class ObjectChain:
+    """Groups of a shard from its floor on. Guards: ``groups`` are one unbroken chain."""
+
+    seed: int
+    floor: Floor
+    groups: list[StoredGroup] = field(default_factory=list)
+    starts: dict[int, int] = field(default_factory=dict)
+    """Objects of the START groups that were read: number, then start."""
+    next_number: int = 0
+
+    def __post_init__(self) -> None:
+        self.next_number = self.floor.number
+
+    @property
+    def start(self) -> int:
+        """The newest start; 0 while there is none."""
+        return self.groups[-1].start if self.groups else 0
+
+    @property
+    def sequence(self) -> int:
+        """Of the last group."""
+        return self.groups[-1].sequence if self.groups else 0
+
+    @property
+    def checksum(self) -> int:
+        """Of the last group."""
+        return self.groups[-1].checksum if self.groups else 0
+
+    def add(self, content: bytes) -> None:
+        """The object with the next number. Raises Corrupt."""
+        number, at = self.next_number, 0
+        while at < len(content):
+            group = self._group_at(number, content, at)
+            self._check_order(group)
+            if group.kinds & _STARTING:
+                self.starts[number] = group.start
+            self.groups.append(group)
+            at += group.length
+        if at == 0:
+            raise _corrupt("object is empty", number, at)
+        self.next_number = number + DEPTH if number in self.starts else number + 1
+
+    def naming(self) -> Naming | None:
+        """The newest group that names a snapshot; None when there is none. Raises Corrupt where the floor says that there must be."""
+        for group in reversed(self.groups):
+            if group.kinds & _NAMING:
+                return _read_naming(group)
+        if self.floor.base:
+            raise _corrupt("the group that made the floor is missing", self.floor.base, 0)
+        return None
+
+    def behind(self, sealed: int) -> Sequence[StoredGroup]:
+        """Groups behind this sequence."""
+        return [group for group in self.groups if group.sequence > sealed]
+
+    def _group_at(self, number: int, content: bytes, at: int) -> StoredGroup:
+        fields = read_group(content, at, self.seed) if at % 8 == 0 else None
+        if fields is None or bad_entry(content, at) >= 0:
+            raise _corrupt("group does not verify", number, at)
+        return StoredGroup(
+            number=number,
+            content=content,
+            position=at,
+            length=fields.length,
+            sequence=fields.sequence,
+            start=fields.start,
+            synced=fields.synced,
+            previous=fields.previous,
+            checksum=fields.checksum,
+            kinds=fields.kinds,
+        )
+
+    def _check_order(self, group: StoredGroup) -> None:
+        """Whether a group continues the chain; the first one holds, or comes before, what follows the floor's sealed sequence."""
+        number, at = group.number, group.position
+        starting = bool(group.kinds & _STARTING)
+        if starting and (at != 0 or group.length != len(group.content)):
+            raise _corrupt("a start is not alone in its object", number, at)
+        if starting:
+            _check_start(group)
+        if not self.groups:
+            if group.sequence > self.floor.sealed + 1:
+                raise _corrupt("the journal begins late", number, at)
+            return
+        last = self.groups[-1]
+        if group.sequence != last.sequence + 1 or group.previous != last.checksum:
+            raise _corrupt("group does not follow the one before", number, at)
+        if group.start != last.start + starting:
+            raise _corrupt("group belongs to another start", number, at)
+
+
+def start_object(chain: ObjectChain, *, nonce: bytes, node: str, now_us: int) -> bytes:
+    """The object that claims the number behind a chain: one group, with nothing but who claims it."""
+    name = node.encode()
+    assert len(nonce) == NONCE_BYTES, "a nonce tells one try from another"
+    assert len(name) <= NODE_BYTES_MAX, "names of nodes are checked where they come from"
+    content = _START.pack(START_VERSION, DEPTH, nonce, len(name)) + name
+    head = GroupHead(chain.seed)
+    head.entry(EntryKind.START, 0, 0, content)
+    first = head.finish(chain.start + 1, chain.sequence + 1, chain.sequence, chain.checksum, now_us)
+    return bytes(first) + content + bytes(-len(content) % 8)
+
+
+def _check_start(group: StoredGroup) -> None:
+    content = _entry_of(group, EntryKind.START)
+    fields = _START.unpack_from(content) if len(content) >= _START.size else (0, 0, b"", 0)
+    if fields[:2] != (START_VERSION, DEPTH) or len(content) != _START.size + fields[3]:
+        raise _corrupt(f"start of another version version={fields[0]} depth={fields[1]}", group.number, 0)
+
+
+def _entry_of(group: StoredGroup, kind: EntryKind) -> Buffer:
+    entry = next(entry for entry in read_directory(group.content, group.position) if entry.kind == kind)
+    return memoryview(group.content)[entry.position : entry.position + entry.length]
+
+
+def _read_naming(group: StoredGroup) -> Naming:
+    sealed = rests_on = group.sequence - 1
+    snapshot = ""
+    for entry in read_directory(group.content, group.position):
+        if entry.kind == EntryKind.SEALED:
+            sealed = entry.argument
+        elif entry.kind == EntryKind.SNAPSHOT:
+            rests_on = entry.argument
+            snapshot = group.content[entry.position : entry.position + entry.length].decode("ascii")
+    return Naming(sealed, rests_on, snapshot, group.number)
+
+
+def _corrupt(reason: str, number: int, position: int) -> Corrupt:
+    return Corrupt(
+        ErrorCode.CORRUPT, f"the journal in the bucket is broken: {reason} object={number:016x} position={position}"
+    )

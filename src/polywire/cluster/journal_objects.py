@@ -1,0 +1,137 @@
+"""One shard's journal and floor as objects of a bucket: carries out what the protocol asks for.
+
+Promises: writes are sent once and their outcome is told as it is; reads are repeated until they answer, or nobody wants to know any more.
+Call it from threads. Must not know: why something is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Timer
+from typing import Any, Final, TypeVar
+
+from polywire.cluster.floor import Floor
+from polywire.cluster.protocol import Create, Delete, MoveFloor, Outcome, Pause, Read, ReadFloor, Request, Steps
+from polywire.errors import ErrorCode, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.objects import ObjectChanged, Objects
+
+SHARD: Final = "shards/0000/"
+READERS: Final = 16
+RETRY_S: Final = 0.2
+SEED_BYTES: Final = 8
+
+_Result = TypeVar("_Result")
+
+
+def object_name(number: int) -> str:
+    """Name of a journal object below the shard."""
+    return f"journal/{number:016x}"
+
+
+class JournalObjects:
+    """Guards: once ``_gone`` is set no request is repeated, and no pause is waited for."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._gone = Event()
+        self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
+
+    def run(self, steps: Steps[_Result]) -> _Result:
+        """Carry out a procedure. Raises Unavailable once it was given up, and what the procedure raises."""
+        answer = None
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if self._gone.is_set():
+                raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket did not answer, and nobody waits any longer")
+            answer = self._perform(request)
+
+    def seed(self, make: Callable[[], bytes]) -> int:
+        """The secret of this journal, which every group's checksum covers; made by whoever comes first. Raises Unavailable."""
+        name = f"{SHARD}seed"
+        while True:
+            found = self._repeated(lambda: self._found(name))
+            if found is not None and len(found) == SEED_BYTES:
+                return int.from_bytes(found, "little")
+            self._outcome(lambda: self._objects.create(name, [make()]))
+
+    def finish_within(self, seconds: float) -> None:
+        """Repeat nothing any more after so long."""
+        timer = Timer(seconds, self._gone.set)
+        timer.daemon = True
+        timer.start()
+
+    def give_up(self) -> None:
+        """Repeat nothing any more."""
+        self._gone.set()
+
+    def close(self) -> None:
+        """End the threads; nobody may use it any more."""
+        self._gone.set()
+        self._readers.shutdown(wait=False)
+
+    def _perform(self, request: Request) -> Any:
+        match request:
+            case Create(number, content):
+                return self._outcome(lambda: self._objects.create(SHARD + object_name(number), [content]))
+            case Read(numbers):
+                return list(self._readers.map(self._read, numbers))
+            case ReadFloor():
+                return self._repeated(self._floor)
+            case MoveFloor(floor, tag):
+                return self._outcome(lambda: self._move(floor, tag))
+            case Delete(numbers):
+                list(self._readers.map(self._delete, numbers))
+            case Pause(seconds):
+                self._gone.wait(seconds)
+        return None
+
+    def _read(self, number: int) -> bytes | None:
+        return self._repeated(lambda: self._found(SHARD + object_name(number)))
+
+    def _found(self, name: str) -> bytes | None:
+        try:
+            return self._objects.read(name).content
+        except BlobMissing:
+            return None
+
+    def _floor(self) -> tuple[Floor, str]:
+        try:
+            found = self._objects.read(f"{SHARD}floor")
+        except BlobMissing:
+            return Floor(), ""
+        return Floor.unpack(found.content), found.tag
+
+    def _move(self, floor: Floor, tag: str) -> None:
+        if tag:
+            self._objects.replace(f"{SHARD}floor", floor.pack(), tag)
+        else:
+            self._objects.create(f"{SHARD}floor", [floor.pack()])
+
+    def _delete(self, number: int) -> None:
+        """What cannot be deleted is litter below the floor, which nobody reads."""
+        self._outcome(lambda: self._objects.delete(SHARD + object_name(number)))
+
+    def _outcome(self, write: Callable[[], None]) -> Outcome:
+        try:
+            write()
+        except (BlobExists, ObjectChanged):
+            return Outcome.EXISTS
+        except Unavailable:
+            return Outcome.UNKNOWN
+        return Outcome.DONE
+
+    def _repeated(self, read: Callable[[], _Result]) -> _Result:
+        """The answer of a read, however often it takes. Raises Unavailable once it was given up."""
+        while True:
+            try:
+                return read()
+            except Unavailable:
+                if self._gone.is_set():
+                    raise
+                time.sleep(RETRY_S)

@@ -1,0 +1,90 @@
+"""Who is there: one small object per broker, written anew every so often.
+
+Promises: nothing here decides who is right, only who tries when; what makes no sense is nobody. Must not know: the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from polywire.store.base import BlobMissing
+from polywire.store.objects import Objects
+
+DIRECTORY: Final = "nodes/"
+NODES_MAX: Final = 64
+NODE_INTERVAL_S: Final = 2.0  # between two writes: a put each, however many look
+NODE_TIMEOUT_S: Final = 8.0  # without a new one, its broker is taken for dead
+NODE_BYTES_MAX: Final = 4096
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One broker, as it says. ``addresses`` by listener; ``start`` is the one it leads the shard under, -1 while it tries to, 0 when it
+    does not; ``counter`` grows."""
+
+    name: str
+    id: str
+    addresses: dict[str, tuple[str, int]]
+    start: int = 0
+    counter: int = 0
+    version: int = 1
+
+
+class Nodes:
+    """The node objects of a bucket. Call from threads."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def put(self, node: Node) -> None:
+        """Say something of oneself. Raises Unavailable."""
+        self._objects.put(DIRECTORY + node.name, msgspec.json.encode(node))
+
+    def read(self) -> list[Node]:
+        """Everybody, by name. Raises Unavailable."""
+        found = []
+        for name in self._objects.list(DIRECTORY)[:NODES_MAX]:
+            node = self._node(name)
+            if node is not None:
+                found.append(node)
+        return found
+
+    def _node(self, name: str) -> Node | None:
+        try:
+            content = self._objects.read(name).content
+        except BlobMissing:
+            return None
+        try:
+            node = msgspec.json.decode(content[:NODE_BYTES_MAX], type=Node)
+        except msgspec.DecodeError:
+            return None
+        return node if DIRECTORY + node.name == name else None
+
+
+class Watch:
+    """Whether the leader is alive, as seen by one who waits. Guards: by the watcher's own clock, whatever others' say."""
+
+    def __init__(self, name: str) -> None:
+        """name: the watcher's own."""
+        self._name = name
+        self._now = 0.0
+        self._seen: dict[str, tuple[Node, float]] = {}
+
+    def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
+        """The broker that leads, or is about to, if one does that was heard of within the timeout."""
+        self._now = now
+        for node in nodes:
+            known = self._seen.get(node.name)
+            if known is None or known[0] != node:
+                self._seen[node.name] = (node, now)
+        leaders = [node for node in nodes if node.start and self._is_alive(node)]
+        return max(leaders, key=lambda node: node.start, default=None)
+
+    def _is_alive(self, node: Node) -> bool:
+        return self._now - self._seen[node.name][1] < NODE_TIMEOUT_S
+
+    def rank(self, nodes: Sequence[Node]) -> int:
+        """How many other brokers come before this one when all want to lead: those that were heard of lately."""
+        return sum(node.name < self._name and not node.start for node in nodes if self._is_alive(node))

@@ -1,0 +1,241 @@
+"""Sends groups to the bucket: groups that lie behind each other in a slot become one object, one object after the other (decision 0061).
+
+Promises: what ``log.journal.syncer`` says; a group is durable once its object is there and is ours. The loop never waits for the network.
+Must not know: what a group holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.cluster import protocol
+from polywire.cluster.floor import Floor
+from polywire.cluster.journal_objects import JournalObjects
+from polywire.errors import BrokerError, ErrorCode, NotOwner
+from polywire.log.base import Completion, Loop
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.syncer import MakeSyncer
+from polywire.log.worker import MakeWorker
+
+OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size waits for nothing
+OBJECT_BYTES_MAX: Final = 16 * 1024 * 1024  # and none is larger: what one group may be
+PUT_INTERVAL_S: Final = 0.1  # between the beginnings of two puts: each costs, however small
+OBJECTS_MAX: Final = 1000  # before a slot is sealed: recovery reads them in a second
+FINISH_S: Final = 10.0  # for the last objects, when the broker stops
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """Groups in bytes [start, stop) of a slot, with their first and last sequence."""
+
+    slot: Slot
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Uploader:
+    """Implements ``Syncer``. Guards: one object is under way at a time; numbers are used in order; behind ``_deposed`` nothing is sent."""
+
+    is_local: Final = False
+
+    def __init__(
+        self,
+        journal: FileJournal,
+        bucket: JournalObjects,
+        claim: protocol.Claim,
+        loop: Loop,
+        clock: Clock,
+        make_worker: MakeWorker,
+        *,
+        sequence: int,
+        advanced: Callable[[], None],
+        failed: Callable[[BrokerError], None],
+    ) -> None:
+        """sequence: of the claim's own group, up to which all is stored."""
+        self._journal = journal
+        self._bucket = bucket
+        self._loop = loop
+        self._clock = clock
+        self._advanced = advanced
+        self._failed = failed
+        self._start = claim.chain.start + 1
+        self._sender = make_worker("bucket", loop)
+        self._sweeper = make_worker("floor", loop)
+        self._starts = {*claim.chain.starts, claim.number}
+        self._number = claim.number
+        self._firsts: list[int] = []
+        """First sequence of each object since the floor, beside ``_numbers``."""
+        self._numbers: list[int] = []
+        for group in claim.chain.groups:
+            self._note(group.sequence, group.number)
+        self._note(sequence, claim.number)
+        self._unsent: deque[_Unsent] = deque()
+        self._waiting: deque[tuple[int, Completion[None]]] = deque()
+        self._running: _Unsent | None = None
+        self._timer = False
+        self._begun_at = -PUT_INTERVAL_S
+        self._over = False
+        self.synced = self.written = sequence
+        self.unsynced_bytes = 0
+
+    def _note(self, first: int, number: int) -> None:
+        """An object is stored, and this is its first group."""
+        if not self._numbers or self._numbers[-1] != number:
+            self._firsts.append(first)
+            self._numbers.append(number)
+
+    @property
+    def is_long(self) -> bool:
+        return len(self._numbers) > OBJECTS_MAX
+
+    def wrote(self, sequence: int, position: int, size: int) -> None:
+        slot = self._journal.current
+        assert slot is not None, "a group was written to it"
+        last = self._unsent[-1] if self._unsent else None
+        follows = last is not None and last.slot is slot and last.stop == position
+        if last is not None and follows and last.size < OBJECT_BYTES and last.size + size <= OBJECT_BYTES_MAX:
+            last.stop, last.last = position + size, sequence
+        else:
+            self._unsent.append(_Unsent(slot, position, position + size, sequence, sequence))
+        self.written = sequence
+        self.unsynced_bytes += size
+        self._send_soon()
+
+    def wait(self, sequence: int, callback: Completion[None]) -> None:
+        if sequence <= self.synced:
+            callback(None)
+        else:
+            self._waiting.append((sequence, callback))
+
+    def spare(self, slot: Slot) -> None:
+        """Recovery needs every group behind the floor."""
+
+    def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
+        raise AssertionError("a group in the bucket does not count without those before it")
+
+    def sealed(self, sequence: int, naming: int) -> None:
+        floor = Floor(self._number_of(sequence + 1), self._number_of(naming), self._start, sequence)
+        count = bisect_right(self._numbers, floor.number) - 1
+        del self._firsts[:count], self._numbers[:count]
+        self._sweeper.run(partial(self._bucket.run, protocol.raise_floor(floor, frozenset(self._starts))), _ignore)
+
+    def _number_of(self, sequence: int) -> int:
+        """The object that holds a group."""
+        return self._numbers[bisect_right(self._firsts, sequence) - 1]
+
+    # Sending
+
+    def _send_soon(self) -> None:
+        """Send the oldest groups: at once when they fill an object or nothing was sent of late."""
+        if self._running is not None or self._timer or not self._unsent or self._over:
+            return
+        wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
+        full = self._unsent[0].size >= OBJECT_BYTES or len(self._unsent) > 1
+        self._timer = True
+        self._loop.call_later(0.0 if full else max(wait, 0.0), self._send)  # in a later pass: a turn has many groups
+
+    def _send(self) -> None:
+        self._timer = False
+        if self._running is not None or not self._unsent or self._over:
+            return
+        self._running = unsent = self._unsent.popleft()
+        self._begun_at = self._clock.monotonic()
+        self._number += 1
+        self._sender.run(partial(self._bucket.run, self._steps(unsent)), self._settled)
+
+    def _steps(self, unsent: _Unsent) -> protocol.Steps[bool]:
+        return protocol.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])
+
+    def _settled(self, mine: bool | BrokerError) -> None:
+        if self._over:
+            return
+        if isinstance(mine, BrokerError):
+            self._failed(mine)
+        elif not mine:
+            self._failed(NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard"))
+        else:
+            self._stored()
+
+    def _stored(self) -> None:
+        """The object under way is there."""
+        assert self._running is not None, "one was sent"
+        stored, self._running = self._running, None
+        self._note(stored.first, self._number)
+        self.synced = stored.last
+        self.unsynced_bytes -= stored.size
+        while self._waiting and self._waiting[0][0] <= self.synced:
+            self._waiting.popleft()[1](None)
+        self._advanced()
+        self._send_soon()
+
+    # Ends
+
+    def finish(self) -> None:
+        """Send what is left, in this thread. Raises OSError."""
+        self._over = True
+        if self._running is not None:
+            self._unsent.appendleft(self._running)
+            self._number -= 1  # the same bytes again: they meet themselves
+            self._running = None
+        self._bucket.finish_within(FINISH_S)
+        self._sender.stop()
+        try:
+            while self._unsent:
+                self._running = unsent = self._unsent.popleft()
+                self._number += 1
+                if not self._bucket.run(self._steps(unsent)):
+                    raise OSError(0, "another broker leads this shard")
+                self._stored()
+        except BrokerError as error:
+            raise OSError(0, error.message) from error
+
+    def abandon(self) -> Sequence[Completion[None]]:
+        self._over = True
+        waiting = [callback for _, callback in self._waiting]
+        self._waiting.clear()
+        self._unsent.clear()
+        return waiting
+
+    def stop(self) -> None:
+        self._over = True
+        self._bucket.give_up()
+        self._sender.stop()
+        self._sweeper.stop()
+        self._bucket.close()
+
+
+def uploading(
+    journal: FileJournal,
+    bucket: JournalObjects,
+    claim: protocol.Claim,
+    clock: Clock,
+    make_worker: MakeWorker,
+    *,
+    sequence: int,
+) -> MakeSyncer:
+    """An uploader that goes on behind this claim."""
+
+    def make(
+        loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], _: Callable[[], bool]
+    ) -> Uploader:
+        return Uploader(
+            journal, bucket, claim, loop, clock, make_worker, sequence=sequence, advanced=advanced, failed=failed
+        )
+
+    return make
+
+
+def _ignore(_: BrokerError | None) -> None:
+    """A floor that could not be moved is moved by the next seal; objects below it are litter."""

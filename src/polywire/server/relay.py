@@ -1,0 +1,153 @@
+"""Carries connections of a broker that stands by to the one that leads: bytes as they are, on every wire.
+
+Promises: bytes keep their order and nothing is held but what one socket has given and the other not yet taken; who comes while nobody leads
+is turned away. Must not know: any wire's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, cast
+
+import structlog
+
+from polywire.errors import ErrorCode, Unavailable
+from polywire.server.config import Address
+
+RELAYED_MAX: Final = 10_000  # connections: each takes two descriptors
+CONNECT_TIMEOUT_S: Final = 5.0
+BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before the other is read no further
+
+log = structlog.get_logger("polywire.server")
+
+Find = Callable[[str], tuple[str, int] | None]
+"""Where the leader listens for what comes to this listener, if anybody leads."""
+
+
+class Relay:
+    """Guards: at most ``RELAYED_MAX`` connections; all end with ``stop``."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._servers: list[asyncio.Server] = []
+        self._ends: set[_End] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, addresses: Mapping[str, Address]) -> dict[str, Address]:
+        """Accept on these addresses; returns them with their real ports. Raises Unavailable."""
+        loop, found = asyncio.get_running_loop(), {}
+        for name, address in addresses.items():
+            try:
+                server = await loop.create_server(lambda name=name: _End(self, name), address.host, address.port)  # type: ignore[misc]
+            except OSError as error:
+                await self.stop()
+                raise Unavailable(
+                    ErrorCode.STORAGE_FAILED, f"cannot listen: {error.strerror} listener={name} address={address}"
+                ) from error
+            self._servers.append(server)
+            found[name] = Address(address.host, server.sockets[0].getsockname()[1])
+        return found
+
+    async def stop(self) -> None:
+        """Accept nobody any more, and end every connection: its client finds whoever leads."""
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for end in list(self._ends):
+            end.abort()
+        await asyncio.sleep(0)
+        self._servers.clear()
+
+    def came(self, end: _End, listener: str) -> None:
+        """A client has connected."""
+        self._ends.add(end)
+        place = self._find(listener)
+        if place is None or len(self._ends) > 2 * RELAYED_MAX:
+            end.abort()
+            return
+        task = asyncio.create_task(self._connect(end, place))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def went(self, end: _End) -> None:
+        """An end is closed."""
+        self._ends.discard(end)
+
+    async def _connect(self, end: _End, place: tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            connecting = loop.create_connection(lambda: _End(self, ""), *place)
+            _, other = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            log.info("cannot reach the leader", address=f"{place[0]}:{place[1]}", reason=str(error))
+            end.abort()
+            return
+        self._ends.add(other)
+        end.meet(other)
+
+
+class _End(asyncio.Protocol):
+    """One side of a carried connection. It is read only while the other side takes what comes."""
+
+    def __init__(self, relay: Relay, listener: str) -> None:
+        self._relay = relay
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._other: _End | None = None
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = made = cast("asyncio.Transport", transport)  # uvloop's derive from no class of asyncio's
+        made.set_write_buffer_limits(BUFFERED_BYTES)
+        if self._listener:
+            self._relay.came(self, self._listener)
+
+    def meet(self, other: _End) -> None:
+        """The other side is there."""
+        if self._transport is None or self._transport.is_closing():
+            other.abort()
+            return
+        self._other, other._other = other, self
+        if self._early and other._transport is not None:
+            other._transport.write(self._early)
+            self._early = b""
+        self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.write(data)
+        elif self._transport is not None:  # the leader is being connected to
+            self._early += data
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """One direction is over; answers may still come in the other."""
+        other = None if self._other is None else self._other._transport
+        if other is not None and not other.is_closing() and other.can_write_eof():
+            with suppress(OSError, RuntimeError):
+                other.write_eof()
+                return True
+        return False
+
+    def pause_writing(self) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._relay.went(self)
+        other, self._other, self._transport = self._other, None, None
+        if other is not None and other._transport is not None:
+            other._other = None
+            other._transport.close() if error is None else other._transport.abort()
+
+    def abort(self) -> None:
+        """Hang up."""
+        if self._transport is not None:
+            self._transport.abort()

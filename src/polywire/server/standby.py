@@ -1,0 +1,195 @@
+"""A broker that waits for its turn to lead the log in a bucket, and says who it is to those who wait for it.
+
+Promises: clocks and connections decide when it tries, and nothing else: who is right is told by the bucket. While another leads, its clients
+are carried there. Must not know: the journal, any wire's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from polywire.clock import SystemClock
+from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch
+from polywire.cluster.url import open_bucket
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.server.bucket import node_name
+from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
+from polywire.server.ready import withdraw_ready, write_ready
+from polywire.server.relay import Relay
+
+LOOK_S: Final = 0.5  # between two looks at the leader
+RANK_S: Final = 0.5  # that a candidate lets each before it try
+REFUSED_MAX: Final = 2  # looks that find the leader's port closed, before its broker is taken for dead
+KNOCK_TIMEOUT_S: Final = 2.0
+WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+
+log = structlog.get_logger("polywire.server")
+
+
+class Presence:
+    """This broker's object among the nodes, written by a thread of its own: others wait for a leader that is recovering. Guards: its counter
+    grows with every write, so that they see that it lives."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._nodes = Nodes(open_bucket(config.bucket))
+        self._advertise = config.advertise
+        self._name = node_name(config)
+        self._id = secrets.token_hex(16)
+        self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
+        self._counter = 0
+        self._deposed: Callable[[], object] = lambda: None
+        self._changed = threading.Event()
+        self._over = False
+        self._thread: threading.Thread | None = None
+
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[], object] = lambda: None) -> None:
+        """Say from now on where this broker listens, and what it leads under; see ``Node``. Calls back in its thread, perhaps several times,
+        when another broker says that it leads under a later start: who has nothing to write would not notice."""
+        self._deposed = deposed
+        self._said = {name: (self._reached_at(address), address.port) for name, address in addresses.items()}, start
+        self._changed.set()
+        if self._thread is None:
+            self._put()  # before anything else is tried
+            self._thread = threading.Thread(target=self._repeat, name="polywire-presence", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Say that it leads no more: others need not wait. Takes as long as the bucket does."""
+        self._over = True
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._said = self._said[0], 0
+            self._put()
+
+    def _reached_at(self, address: Address) -> str:
+        if self._advertise:
+            return self._advertise
+        return socket.gethostname() if address.host in WILDCARDS else address.host
+
+    def _repeat(self) -> None:
+        while not self._over:
+            self._changed.wait(NODE_INTERVAL_S)
+            self._changed.clear()
+            if not self._over:
+                self._put()
+                self._look()
+
+    def _look(self) -> None:
+        start = self._said[1]
+        with suppress(BrokerError):
+            if start > 0 and any(node.start > start for node in self._nodes.read()):
+                self._deposed()
+
+    def _put(self) -> None:
+        """What fails is written the next time: others go by what they see."""
+        self._counter += 1
+        addresses, start = self._said
+        with suppress(BrokerError):
+            self._nodes.put(Node(self._name, self._id, addresses, start, self._counter))
+
+
+class Standby:
+    """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
+
+    def __init__(self, config: ServeConfig, presence: Presence, *, deposed: bool) -> None:
+        """deposed: another broker has just been quicker, and may not have said so yet."""
+        self._config = config
+        self._presence = presence
+        self._name = node_name(config)
+        self._nodes = Nodes(open_bucket(config.bucket))
+        self._watch = Watch(self._name)
+        self._leader: Node | None = None
+        self._refused = 0
+        self._waited = 0.0
+        self._clock = SystemClock()
+        self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
+        self._stopping = asyncio.Event()
+
+    async def wait(self) -> bool:
+        """Until it is this broker's turn; False when it was told to stop before. Raises BrokerError."""
+        relay = Relay(self._find)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        listening = False
+        try:
+            while await self._is_led():
+                if not listening and self._leader is not None and self._refused == 0 and self._leader.addresses:
+                    addresses = await relay.listen(self._carried())
+                    self._presence.say(addresses, 0)
+                    write_ready(self._config.ready_file, addresses)
+                    log.info("standing by, connections are carried to the leader", leader=self._leader.name)
+                    listening = True
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+                if self._stopping.is_set():
+                    return False
+            return True
+        finally:
+            await relay.stop()
+            withdraw_ready(self._config.ready_file)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _carried(self) -> dict[str, Address]:
+        """Where clients of the leader may come; not HTTP, which tells of this broker."""
+        given = self._config.listeners()
+        return {name: address for name, address in given.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
+
+    def _find(self, listener: str) -> tuple[str, int] | None:
+        return None if self._leader is None else self._leader.addresses.get(listener)
+
+    async def _is_led(self) -> bool:
+        """Whether somebody leads and is alive, as far as can be seen."""
+        try:
+            nodes = await asyncio.to_thread(self._nodes.read)
+        except BrokerError as error:
+            log.warning("cannot see who leads", reason=error.message)
+            return self._leader is not None  # whoever leads has the same bucket
+        now = self._clock.monotonic()
+        leader = self._leader = self._watch.leader(nodes, now)
+        if leader is None:
+            if now >= self._patient_until and self._waited >= RANK_S * self._watch.rank(nodes):
+                return False
+            self._waited += LOOK_S
+            return True
+        self._waited = 0.0
+        if await self._answers(leader):
+            self._refused = 0
+            self._check_name(leader)
+            return True
+        self._refused += 1
+        return self._refused < REFUSED_MAX
+
+    def _check_name(self, leader: Node) -> None:
+        if leader.name == self._name:
+            raise Invalid(
+                ErrorCode.INVALID_NAME,
+                f"another broker of this name leads: give one of them --node name={self._name!r}",
+            )
+
+    async def _answers(self, leader: Node) -> bool:
+        """Whether something listens where the leader says; unknown counts as yes, for then its silence decides."""
+        place = next(iter(leader.addresses.values()), None)
+        if place is None:
+            return True
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*place), KNOCK_TIMEOUT_S)
+        except ConnectionRefusedError:
+            return False
+        except (OSError, TimeoutError):
+            return True
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True

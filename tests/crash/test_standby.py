@@ -1,0 +1,125 @@
+"""Two brokers on one bucket: one leads, the other carries connections to it, and takes over when it is killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.records.columns import Record
+from polywire.types import Level
+from tests.broker_process import BrokerProcess
+from tests.crash.test_broker_kill import Producer, check
+
+KILLS = 3
+WAIT_S = 60.0  # for what takes seconds on a quiet machine
+WIRES = ("polywire", "cursus", "iggy")
+
+
+def broker_of(tmp_path: Path, node: str) -> BrokerProcess:
+    return BrokerProcess(tmp_path / node, "--bucket", f"file://{tmp_path / 'bucket'}", "--node", node, wires=WIRES)
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def leads(broker: BrokerProcess, times: int) -> bool:
+    return broker.log_text().count("leading the shard") >= times
+
+
+def stands_by(broker: BrokerProcess, times: int) -> bool:
+    return broker.log_text().count("standing by, connections") >= times
+
+
+@pytest.mark.timeout(180)
+def test_the_other_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Every producer stays with one broker, whoever leads."""
+    with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
+        brokers = [one, two]
+        producers = [
+            Producer(lambda broker=broker, wire=wire: broker.url(wire), name.encode(), Level.WRITTEN, batch=batch)  # type: ignore[misc]
+            for name, broker, wire, batch in (
+                ("a", one, "polywire", 1),
+                ("b", two, "polywire", 20),
+                ("c", one, "cursus", 3),
+                ("d", two, "iggy", 3),
+            )
+        ]
+        asyncio.run(_produce_and_kill_leaders(brokers, producers))
+        assert all(len(producer.acknowledged) > 5 for producer in producers)
+        for broker in brokers:
+            assert asyncio.run(check(broker.url("polywire"), producers)) > 0
+        for broker in brokers:
+            assert broker.stop() == 0, broker.log_text()
+
+
+async def _produce_and_kill_leaders(brokers: Sequence[BrokerProcess], producers: Sequence[Producer]) -> None:
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    chance = random.Random(7)
+    led = {id(broker): 0 for broker in brokers}
+    led[id(brokers[0])] = 1
+    leader, other = brokers
+    for _ in range(KILLS):
+        await asyncio.sleep(1 + chance.random())
+        leader.kill()
+        led[id(other)] += 1
+        await asyncio.to_thread(until, lambda other=other: leads(other, led[id(other)]))  # type: ignore[misc]
+        await asyncio.to_thread(leader.start)
+        leader, other = other, leader
+    await asyncio.sleep(3)
+    for producer in producers:
+        producer.running = False
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.timeout(180)
+def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
+    with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
+        asyncio.run(_produce(one, b"before"))
+        os.kill(one.pid, signal.SIGSTOP)
+        until(lambda: leads(two, 1))
+        os.kill(one.pid, signal.SIGCONT)
+        until(lambda: stands_by(one, 1))
+        asyncio.run(_produce(two, b"after"))
+        assert asyncio.run(_values(one)) == [b"before", b"after"]
+        assert one.stop() == 0, one.log_text()
+        assert two.stop() == 0, two.log_text()
+
+
+@pytest.mark.timeout(60)
+def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    with broker_of(tmp_path, "one"):
+        other = BrokerProcess(
+            tmp_path / "other", "--bucket", f"file://{tmp_path / 'bucket'}", "--node", "one", wires=WIRES
+        )
+        with pytest.raises(AssertionError, match="another broker of this name leads"):
+            other.start()
+
+
+async def _produce(broker: BrokerProcess, value: bytes) -> None:
+    client = await connect(broker.url())
+    await client.produce("topic", [Record(value=value, key=b"k")])
+    await client.close()
+
+
+async def _values(broker: BrokerProcess) -> list[bytes | None]:
+    client = await connect(broker.url())
+    try:
+        found = []
+        for partition in range(3):
+            page = await client.fetch("topic", partition, 0)
+            found += [record.value for record in page]
+        return found
+    finally:
+        await client.close()

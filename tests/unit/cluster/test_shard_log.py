@@ -1,0 +1,224 @@
+"""The log over a bucket: what was acknowledged is there for the next leader, whatever became of the one before and of its directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.cluster.chain import ObjectChain
+from polywire.cluster.floor import Floor
+from polywire.cluster.journal_objects import SHARD, object_name
+from polywire.cluster.opening import Place, open_shard
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid
+from polywire.log.log import FileLog
+from polywire.log.settings import LogSettings
+from polywire.store.objects import Objects
+from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, expecting
+
+STORED = LogSettings(
+    slot_bytes=SMALL.slot_bytes, disk_reserve_bytes=0, staged_bytes_max=SMALL.staged_bytes_max, durability=Level.STORED
+)
+
+
+class BucketRig(Rig):
+    """A log over one bucket, opened again in a directory that knows nothing."""
+
+    def __init__(self, objects: Objects, directory: Path, node: str = "one") -> None:
+        self.objects = objects
+        self.node = node
+        self._directories = (directory / f"{node}-{number}" for number in count())
+        super().__init__(directory, STORED)
+
+    def open(self) -> FileLog:
+        self.loop, self.memory = RigLoop(), Memory()
+        place = Place(self.objects, self.objects, next(self._directories), self.node, cache_bytes=1 << 20)
+        clock = SystemClock()
+        self.log = open_shard(place, settings=STORED, loop=self.loop, clock=clock, replay=self.memory)
+        return self.log
+
+
+def wait_for(event: Event) -> None:
+    event.wait(20)
+
+
+def reach(rig: Rig, told: Sequence[Sequence[int]]) -> None:
+    """Until all were told."""
+    rig.loop.run_until(lambda: all(told))
+
+
+def stored_chain(objects: Objects) -> ObjectChain:
+    """What a reader finds from the floor on."""
+    seed = int.from_bytes(objects.read(f"{SHARD}seed").content, "little")
+    floor = Floor()
+    if f"{SHARD}floor" in objects.list(SHARD):
+        floor = Floor.unpack(objects.read(f"{SHARD}floor").content)
+    chain = ObjectChain(seed, floor)
+    while SHARD + object_name(chain.next_number) in objects.list(f"{SHARD}journal/"):
+        chain.add(objects.read(SHARD + object_name(chain.next_number)).content)
+    return chain
+
+
+def test_everything_comes_back_without_the_directory(tmp_path: Path) -> None:
+    objects, wanted = MemoryObjects(), []
+    rig = BucketRig(objects, tmp_path)
+    rig.log.open_partition(1)
+    for start in range(4):
+        partition = rig.log.partition(1)
+        told: list[list[int]] = []
+        for number in range(40):  # some slots of 64 KiB
+            values = [b"%d-%d-%d" % (start, number, one) + bytes(700) for one in range(5)]
+            rig.loop.run_until(lambda: not rig.log.congested)
+            told += [rig.append(partition, values), rig.change(b"change-%d-%d" % (start, number))]
+            rig.log.commit()
+            wanted += values
+            if number % 4 == 3:
+                reach(rig, told)
+        assert rig.read(partition) == wanted
+        if start % 2:
+            rig.settle()
+        rig.kill()
+        shutil.rmtree(tmp_path)
+        rig.open()
+        assert rig.read(rig.log.partition(1)) == wanted
+        assert rig.memory.changes == [b"change-%d-%d" % (s, n) for s in range(start + 1) for n in range(40)]
+        assert rig.log.epoch == start + 2
+    rig.log.close()
+
+
+def test_the_floor_moves_and_starts_stay(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    rig = BucketRig(objects, tmp_path)
+    partition = rig.log.open_partition(1)
+    for number in range(60):
+        offsets = rig.append(partition, [b"%d" % number + bytes(5000)])
+        rig.log.commit()
+        if number % 5 == 4:
+            reach(rig, [offsets])
+    rig.settle()
+    rig.loop.run_until(lambda: f"{SHARD}floor" in objects.list(SHARD))
+    rig.log.close()
+    floor = Floor.unpack(objects.read(f"{SHARD}floor").content)
+    names = objects.list(f"{SHARD}journal/")
+    assert floor.number > 5
+    assert names[0] == SHARD + object_name(1), "the start below the floor stays"
+    assert names[1] >= SHARD + object_name(floor.number)
+    assert len(objects.list(f"{SHARD}snapshots/")) == 1
+
+
+@pytest.mark.parametrize("fault", [ObjectFault.LOST_REPLY, ObjectFault.BUSY, ObjectFault.REFUSED, ObjectFault.LATE])
+def test_puts_that_fail_are_settled(tmp_path: Path, fault: ObjectFault) -> None:
+    objects = MemoryObjects()
+    rig = BucketRig(objects, tmp_path)
+    partition = rig.log.open_partition(1)
+    for number in range(8):
+        objects.fail("create", fault)
+        offsets = rig.append(partition, [b"%d" % number])
+        reach(rig, [offsets])
+        assert offsets == [number]
+    rig.kill()
+    objects.deliver()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"%d" % number for number in range(8)]
+    rig.log.close()
+
+
+def test_nobody_sees_what_is_not_stored(tmp_path: Path) -> None:
+    stored = Event()
+    objects = MemoryObjects(wait=lambda: wait_for(stored))
+    rig = BucketRig(objects, tmp_path)
+    partition = rig.log.open_partition(1)
+    rig.settle()
+    woken: list[int] = []
+    rig.log.wait(partition, 0, lambda: woken.append(1))
+    objects.fail("create", ObjectFault.DELAY)
+    offsets = rig.append(partition, [b"one"], Level.MEMORY)
+    for _ in range(200):
+        rig.loop.run_pass(0.001)
+    assert (offsets, partition.readable_offset, partition.next_offset, woken) == ([], 0, 1, [])
+    stored.set()
+    rig.loop.run_until(lambda: offsets)
+    assert (partition.readable_offset, woken) == (1, [1])
+    rig.log.close()
+
+
+def test_who_was_deposed_acknowledges_nothing(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    old = BucketRig(objects, tmp_path, "old")
+    partition = old.log.open_partition(1)
+    offsets = old.append(partition, [b"before"])
+    old.loop.run_until(lambda: offsets)
+    new = BucketRig(objects, tmp_path, "new")
+    answers: list[int | BrokerError] = []
+    failures: list[BrokerError] = []
+    old.log.on_failure(failures.append)
+    old.log.append(partition, batch_of([b"after"]), level=Level.WRITTEN, done=answers.append)
+    old.loop.run_until(lambda: answers and failures)
+    assert [error.code for error in (*answers, *failures) if isinstance(error, BrokerError)] == [
+        ErrorCode.NOT_OWNER
+    ] * 2
+    assert new.read(new.log.partition(1)) == [b"before"]
+    offsets = new.append(new.log.partition(1), [b"its own"])
+    new.loop.run_until(lambda: offsets)
+    old.kill()
+    new.log.close()
+    assert [group.start for group in stored_chain(objects).groups][-1] == 2
+
+
+def test_staged_batches_are_published_by_the_next_leader(tmp_path: Path) -> None:
+    rig = BucketRig(MemoryObjects(), tmp_path)
+    partition, token, told = rig.log.open_partition(1), bytes(15) + b"\1", list[int]()
+    rig.log.stage(
+        token, partition, batch_of([b"staged"]), expires_at_us=2**60, level=Level.STORED, done=expecting(told)
+    )
+    rig.loop.run_until(lambda: told)
+    for _ in range(2):
+        rig.settle()
+        rig.kill()
+        rig.open()
+    published: list[object] = []
+    rig.log.publish([token], b"published", level=Level.STORED, done=published.append)
+    rig.loop.run_until(lambda: published)
+    assert published == [[(1, 0, 1)]]
+    assert rig.read(rig.log.partition(1)) == [b"staged"]
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"staged"]
+    rig.log.close()
+
+
+@pytest.mark.parametrize("change", ["missing", "damaged", "floor"])
+def test_a_journal_that_somebody_broke_is_not_led(tmp_path: Path, change: str) -> None:
+    objects = MemoryObjects()
+    rig = BucketRig(objects, tmp_path)
+    partition = rig.log.open_partition(1)
+    for _ in range(4):
+        offsets = rig.append(partition, [b"x"])
+        reach(rig, [offsets])
+    rig.log.close()
+    name = SHARD + object_name(3)
+    if change == "missing":
+        objects.delete(name)
+    elif change == "damaged":
+        content = bytearray(objects.read(name).content)
+        content[70] ^= 1
+        objects.put(name, content)
+    else:
+        objects.put(f"{SHARD}floor", Floor(number=3, base=3, sealed=2).pack())
+    before = objects.list("")
+    with pytest.raises(Corrupt):
+        rig.open()
+    assert objects.list("") == before, "nothing was claimed"
+
+
+def test_a_directory_with_a_log_of_its_own_is_refused(tmp_path: Path) -> None:
+    Rig(tmp_path / "one-0").log.close()
+    with pytest.raises(Invalid, match="log of its own"):
+        BucketRig(MemoryObjects(), tmp_path)
