@@ -66,10 +66,10 @@ class Headers(Enum):
 
 
 class TimestampType(Enum):
-    """Whose time a record's is (timestampType), in Kafka's words."""
+    """Whose time a record's is (timestampType), in Kafka's words, which are compared without case."""
 
-    APPEND = "LogAppendTime"
-    CREATE = "CreateTime"
+    APPEND = "logappendtime"
+    CREATE = "createtime"
 
 
 class LocalSegments(Enum):
@@ -196,7 +196,7 @@ def _group(options: Mapping[str, str]) -> str | None:
 
 
 def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
-    words = [kind.value for kind in TimestampType]
+    words = ["LogAppendTime", "CreateTime"]
     chosen = choice(options, "timestampType", TimestampType, TimestampType.APPEND, among=words)
     if chosen is TimestampType.CREATE and "pushFilters" in options:
         refuse(
