@@ -1,5 +1,5 @@
-"""Spark's own Kafka connector and ours over the same topic, in one job: the same rows but for their times, and what one writes the
-other reads. Times are those of Kafka's clients there and of appending here.
+"""Spark's own Kafka connector and ours over the same topic, in one job: the same rows, with the times of Kafka's clients, and what one writes
+the other reads.
 
 The connector is not part of this project. ``POLYWIRE_KAFKA_SPARK`` names a folder with its jars (spec: kafka#clients-to-test-with).
 """
@@ -25,6 +25,7 @@ DRIVER = Path(__file__).parent / "kafka" / "spark.driver"
 RECORDS = 3000
 BATCH = 1000
 HEADERS = ((), (Header(b"a", b"1"),))
+TIMES_US = (None, 1_600_000_000_123_000)
 SECONDS_MAX = 300.0
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -41,7 +42,12 @@ def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
             client.create_topic("sunk", 3)
             for first in range(0, RECORDS, BATCH):
                 records = [
-                    Record(value(number), key=b"%d" % number, headers=HEADERS[number % 2])
+                    Record(
+                        value(number),
+                        key=b"%d" % number,
+                        headers=HEADERS[number % 2],
+                        origin_time_us=TIMES_US[number % 2],
+                    )
                     for number in range(first, first + BATCH)
                 ]
                 client.produce("both", records, partition=first // BATCH % 3)

@@ -65,6 +65,7 @@ COLUMNS: Final = (
     "typedHeaders",
 )
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
 # Plain numbers: in the loop over batches an enum would cost more than the test.
@@ -87,11 +88,17 @@ class _BatchRows(NamedTuple):
 
 
 def chunk_to_arrow(
-    chunk: StoredChunk, columns: Sequence[str], schema: pa.Schema, *, rows_max: int = ROWS_MAX
+    chunk: StoredChunk,
+    columns: Sequence[str],
+    schema: pa.Schema,
+    *,
+    rows_max: int = ROWS_MAX,
+    create_times: bool = False,
 ) -> list[pa.RecordBatch]:
     """The chunk's rows as record batches of ``schema``, whose fields take the ``columns`` named, in order.
 
     Columns are those of ``COLUMNS``; keys and values may be asked for as binary or string, the others as anything Arrow can cast them to.
+    create_times: times are those of clients, in milliseconds, as far as there are any; the chunk has its bodies then.
     Raises Invalid(INVALID_REQUEST) for no or an unknown column, Invalid(INVALID_BATCH) for bytes that are no batches.
     """
     unknown = [column for column in columns if column not in COLUMNS]
@@ -101,7 +108,7 @@ def chunk_to_arrow(
         )
     batches = []
     for group in _groups(_runs(chunk), rows_max):
-        rows = _Rows(chunk, group)
+        rows = _Rows(chunk, group, create_times=create_times)
         arrays = [as_type(rows.column(column), field.type) for column, field in zip(columns, schema, strict=True)]
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return batches
@@ -183,9 +190,10 @@ def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
 class _Rows:
     """Rows on their way into one record batch. Guards: what Arrow is handed keeps the memory it views."""
 
-    __slots__ = ("_alone", "_chunk", "_plan", "_source", "_space", "row_count")
+    __slots__ = ("_alone", "_chunk", "_create_times", "_plan", "_source", "_space", "row_count")
 
-    def __init__(self, chunk: StoredChunk, runs: list[_BatchRows]) -> None:
+    def __init__(self, chunk: StoredChunk, runs: list[_BatchRows], *, create_times: bool) -> None:
+        self._create_times: Final = create_times
         self._chunk: Final = chunk
         self._source: Final = runs[0].source
         self._plan: Final = memoryview(array("q", [number for run in runs for number in run.numbers]))
@@ -205,14 +213,18 @@ class _Rows:
             case "partition":
                 return constant(self._chunk.partition, pa.int32(), self.row_count)
             case "timestampType":
-                return constant(TIMESTAMP_TYPE_APPEND, pa.int32(), self.row_count)
+                kind = TIMESTAMP_TYPE_CREATE if self._create_times else TIMESTAMP_TYPE_APPEND
+                return constant(kind, pa.int32(), self.row_count)
             case "offset":
                 target = self._space.cut(8 * self.row_count)
                 gather.number_rows(self._source, self._plan, Column.OFFSET_DELTAS, target)
                 return fixed(pa.int64(), self.row_count, target)
             case "timestamp":
                 target = self._space.cut(8 * self.row_count)
-                gather.time_rows(self._plan, target)
+                if self._create_times:
+                    gather.create_time_rows(self._source, self._plan, Column.ORIGIN_TIMES_US, target)
+                else:
+                    gather.time_rows(self._plan, target)
                 return fixed(TIMESTAMP, self.row_count, target)
             case _:
                 typed = name == "typedHeaders"

@@ -47,6 +47,7 @@ _STOP = cython.declare(cython.Py_ssize_t, 16)
 _OFFSET = cython.declare(cython.Py_ssize_t, 24)
 _TIME = cython.declare(cython.Py_ssize_t, 32)
 _COLUMNS = cython.declare(cython.Py_ssize_t, 40)
+_NO_TIME = cython.declare(cython.longlong, -9223372036854775808)
 
 
 def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
@@ -241,6 +242,39 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
             at += 8
             row += 1
         run += _WIDTH
+
+
+def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
+    """The time of origin of each row, or that of its append where it has none: i64 microseconds, rounded down to milliseconds."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * times_column
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    time_us: cython.longlong
+    at: cython.Py_ssize_t = 0
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        place = load_i64(runs.p, run + column)
+        while row < stop:
+            time_us = load_i64(source.p, place + 8 * row) if place >= 0 else _NO_TIME
+            if time_us == _NO_TIME:
+                time_us = load_i64(runs.p, run + _TIME)
+            store_i64(made.p, at, time_us - _over_ms(time_us))
+            at += 8
+            row += 1
+        run += _WIDTH
+
+
+@cython.cfunc
+def _over_ms(time_us: cython.longlong) -> cython.longlong:
+    """Microseconds above the millisecond; C and Python divide what is below 0 differently."""
+    over: cython.longlong = time_us - (time_us // 1000) * 1000
+    return over + 1000 if over < 0 else over
 
 
 def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:

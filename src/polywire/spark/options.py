@@ -31,7 +31,7 @@ OPTIONS: Final = (
     "subscribe", "subscribePattern", "assign",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
-    "failOnDataLoss", "includeHeaders",
+    "failOnDataLoss", "includeHeaders", "timestampType",
     "minPartitions", "maxRecordsPerPartition",
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
@@ -63,6 +63,13 @@ class Headers(Enum):
     NONE = "false"
     PLAIN = "true"
     TYPED = "typed"
+
+
+class TimestampType(Enum):
+    """Whose time a record's is (timestampType), in Kafka's words, which are compared without case."""
+
+    APPEND = "logappendtime"
+    CREATE = "createtime"
 
 
 class LocalSegments(Enum):
@@ -118,6 +125,7 @@ class SourceOptions:
     missing_time: MissingTime
     fail_on_data_loss: bool
     headers: Headers
+    timestamp_type: TimestampType
     partitions_min: int | None
     partition_records_max: int | None
     trigger_records_max: int | None
@@ -153,6 +161,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         ),
         fail_on_data_loss=switch(options, "failOnDataLoss", default=True),
         headers=choice(options, "includeHeaders", Headers, Headers.NONE, among=[kind.value for kind in Headers]),
+        timestamp_type=_timestamp_type(options),
         partitions_min=count(options, "minPartitions"),
         partition_records_max=count(options, "maxRecordsPerPartition"),
         trigger_records_max=count(options, "maxOffsetsPerTrigger"),
@@ -184,6 +193,17 @@ def _group(options: Mapping[str, str]) -> str | None:
     if name is not None and not 0 < len(name.encode()) <= GROUP_BYTES_MAX:
         refuse(given[0], f"must have 1 to {GROUP_BYTES_MAX} bytes")
     return name
+
+
+def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
+    words = ["LogAppendTime", "CreateTime"]
+    chosen = choice(options, "timestampType", TimestampType, TimestampType.APPEND, among=words)
+    if chosen is TimestampType.CREATE and "pushFilters" in options:
+        refuse(
+            "pushFilters",
+            "would leave records out by the time of their append, with timestampType=CreateTime: choose one of the two",
+        )
+    return chosen
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:

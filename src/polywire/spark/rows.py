@@ -17,7 +17,7 @@ from polywire.client.bulk import BulkConnection, StoredChunk
 from polywire.errors import Conflict, Missing
 from polywire.spark import snapshot
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.options import LocalSegments, SourceOptions, Subscription
+from polywire.spark.options import LocalSegments, SourceOptions, Subscription, TimestampType
 from polywire.spark.planning import ReadRange, clip
 from polywire.spark.sealed import Tally, logger, read_range
 
@@ -44,7 +44,9 @@ class _RangeRead:
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.connection: Final = snapshot.connect(options)
         self._schema: Final = schema
-        self._bodies: Final = not BODY_COLUMNS.isdisjoint(schema.names)
+        self._create_times: Final = options.timestamp_type is TimestampType.CREATE
+        needed = BODY_COLUMNS | {"timestamp"} if self._create_times else BODY_COLUMNS
+        self._bodies: Final = not needed.isdisjoint(schema.names)
         self._files: Final = options.local_segments is LocalSegments.AUTO
         self._tally: Final = Tally()
 
@@ -54,7 +56,7 @@ class _RangeRead:
         )
 
     def to_arrow(self, chunk: StoredChunk) -> list[pa.RecordBatch]:
-        return chunk_to_arrow(chunk, self._schema.names, self._schema)
+        return chunk_to_arrow(chunk, self._schema.names, self._schema, create_times=self._create_times)
 
     def tell(self) -> None:
         """Tell whoever listens to this worker which way the bytes came."""

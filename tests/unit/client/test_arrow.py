@@ -48,7 +48,7 @@ def stored(batches: Sequence[Sequence[Record]], *, first_offset: int = 0) -> tup
     return data, found
 
 
-def read(data: Buffer, offset: int, offset_end: int, **options: int) -> pa.Table:
+def read(data: Buffer, offset: int, offset_end: int, **options: Any) -> pa.Table:
     chunk = StoredChunk("t", 3, memoryview(data), offset, offset_end, offset_end)
     batches = chunk_to_arrow(chunk, KAFKA.names, KAFKA, **options)
     for batch in batches:
@@ -101,6 +101,26 @@ def test_small_batches_are_gathered_and_cut_to_the_range(seed: int) -> None:
     check(read(data, 103, 117), records[3:17])
     check(read(data, 103, 117, rows_max=4), records[3:17])
     assert read(data, 100 + len(records), 200 + len(records)).num_rows == 0
+
+
+def test_times_of_clients_are_told_in_milliseconds_where_there_are_any() -> None:
+    """Small batches together, a large one alone, one that is compressed; records without one have the time of their append."""
+    times = [None, 5_000, 5_999, -1, -1_000, -1_001, 2**60]
+    timed = [Record(b"v", origin_time_us=time) for time in times]
+    large = [Record(bytes(WRAP_BYTES_MIN // 4), origin_time_us=7_777_000 + number) for number in range(5)]
+    data, records = stored([[Record(b"plain")], timed, large, timed])
+    for offset in (0, 3):
+        found = read(data, offset, len(records), create_times=True).column("timestamp").cast(pa.int64()).to_pylist()
+        appended = [
+            record.append_time_us if record.origin_time_us is None else record.origin_time_us for record in records
+        ]
+        assert found == [time // 1000 * 1000 for time in appended[offset:]]
+    packed, _ = stored([timed])
+    whole = compress_body(packed, Compression.ZSTD)
+    table = read(whole, 1, len(timed), create_times=True)
+    assert table.column("timestamp").cast(pa.int64()).to_pylist()[:2] == [5_000, 5_000]
+    assert set(table.column("timestampType").to_pylist()) == {0}
+    check(read(data, 0, len(records)), records)
 
 
 def test_a_large_batch_is_wrapped_where_it_lies() -> None:

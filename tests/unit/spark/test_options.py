@@ -9,7 +9,16 @@ import pytest
 from polywire.client.login import PASSWORD_VARIABLE, Login
 from polywire.errors import Invalid
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.options import ByOffset, ByTime, Edge, Headers, MissingTime, SourceOptions, read_options
+from polywire.spark.options import (
+    ByOffset,
+    ByTime,
+    Edge,
+    Headers,
+    MissingTime,
+    SourceOptions,
+    TimestampType,
+    read_options,
+)
 from polywire.spark.pipelines import project
 from polywire.spark.sink_options import write_options
 
@@ -55,6 +64,14 @@ def test_more_patience_is_granted_and_less_is_not() -> None:
     }
     patient = read_options({**BASE, **given}, streaming=True)
     assert (patient.timeout_s, patient.reconnect_s) == (300.0, 60.0)
+
+
+def test_times_are_of_append_unless_those_of_clients_are_asked_for() -> None:
+    assert read().timestamp_type is TimestampType.APPEND
+    assert read(timestampType="LogAppendTime").timestamp_type is TimestampType.APPEND
+    assert read(streaming=True, timestampType="createtime").timestamp_type is TimestampType.CREATE
+    with pytest.raises(Invalid, match="choose one of the two"):
+        read(timestampType="CreateTime", pushFilters="oneQueryPerLoad")
 
 
 def test_subscriptions() -> None:

@@ -177,18 +177,14 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         for asked in request.topic_partitions or ():  # with none named, those that need no election are left out
             topic = session.broker.find_topic(asked.topic)
             count = 0 if topic is None else len(topic.partitions)
-            yield made(
-                topic=asked.topic,
-                partition_result=[
-                    made.PartitionResult(
-                        partition_id=number,
-                        error=WireError.ELECTION_NOT_NEEDED
-                        if 0 <= number < count
-                        else WireError.UNKNOWN_TOPIC_OR_PARTITION,
-                    )
-                    for number in asked.partitions
-                ],
-            )
+            told: list[Any] = []
+            for number in asked.partitions:
+                there = 0 <= number < count
+                error = WireError.ELECTION_NOT_NEEDED if there else WireError.UNKNOWN_TOPIC_OR_PARTITION
+                told.append(made.PartitionResult(partition_id=number, error=error))
+                if len(told) % PARTITIONS_PER_STEP == 0:
+                    yield None
+            yield made(topic=asked.topic, partition_result=told)
 
     return answer_in_slices(
         session.broker, answer, entries(), lambda results: response(replica_election_results=results)

@@ -42,6 +42,8 @@ DOUBLE: Final = 6
 LIST: Final = 7
 FOREVER: Final = "-1"
 VALUE_BYTES_MAX: Final = 4096
+TIME_TYPE: Final = "message.timestamp.type"
+TIME_OF_APPEND: Final = "LogAppendTime"
 MS_MAX: Final = 2**62 // 1000
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
@@ -74,7 +76,7 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "max.message.bytes": Config(INT, str(BATCH_BYTES_MAX)),
     "message.timestamp.after.max.ms": Config(LONG, "3600000"),
     "message.timestamp.before.max.ms": Config(LONG, _EVER),
-    "message.timestamp.type": Config(STRING, "CreateTime", frozenset({"CreateTime"})),
+    TIME_TYPE: Config(STRING, "CreateTime", frozenset({"CreateTime", TIME_OF_APPEND})),
     "min.cleanable.dirty.ratio": Config(DOUBLE, "0.5"),
     "min.compaction.lag.ms": Config(LONG, "0"),
     "min.insync.replicas": Config(INT, "1"),
@@ -101,6 +103,11 @@ def batch_bytes_max(settings: TopicSettings) -> int:
     if WIRE not in settings.wire_options:
         return BATCH_BYTES_MAX
     return int(given_of(settings).get("max.message.bytes", BATCH_BYTES_MAX))
+
+
+def has_times_of_append(settings: TopicSettings) -> bool:
+    """Whether a topic's records have the time of their append on this wire, whatever their clients said."""
+    return WIRE in settings.wire_options and given_of(settings).get(TIME_TYPE) == TIME_OF_APPEND
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:

@@ -18,6 +18,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.kafka import encoder, schema
 from polywire.protocols.kafka.codec import encode_response_entry
+from polywire.protocols.kafka.configs import has_times_of_append
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
@@ -197,7 +198,7 @@ class Fetching:
             return True
         if not isinstance(read, Read):
             return False
-        self._take(read, offset, room, entry)
+        self._take(read, partition, offset, room, entry)
         return True
 
     def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
@@ -210,13 +211,14 @@ class Fetching:
             self._refuse(entry, wire_error(read))
         else:
             room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
-            self._take(read, asked.fetch_offset, room, entry)
+            self._take(read, partition, asked.fetch_offset, room, entry)
         self._number += 1
         self.run()
 
-    def _take(self, read: Read, offset: int, room: int, entry: Any) -> None:
+    def _take(self, read: Read, partition: Partition, offset: int, room: int, entry: Any) -> None:
+        appended = has_times_of_append(partition.topic.settings)
         try:
-            entry.records = self._encode(read, offset, room)
+            entry.records = self._encode(read, offset, room, append_times=appended)
         except BrokerError as error:
             self._refuse(entry, wire_error(error))
             return
@@ -224,36 +226,22 @@ class Fetching:
             read.pin.release()
         self._bytes += len(entry.records)
 
-    def _encode(self, read: Read, offset: int, room: int) -> memoryview:
+    def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
         """Batches of Kafka from what was read, at most ``room`` bytes unless the answer's first record needs more. Raises BrokerError."""
         size = sum([len(chunk) for chunk in read.chunks])
         out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
         state = encoder.begin(offset, at=0, limit=len(out))
         for chunk in read.chunks:
             state[encoder.POSITION] = 0
-            if self._put(chunk, state, out) == encoder.DONE:
+            if _put(chunk, state, out, append_times=append_times) == encoder.DONE:
                 continue
             if state[encoder.AT] or self._bytes:
                 break
             out = bytearray(state[encoder.NEEDED])
             state[encoder.CAP] = len(out)
-            self._put(chunk, state, out)
+            _put(chunk, state, out, append_times=append_times)
             break
         return memoryview(out)[: state[encoder.AT]]
-
-    def _put(self, chunk: memoryview, state: Any, out: bytearray) -> int:
-        """Write a chunk's batches, compressed ones among them."""
-        ended = encoder.put_batches(chunk, state, out)
-        while ended == encoder.COMPRESSED:
-            at = state[encoder.POSITION]
-            size = _LENGTH.unpack_from(chunk, at)[0]
-            state[encoder.POSITION] = 0
-            ended = encoder.put_batches(expand_body(chunk[at : at + size]), state, out)
-            state[encoder.POSITION] = at
-            if ended == encoder.DONE:
-                state[encoder.POSITION] = at + size
-                ended = encoder.put_batches(chunk, state, out)
-        return ended
 
     # Waiting
 
@@ -324,3 +312,18 @@ class Fetching:
 
 def _nothing() -> None:
     """Nothing is left to do but to wait."""
+
+
+def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
+    """Write a chunk's batches, compressed ones among them."""
+    ended = encoder.put_batches(chunk, state, out, append_times=append_times)
+    while ended == encoder.COMPRESSED:
+        at = state[encoder.POSITION]
+        size = _LENGTH.unpack_from(chunk, at)[0]
+        state[encoder.POSITION] = 0
+        ended = encoder.put_batches(expand_body(chunk[at : at + size]), state, out, append_times=append_times)
+        state[encoder.POSITION] = at
+        if ended == encoder.DONE:
+            state[encoder.POSITION] = at + size
+            ended = encoder.put_batches(chunk, state, out, append_times=append_times)
+    return ended

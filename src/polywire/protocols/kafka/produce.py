@@ -13,9 +13,10 @@ from typing import Any, Final
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, PeerError
+from polywire.log.base import Read
 from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.compression import decode_batch, expand
-from polywire.protocols.kafka.configs import batch_bytes_max
+from polywire.protocols.kafka.configs import batch_bytes_max, has_times_of_append
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
@@ -25,6 +26,7 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.times import AHEAD_MS_MAX
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
+from polywire.records.batch import read_header
 from polywire.types import Level
 
 ALL: Final = -1  # acks
@@ -145,7 +147,8 @@ class Producing:
             raise Refused(
                 WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch has no transactional id"
             )
-        if built.max_time_ms > broker.clock.now_us() // 1000 + AHEAD_MS_MAX:
+        appended = has_times_of_append(topic.settings)
+        if not appended and built.max_time_ms > broker.clock.now_us() // 1000 + AHEAD_MS_MAX:
             raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too far ahead ms={built.max_time_ms}")
         if topic.settings.compaction and built.null_keys:
             raise Refused(WireError.INVALID_RECORD, "records of a compacted topic have a key")
@@ -190,6 +193,28 @@ class Producing:
         else:
             entry.base_offset = result
             entry.log_start_offset = partition.log.first_offset
+            if self._acks and has_times_of_append(partition.topic.settings):
+                self._look_at_time(entry, partition, result)
+                return
+        self._settled()
+
+    def _look_at_time(self, entry: Any, partition: Partition, offset: int) -> None:
+        """Tell when records were appended: as it is stored, and as whoever reads them is told."""
+        timed = partial(self._timed, entry)
+        try:
+            read = self._session.broker.fetch(partition, offset, bytes_max=1, then=timed)
+        except BrokerError as error:
+            timed(error)
+        else:
+            if isinstance(read, Read):
+                timed(read)
+
+    def _timed(self, entry: Any, read: Read | BrokerError) -> None:
+        """What was stored is read, or gone already; then nothing is told of its time."""
+        if isinstance(read, Read):
+            if read.chunks:
+                entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
+            read.pin.release()
         self._settled()
 
     def _refuse(self, entry: Any, error: WireError, message: str | None = None) -> None:

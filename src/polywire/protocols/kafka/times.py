@@ -1,4 +1,4 @@
-"""Looking for records by the time that clients gave them (spec: kafka#listoffsets).
+"""Looking for records by the time that clients gave them, or of their append where the topic has those (spec: kafka#listoffsets).
 
 The log finds records by when they were appended. A record is never more than an hour older there than its own time says, because PRODUCE
 refuses others, so looking begins an hour before and goes on through what follows.
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
+from polywire.protocols.kafka.configs import has_times_of_append
 from polywire.records.batch import layout, read_header, walk
 from polywire.records.columns import NO_TIME, BatchHeader, Column
 from polywire.records.compression import expand_body
@@ -120,13 +121,26 @@ class TimeSearch:
         """The record looked for, if this batch has it; remembers the greatest time."""
         header = read_header(batch)
         if self._time_us is None:
-            for offset, time_us in _times(batch, header):
+            for offset, time_us in self._times(batch, header):
                 if offset >= self._offset and (self._best is None or time_us > self._best[1]):
                     self._best = offset, time_us
             return None
         qualifies = partial(_is_from, self._offset, self._time_us)
-        found = next(filter(qualifies, _times(batch, header)), None)
+        found = next(filter(qualifies, self._times(batch, header)), None)
         return None if found is None else (found[0], found[1] // 1000)
+
+    def _times(self, batch: memoryview, header: BatchHeader) -> Sequence[Found]:
+        """Offset of each record, and its time in microseconds."""
+        places = layout(batch)
+        at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
+        offsets = _offsets(batch, header, places)
+        if at < 0 or has_times_of_append(self._partition.topic.settings):
+            return [(offset, header.append_time_us) for offset in offsets]
+        times = batch[at : at + size].cast("q")
+        return [
+            (offset, header.append_time_us if time_us == NO_TIME else time_us)
+            for offset, time_us in zip(offsets, times, strict=True)
+        ]
 
     def _finish(self, found: Found | BrokerError | None) -> None:
         done, self._done = self._done, None
@@ -146,20 +160,9 @@ def _plain(chunk: memoryview) -> Sequence[memoryview]:
     return batches
 
 
-def _times(batch: memoryview, header: BatchHeader) -> Sequence[tuple[int, int]]:
-    """Offset and time of each record."""
-    places = layout(batch)
-    count = header.record_count
-    at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
-    offsets: Sequence[int] = range(header.base_offset, header.base_offset + count)
-    delta_at, delta_size = places[2 * Column.OFFSET_DELTAS], places[2 * Column.OFFSET_DELTAS + 1]
-    if delta_at >= 0:
-        deltas = batch[delta_at : delta_at + delta_size].cast("I")
-        offsets = [header.base_offset + delta for delta in deltas]
+def _offsets(batch: memoryview, header: BatchHeader, places: Any) -> Sequence[int]:
+    """The offset of each record."""
+    at, size = places[2 * Column.OFFSET_DELTAS], places[2 * Column.OFFSET_DELTAS + 1]
     if at < 0:
-        return [(offset, header.append_time_us) for offset in offsets]
-    times = batch[at : at + size].cast("q")
-    return [
-        (offset, header.append_time_us if time_us == NO_TIME else time_us)
-        for offset, time_us in zip(offsets, times, strict=True)
-    ]
+        return range(header.base_offset, header.base_offset + header.record_count)
+    return [header.base_offset + delta for delta in batch[at : at + size].cast("I")]

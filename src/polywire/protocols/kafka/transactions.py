@@ -7,14 +7,14 @@ same way. Must not know: frames, how records are staged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
 from polywire.broker.groups.commits import Commit
 from polywire.broker.producers import WRAP
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import Scope, Transaction
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Completion
@@ -22,9 +22,10 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.decoder import BatchHead
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
-from polywire.protocols.kafka.lookup import partition_of, topic_of
+from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.positions import read_commits
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
@@ -133,50 +134,60 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
 # What a transaction is about
 
 
-def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddPartitionsToTxn: all of them, or none."""
-    response = schema.response(Api.ADD_PARTITIONS_TO_TXN)
-    body = response(topics=[])
+def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """AddPartitionsToTxn: all of them, or none; many are looked up with others' requests in between."""
+    body = schema.response(Api.ADD_PARTITIONS_TO_TXN)(topics=[])
+    gathering = Gathering(answer, body)
+    gathering.ask(session.broker, _add_each(session, answer, request, body, gathering))
+
+
+def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
+    """Look up one partition after the other, then add them."""
+    made = schema.response(Api.ADD_PARTITIONS_TO_TXN).Topics
     entries: list[Any] = []
     found: list[Partition] = []
     for asked in request.topics:
-        told = [response.Topics.Partitions(index=number) for number in asked.partitions]
-        body.topics.append(response.Topics(name=asked.name, partitions=told))
-        entries += told
-        found += _writable(session, asked.name, told)
+        told = made(name=asked.name, partitions=[])
+        body.topics.append(told)
+        topic = _writable(session, asked.name)
+        for number in asked.partitions:
+            entry = made.Partitions(index=number)
+            told.partitions.append(entry)
+            entries.append(entry)
+            if isinstance(topic, BrokerError):
+                entry.error = wire_error(topic)
+            elif 0 <= number < len(topic.partitions):
+                found.append(topic.partitions[number])
+            else:
+                entry.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
+            yield None
     if len(found) < len(entries):
         _refuse([entry for entry in entries if not entry.error], WireError.OPERATION_NOT_ATTEMPTED)
-        return body
+        return
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             _refuse(entries, transaction_error(result))
-        answer.ok(body)
+        gathering.settled()
 
+    gathering.expect()
     try:
         transaction = _asked(session, answer, request)
         session.broker.transactions.add_partitions(transaction, found, level=Level.WRITTEN, done=done)
     except Refused as refused:
         _refuse(entries, refused.error)
-        return body
+        gathering.settled()
     except BrokerError as error:
         _refuse(entries, transaction_error(error))
-        return body
-    return None
+        gathering.settled()
 
 
-def _writable(session: KafkaSession, name: str, entries: Iterable[Any]) -> Iterator[Partition]:
-    """The partitions of a topic that there are and that the peer may write to; the others' entries say why not."""
+def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
+    """A topic that the peer may write to, or why it may not."""
     try:
-        topic = topic_of(session, Action.PRODUCE, name)
+        return topic_of(session, Action.PRODUCE, name)
     except BrokerError as error:
-        _refuse(entries, wire_error(error))
-        return
-    for entry in entries:
-        try:
-            yield partition_of(topic, entry.index)
-        except BrokerError as error:
-            entry.error = wire_error(error)
+        return error.with_traceback(None)  # its frames hold this connection, and would be held by it
 
 
 def _refuse(entries: Iterable[Any], code: WireError) -> None:
@@ -228,28 +239,57 @@ def _ended(answer: Answer, response: Any) -> Completion[int]:
     return done
 
 
-def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """TxnOffsetCommit: positions that are stored when the transaction commits, and not seen before."""
-    response = schema.response(Api.TXN_OFFSET_COMMIT)
-    body = response(topics=[])
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """TxnOffsetCommit: positions that are stored when the transaction commits, and not seen before; many are looked at with others' requests
+    in between."""
+    body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
+    gathering = Gathering(answer, body)
+    gathering.ask(session.broker, _move_each(session, request, body, gathering))
+
+
+def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
+    """Look at one topic's positions after the other, then hold them for the transaction's end."""
+    made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
     for asked in request.topics:
-        entries = [response.Topics.Partitions(index=one.index) for one in asked.partitions]
-        body.topics.append(response.Topics(name=asked.name, partitions=entries))
+        told = made(name=asked.name, partitions=[])
+        body.topics.append(told)
+        topic: Topic | BrokerError
+        commits: dict[int, Commit] = {}
         try:
             topic = topic_of(session, Action.OFFSET_COMMIT, asked.name)
-            commits = read_commits(topic, asked.partitions, entries)
-            if commits:
-                moved.append((topic.name.full, commits))
         except BrokerError as error:
-            _refuse(entries, group_error(error))
-    entries = [entry for topic in body.topics for entry in topic.partitions if not entry.error]
+            topic = error.with_traceback(None)
+        for at in range(0, len(asked.partitions), PARTITIONS_PER_STEP):
+            some = asked.partitions[at : at + PARTITIONS_PER_STEP]
+            entries = [made.Partitions(index=one.index) for one in some]
+            told.partitions += entries
+            if isinstance(topic, BrokerError):
+                _refuse(entries, group_error(topic))
+            else:
+                commits.update(read_commits(topic, some, entries))
+            yield None
+        if commits and not isinstance(topic, BrokerError):
+            moved.append((topic.name.full, commits))
+    entries = [entry for told in body.topics for entry in told.partitions if not entry.error]
+    _move(session, request, moved, entries, gathering)
+
+
+def _move(
+    session: KafkaSession,
+    request: Any,
+    moved: Iterable[tuple[str, dict[int, Commit]]],
+    entries: Sequence[Any],
+    gathering: Gathering,
+) -> None:
+    """Hold positions for the transaction's end; the entries say why not."""
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             _refuse(entries, transaction_error(result))
-        answer.ok(body)
+        gathering.settled()
 
+    gathering.expect()
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
         transaction = _open(session, request)
@@ -260,11 +300,10 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
         session.broker.settle(session.shared.settings.acks_all, done)
     except Refused as refused:
         _refuse(entries, refused.error)
-        return body
+        gathering.settled()
     except BrokerError as error:
         _refuse(entries, group_error(error))
-        return body
-    return None
+        gathering.settled()
 
 
 def _open(session: KafkaSession, request: Any) -> Transaction:

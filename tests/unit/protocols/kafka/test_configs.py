@@ -127,7 +127,7 @@ def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
         ("preallocate", "yes"),
         ("min.cleanable.dirty.ratio", "half"),
         ("follower.replication.throttled.replicas", "x" * 5_000),
-        ("message.timestamp.type", "LogAppendTime"),
+        ("message.timestamp.type", "AppendTime"),
     ],
 )
 def test_settings_that_are_none(peer: Dialogue, name: str, value: str) -> None:

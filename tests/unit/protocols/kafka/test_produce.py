@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from polywire.broker.settings import TopicSettings
+from polywire.broker.settings import Compression, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.configs import settings_of
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec, WireError
 from polywire.protocols.kafka.times import AHEAD_MS_MAX
@@ -253,3 +255,68 @@ def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
     assert told("alice", 0) == (WireError.NONE, 0)
     assert told("bob", 1) == (WireError.TOPIC_AUTHORIZATION_FAILED, -1)
     assert told("alice", 1) == (WireError.NONE, 1)
+
+
+# Times of append
+
+APPENDED = "LogAppendTime"
+
+
+def listed(peer: Dialogue, topic: Topic, time_ms: int) -> tuple[int, int]:
+    """Offset and time of the first record that is not older."""
+    asked = schema.request(Api.LIST_OFFSETS).Topics
+    topics = [asked(name=topic.name.full, partitions=[asked.Partitions(index=0, timestamp=time_ms)])]
+    (entry,) = peer.ask(Api.LIST_OFFSETS, 7, topics=topics).topics[0].partitions
+    return entry.offset, entry.timestamp
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_a_topic_may_have_the_times_of_append(world: World, compression: Compression) -> None:
+    """Whatever a client says, also one whose clock is far ahead; who produces is told the time that readers find."""
+    settings = replace(settings_of({"message.timestamp.type": APPENDED}), compression=compression)
+    peer, topic = world.connect(), make(world, settings)
+    ahead = Record(b"ahead", origin_time_us=NOW_US + 2 * AHEAD_MS_MAX * 1000)
+    (first,) = produce(peer, topic, encode_batch([*RECORDS, ahead]))
+    world.memory.advance(2.5)
+    (second,) = produce(peer, topic, encode_batch(RECORDS), version=13)
+    now_ms = NOW_US // 1000
+    assert (first.error, first.log_append_time_ms) == (0, now_ms)
+    assert (second.error, second.log_append_time_ms) == (0, now_ms + 2500)
+    found = stored(peer, topic)
+    assert [record.append_time_us // 1000 for record in found] == [now_ms] * 5 + [now_ms + 2500] * 4
+    assert [record.origin_time_us for record in found] == [None] * 9
+    assert listed(peer, topic, now_ms - 5) == (0, now_ms)
+    assert listed(peer, topic, now_ms + 1) == (5, now_ms + 2500)
+    assert listed(peer, topic, -3) == (5, now_ms + 2500)
+
+
+def test_acks_0_is_told_no_time_of_append(world: World) -> None:
+    topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
+    peer = world.connect()
+    peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, 0))
+    peer.pass_by()
+    assert not peer.sent
+    assert peer.gave_up is None
+    (entry,) = produce(peer, topic, encode_batch(RECORDS))
+    assert entry.base_offset == len(RECORDS)
+
+
+def test_what_is_gone_before_it_was_answered_has_no_time(world: World) -> None:
+    topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
+    peer = world.connect()
+    number = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, -1))
+    world.memory.broker.purge_topic(topic)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    assert int.from_bytes(frame[:4], "big") == number
+
+
+def test_times_are_those_of_clients_again_when_the_topic_says_so(world: World) -> None:
+    topic = make(world, settings_of({"message.timestamp.type": APPENDED}))
+    peer = world.connect()
+    produce(peer, topic, encode_batch(RECORDS))
+    resource = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
+    config = resource.Configs(name="message.timestamp.type", config_operation=0, value="CreateTime")
+    asked = [resource(resource_type=2, resource_name=topic.name.full, configs=[config])]
+    assert peer.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=asked).responses[0].error == 0
+    assert stored(peer, topic)[3].origin_time_us == NOW_US - 5_000

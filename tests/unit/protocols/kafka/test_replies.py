@@ -60,6 +60,25 @@ def numbered(api: Api, **fields: Any) -> Any:
     return request(topics=[request.Topics(name="t0", partitions=partitions)])
 
 
+def elected() -> Any:
+    """As many partitions of one topic, in plain numbers."""
+    request = schema.request(Api.ELECT_LEADERS)
+    return request(topic_partitions=[request.TopicPartitions(topic="t0", partitions=list(range(1_500)))])
+
+
+def added() -> Any:
+    """As many partitions for a transaction."""
+    request = schema.request(Api.ADD_PARTITIONS_TO_TXN)
+    return request(transactional_id="x", topics=[request.Topics(name="t0", partitions=list(range(COUNT)))])
+
+
+def moved() -> Any:
+    """As many positions for one."""
+    request = schema.request(Api.TXN_OFFSET_COMMIT)
+    partitions = [request.Topics.Partitions(index=number, offset=1) for number in range(AT_ONCE_MAX * 17)]
+    return request(transactional_id="x", group_id="g", topics=[request.Topics(name="t0", partitions=partitions)])
+
+
 WIDE: dict[Api, Callable[[], Any]] = {
     Api.ALTER_CONFIGS: partial(altered, Api.ALTER_CONFIGS),
     Api.INCREMENTAL_ALTER_CONFIGS: partial(altered, Api.INCREMENTAL_ALTER_CONFIGS),
@@ -68,6 +87,9 @@ WIDE: dict[Api, Callable[[], Any]] = {
     Api.DELETE_RECORDS: partial(numbered, Api.DELETE_RECORDS, offset=-2),
     Api.DELETE_TOPICS: partial(named, Api.DELETE_TOPICS),
     Api.CREATE_PARTITIONS: partial(named, Api.CREATE_PARTITIONS, count=2),
+    Api.ELECT_LEADERS: elected,
+    Api.ADD_PARTITIONS_TO_TXN: added,
+    Api.TXN_OFFSET_COMMIT: moved,
 }
 """Requests that name more than is done at once, and whose answers wait for nothing else."""
 
