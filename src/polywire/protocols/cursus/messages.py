@@ -32,6 +32,7 @@ ARGUMENT_BYTES_MAX: Final = (
 SHOWN_BYTES_MAX: Final = 512  # of a command that an error repeats
 KEEPALIVE: Final = bytes(PREFIX_BYTES)
 
+_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # made once: every acknowledgement quotes
 _LENGTH: Final = Struct(">I")
 _TOPIC_LENGTH: Final = Struct(">H")
 _BLANK: Final = " \t\r\n"
@@ -316,7 +317,7 @@ def encoded(text: str) -> bytes:
 
 def quote(text: str) -> str:
     """A value in quotes with backslash escapes, as replies have it."""
-    return json.dumps(text, ensure_ascii=False)
+    return _quoted(text)
 
 
 def bracketed(items: Iterable[object]) -> str:
