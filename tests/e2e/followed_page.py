@@ -31,6 +31,7 @@ PORTS: Final = {
     "9555": "POLYWIRE",
     "9080": "HTTP",
 }
+OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of a broker that one leaves
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
 PAGE_SECONDS_MAX: Final = 300
 END_OF_BLOCK: Final = "=== end of block "
@@ -118,11 +119,11 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
 
     Raises AssertionError for a page whose commands fail, with all that they said.
     """
-    ports = free_ports(len(PORTS))
-    given = dict(zip(PORTS, ports, strict=True))
+    named = (*PORTS, *OLD_PORTS)
+    given = dict(zip(named, free_ports(len(named)), strict=True))
 
     def here(text: str) -> str:
-        return re.sub(r"\b(?:" + "|".join(PORTS) + r")\b", lambda match: given[match[0]], text)
+        return re.sub(r"\b(?:" + "|".join(given) + r")\b", lambda match: given[match[0]], text)
 
     page = read_page(path.read_text("utf-8"))
     for name, text in page.files.items():

@@ -9,7 +9,17 @@ import pytest
 
 from tests.e2e.followed_page import ROOT, follow, matches, read_page
 
-PAGES: Final = ("start/ten-minutes", "start/application", "start/tests", "start/operator")
+PAGES: Final = (
+    "start/ten-minutes",
+    "start/application",
+    "start/tests",
+    "start/operator",
+    "migrate/cursus",
+    "migrate/flux",
+    "migrate/iggy",
+    "migrate/kafka",
+    "migrate/kafka07",
+)
 SPARK_PAGES: Final = ("start/spark",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
