@@ -17,12 +17,12 @@ from polywire.testing.sim.worlds import WORLDS
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
 RARE = {
-    "log": ("drop", "compact", "publish", "trim", "woken", "rot"),
+    "log": ("drop", "compact", "publish", "trim", "woken", "rot", "log failed"),
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
     "wires": ("reset", "eof", "hung up", "cut", "take"),
 }
 """What comes up in some of the runs, beside the troubles of every world."""
-TROUBLES = ("power loss", "killed", "fault", "short", "log failed", "rival")
+TROUBLES = ("power loss", "killed", "fault", "short", "rival")
 
 
 def run(kind: str, seed: int) -> World:

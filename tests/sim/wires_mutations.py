@@ -5,11 +5,17 @@ Promises: as ``tests.sim.mutations``. Must not know: who notices.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+import pytest
+
+from polywire.broker.producers import Producers
+from polywire.protocols.kafka import produce
 from polywire.protocols.runtime.framed import FramedSession
+from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.server.connection import Connection
 from polywire.server.connection_slots import ConnectionSlots
 from polywire.server.hub import Hub
@@ -17,6 +23,7 @@ from polywire.server.receive_buffer import ReceiveBuffer
 from polywire.server.run_queue import RunQueue
 from polywire.server.sending import SendingHalf
 from polywire.testing.sim.wires.network import SimulatedTransport
+from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 
 WiresMutation: Final = partial(Mutation, world="wires")
@@ -48,6 +55,23 @@ def _one_too_many(old: Callable[[ReceiveBuffer, int], None], buffer: ReceiveBuff
     old(buffer, max(count - 1, 0))
 
 
+def _answered_in_any_order(old: Callable[[Any], None], session: PipelinedSession[Any, Any]) -> None:
+    """What is known is sent first."""
+    session._answers = deque(sorted(session._answers, key=lambda answer: answer.parts is None))
+    old(session)
+
+
+def _never_repeats(old: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Nothing repeats what was stored before."""
+    old(*args, **named)
+
+
+def _all_is_one(patch: pytest.MonkeyPatch) -> None:
+    """All acknowledgements are as one."""
+    patch.setattr(produce, "ALL", None)
+    patch.setattr(produce, "LEVELS", {0: Level.MEMORY, 1: Level.WRITTEN, -1: Level.WRITTEN})
+
+
 WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "viewed-memory", "what a write batch views is not read into", wrapped(Connection, "get_buffer", _settled_early)
@@ -76,4 +100,11 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "backlog", "who does not read is read no further", replaced(SendingHalf, "backlog", property(lambda _: 0))
     ),
+    WiresMutation(
+        "answer-order",
+        "answers keep the order of requests",
+        wrapped(PipelinedSession, "answered", _answered_in_any_order),
+    ),
+    WiresMutation("sent-again", "what is sent again is stored once", wrapped(Producers, "find", _never_repeats)),
+    WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
 )

@@ -19,14 +19,18 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Sending:
-    """Values that were sent together: by whom, as the how manieth of a connection. offset: where they are by the answer."""
+    """Values that were sent together: by whom, as the how manieth of a line. offset: where they are by the answer. sequence: of whoever sends
+    them again until they are answered. tries: how often they were sent. is_stored: whether they were answered without saying where."""
 
     place: Place
     values: Sequence[bytes]
     line: str
     number: int
     level: Level
+    sequence: tuple[int, int] | None = None
+    tries: int = 1
     offset: int | None = None
+    is_stored: bool = False
     is_refused: bool = False
 
 
@@ -68,9 +72,14 @@ class Ledger:
         for index, value in enumerate(sending.values):
             self._sendings[value] = sending, index
 
-    def stored(self, sending: Sending, offset: int) -> None:
-        """They were answered with an offset."""
+    def stored(self, sending: Sending, offset: int | None) -> None:
+        """They were answered with an offset, or without where that is not known any more."""
         require(not sending.is_refused, "what was refused is not stored", place=sending.place, offset=offset)
+        if offset is None:
+            require(sending.tries > 1, "what is sent once is no repeat", place=sending.place)
+            sending.is_stored = True
+            self._answered.append(sending)
+            return
         sending.offset = offset
         self._answered.append(sending)
         for index, value in enumerate(sending.values):
@@ -107,10 +116,12 @@ class Ledger:
         require(
             end >= shelf.shown or not stays, "what a reader was shown stays", place=place, end=end, shown=shelf.shown
         )
+        present = set(content)
         for sending in self._answered:
-            if sending.place == place and sending.offset is not None:
+            if sending.place == place:
                 floor = Level.SYNCED if powerless else Level.WRITTEN
-                kept = sending.offset + len(sending.values) <= end
+                kept = sending.offset is not None and sending.offset + len(sending.values) <= end
+                kept = kept or (sending.is_stored and set(sending.values) <= present)
                 lost = self.level(sending.level) < floor
                 require(kept or lost, "an acknowledged record is there", place=place, offset=sending.offset, end=end)
         self._answered = [sending for sending in self._answered if sending.place != place]

@@ -20,6 +20,7 @@ from polywire.testing.sim.wires.speech import Answer, Speech
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
+OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER"  # behind what was refused, or lost with the power
 VALUE_SIZES: Final = (1, 40, 900, 4200)
 PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
 
@@ -47,6 +48,8 @@ class Peer:
         self._story = story
         self._speech = speak()
         self._unsent = bytearray()
+        self._numbered: list[Sending] = []
+        """What is sent again until it is answered."""
         self._lives = 0
         self._count = 0
         self.patience = PATIENCE[0]
@@ -58,6 +61,9 @@ class Peer:
         self.link, self._speech, self.reads = link, self._speak(), True
         self._lives += 1
         self._unsent = bytearray(self._speech.greeting())
+        for sending in self._numbered:
+            sending.tries += 1
+            self._send(sending)
         self.push()
 
     def push(self) -> None:
@@ -111,14 +117,33 @@ class Peer:
             b"%s.%d.%d:" % (self.name.encode(), self._count, index) + b"." * self._chance.one_of(VALUE_SIZES)
             for index in range(count)
         ]
-        sending = Sending(place, values, f"{self.name}.{self._lives}", self._count, level)
+        sequence = self._speech.sequence(place, count)
+        line = f"{self.name}.{self._lives}" if sequence is None else f"{self.name} {sequence[0]}"
+        sending = Sending(place, values, line, self._count, self._speech.level(level), sequence)
         self._ledger.sent(sending)
+        if sequence is not None:
+            self._numbered.append(sending)
+        self._send(sending)
+
+    def _send(self, sending: Sending) -> None:
+        place, level, sequence = sending.place, sending.level, sending.sequence
+        again = "" if sequence is None else f" sequence={sequence[1]} tries={sending.tries}"
         self._ask(
-            f"produce {place[0]}/{place[1]} {count} {level.name}",
-            lambda number: self._speech.produce(number, place, values, level),
-            lambda answer: self._ledger.stored(sending, -1 if answer.offset is None else answer.offset),
-            partial(setattr, sending, "is_refused", True),
+            f"produce {place[0]}/{place[1]} {len(sending.values)} {level.name}{again}",
+            lambda number: self._speech.produce(number, place, sending.values, level, sequence),
+            partial(self._stored, sending),
+            partial(self._refused, sending),
         )
+
+    def _stored(self, sending: Sending, answer: Answer) -> None:
+        self._ledger.stored(sending, answer.offset)
+        self._numbered = [other for other in self._numbered if other is not sending]
+
+    def _refused(self, sending: Sending) -> None:
+        sending.is_refused = sending.tries == 1  # else it may have been stored before
+        if sending.sequence is not None:
+            self._numbered.clear()
+            self._speech.give_up()
 
     def fetch(self) -> None:
         place = self._place()
@@ -186,9 +211,9 @@ class Peer:
             del self.asked[answer.number]
         if answer.error:
             self._story.tell("refused", f"{self.name} {answer.number} {asked.what}: {answer.error}")
-            excused = answer.later or self.may_be_refused
+            excused = answer.later or self.may_be_refused or answer.error == OUT_OF_ORDER
             require(excused, "refused for no reason", peer=self.name, what=asked.what, error=answer.error)
-            if not self.may_be_refused:
+            if not self.may_be_refused or answer.error == OUT_OF_ORDER:
                 asked.refused()
             return
         self._story.tell("told", f"{self.name} {answer.number} {asked.what}")

@@ -42,7 +42,18 @@ class PolywireSpeech:
     def greeting(self) -> bytes:
         return MAGIC
 
-    def produce(self, number: int, place: Place, values: Sequence[bytes], level: Level) -> bytes:
+    def level(self, level: Level) -> Level:
+        return level
+
+    def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
+        return None
+
+    def give_up(self) -> None:
+        """Nothing is numbered."""
+
+    def produce(
+        self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
+    ) -> bytes:
         batch = bytes(from_records([Record(value) for value in values]))
         head = messages.Produce(*place, level=int(level))
         return encode_head(Verb.PRODUCE, number, head, payload_bytes=len(batch)) + batch

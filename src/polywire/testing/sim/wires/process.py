@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.connection import Connection
@@ -17,7 +18,7 @@ from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.wires.network import Caller, Link, Network
 
-CONNECTIONS_MAX: Final = 3
+CONNECTIONS_MAX: Final = 4
 SWEEP_S: Final = 1.0
 QUICK_S: Final = 0.0001
 SLOW_S: Final = 0.004  # of one offer: a few of them are all that a pass has time for
@@ -59,7 +60,7 @@ class WiresProcess(BrokerProcess):
         self.hub = Hub(
             self.broker, LIMITS, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
         )
-        self._factories = [PolywireFactory(self.broker)]
+        self._factories = [KafkaFactory(self.broker), PolywireFactory(self.broker)]
         self.network = Network(self.loop, self.files.story)
         self.loop.call_later(SWEEP_S, self._sweep)
 

@@ -35,7 +35,18 @@ class Speech(Protocol):
     def greeting(self) -> bytes:
         """What is sent first."""
 
-    def produce(self, number: int, place: Place, values: Sequence[bytes], level: Level) -> bytes:
+    def level(self, level: Level) -> Level:
+        """The level that is asked for where this one cannot be."""
+
+    def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
+        """Producer and sequence of the next records, where they are numbered: those can be sent again."""
+
+    def give_up(self) -> None:
+        """Nothing that was numbered is sent again; what comes next is another producer's."""
+
+    def produce(
+        self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
+    ) -> bytes:
         """Store records."""
 
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:

@@ -5,9 +5,10 @@ Promises: as ``World``. Must not know: bytes of wires, how connections and sessi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from polywire.broker.topics import Partition
@@ -21,16 +22,18 @@ from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.ledger import Ledger, Place
 from polywire.testing.sim.wires.peer import PATIENCE, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
+from polywire.testing.sim.wires.speech import Speech
 from polywire.testing.sim.world import World
 from polywire.types import Level, PositionKind, TopicName
 
 TOPICS: Final = {"a": 2, "b": 1}
 PLACES: Final[tuple[Place, ...]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
-PEERS: Final = 4  # one more than there are slots
+PEERS: Final = 5  # one more than there are slots
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
 REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
 ACTS: Final = {
@@ -47,6 +50,11 @@ ACTS: Final = {
     "listen": 2.0,
 }
 """What peers do, and how often."""
+
+
+def _speaking(number: int) -> Callable[[], Speech]:
+    """How the peer of this number speaks: every other one as Kafka's clients do."""
+    return partial(KafkaSpeech, Identity()) if number % 2 else PolywireSpeech
 
 
 class WiresWorld(World):
@@ -85,7 +93,9 @@ class WiresWorld(World):
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
         self._ledger = Ledger(PLACES, durability)
-        self._peers = [Peer(f"p{number}", PolywireSpeech, self._ledger, chance, self.story) for number in range(PEERS)]
+        self._peers = [
+            Peer(f"p{number}", _speaking(number), self._ledger, chance, self.story) for number in range(PEERS)
+        ]
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 

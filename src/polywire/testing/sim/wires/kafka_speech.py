@@ -1,0 +1,145 @@
+"""A peer of Kafka's wire, by the client's side of its codec.
+
+Promises: as ``Speech``; batches of one producer are numbered on, over all of its connections. Must not know: sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.records.columns import Record
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.ledger import Place
+from polywire.testing.sim.wires.speech import Answer
+from polywire.types import Level
+
+VERSIONS: Final = {
+    Api.API_VERSIONS: 0,
+    Api.INIT_PRODUCER_ID: 1,
+    Api.PRODUCE: 8,
+    Api.FETCH: 11,
+    Api.OFFSET_COMMIT: 7,
+    Api.OFFSET_FETCH: 5,
+}
+LATER: Final = (WireError.KAFKA_STORAGE_ERROR, WireError.THROTTLING_QUOTA_EXCEEDED)
+ACKS: Final = {Level.WRITTEN: 1, Level.SYNCED: -1}
+FETCH_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Identity:
+    """A producer, as far as it has a number. sequences: the next one, by place."""
+
+    number: int | None = None
+    sequences: dict[Place, int] = field(default_factory=dict)
+
+    def begin(self, number: int | None) -> None:
+        """Be another one."""
+        self.number = number
+        self.sequences.clear()
+
+
+class KafkaSpeech:
+    """Implements ``Speech``."""
+
+    ordered = True
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._buffer = bytearray()
+        self._asked: dict[int, tuple[Api, int]] = {}
+
+    def _request(self, number: int, api: Api, offset: int = 0, /, **fields: Any) -> bytes:
+        self._asked[number] = api, offset
+        return encode_request(api, VERSIONS[api], number, schema.request(api)(**fields), client_id="simulated")
+
+    def level(self, level: Level) -> Level:
+        return max(level, Level.WRITTEN)
+
+    def greeting(self) -> bytes:
+        if self._identity.number is not None:
+            return b""
+        return self._request(0, Api.INIT_PRODUCER_ID, transaction_timeout_ms=1000)
+
+    def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
+        identity = self._identity
+        if identity.number is None:
+            return None
+        first = identity.sequences.get(place, 0)
+        identity.sequences[place] = first + count
+        return identity.number, first
+
+    def give_up(self) -> None:
+        self._identity.begin(None)
+
+    def produce(
+        self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
+    ) -> bytes:
+        producer, base = (-1, -1) if sequence is None else sequence
+        epoch = -1 if sequence is None else 0
+        batch = encode_batch(
+            [Record(value) for value in values], producer_id=producer, producer_epoch=epoch, base_sequence=base
+        )
+        topics = schema.request(Api.PRODUCE).Topics
+        one = topics(name=place[0], partitions=[topics.Partitions(index=place[1], records=batch)])
+        return self._request(number, Api.PRODUCE, acks=ACKS[level], timeout_ms=1000, topics=[one])
+
+    def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
+        topics = schema.request(Api.FETCH).Topics
+        part = topics.Partitions(partition=place[1], fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
+        one = topics(topic=place[0], partitions=[part])
+        fields = {"max_wait_ms": wait_ms, "min_bytes": 1, "max_bytes": FETCH_BYTES_MAX, "session_epoch": -1}
+        return self._request(number, Api.FETCH, offset, replica_id=-1, topics=[one], **fields)
+
+    def commit(self, number: int, owner: str, place: Place, offset: int) -> bytes:
+        topics = schema.request(Api.OFFSET_COMMIT).Topics
+        one = topics(name=place[0], partitions=[topics.Partitions(index=place[1], offset=offset)])
+        return self._request(number, Api.OFFSET_COMMIT, group_id=owner, generation=-1, member_id="", topics=[one])
+
+    def position(self, number: int, owner: str, place: Place) -> bytes:
+        one = schema.request(Api.OFFSET_FETCH).Topics(name=place[0], indexes=[place[1]])
+        return self._request(number, Api.OFFSET_FETCH, group_id=owner, topics=[one])
+
+    def ping(self, number: int) -> bytes:
+        return self._request(number, Api.API_VERSIONS)
+
+    def take(self, data: bytes) -> Iterator[Answer]:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := int.from_bytes(buffer[:4], "big")):
+            frame = bytes(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            number = int.from_bytes(frame[:4], "big")
+            require(number in self._asked, "an answer is to a request", number=number)
+            api, offset = self._asked.pop(number)
+            _, body = decode_response(api, VERSIONS[api], frame)
+            if number:
+                yield _answer(number, api, offset, body)
+            elif not body.error:
+                self._identity.begin(body.producer_id)
+
+
+def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
+    if api is Api.API_VERSIONS:
+        return Answer(number)
+    topics = body.responses if api in (Api.PRODUCE, Api.FETCH) else body.topics
+    [[entry]] = [topic.partitions for topic in topics]
+    error = WireError(entry.error)
+    if error is WireError.DUPLICATE_SEQUENCE_NUMBER:  # stored, and nobody knows where any more
+        return Answer(number)
+    if error:
+        return Answer(number, error=error.name, later=error in LATER)
+    if api is Api.PRODUCE:
+        return Answer(number, offset=entry.base_offset)
+    if api is Api.FETCH:
+        records = [(record.offset, record.value) for record in decode_batches(entry.records or b"", offset=offset)]
+        return Answer(number, offset=records[-1][0] + 1 if records else offset, records=records)
+    if api is Api.OFFSET_FETCH:
+        return Answer(number, offset=None if entry.offset < 0 else entry.offset)
+    return Answer(number)
