@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -18,12 +19,17 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
 from polywire.http import errors
+from polywire.http.api import Api
+from polywire.http.console import console_file
+from polywire.http.endpoints import PREFIX, Endpoints
 from polywire.http.exchange import AsgiExchange
 from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
 from polywire.http.session import Output
+
+NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
 class HttpApplication:
@@ -34,6 +40,13 @@ class HttpApplication:
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        self._endpoints: Final = Endpoints(broker, Api(broker, process).table())
+        routes += [
+            Route(f"{PREFIX}/openapi.json", self._document, methods=["GET"]),
+            Route(f"{PREFIX}/{{rest:path}}", self._api, methods=["GET", "POST", "DELETE"]),
+            Route("/", self._page, methods=["GET"]),
+            Route("/static/{name}", self._static, methods=["GET"]),
         ]
         self._broker: Final = broker
         self._process: Final = process
@@ -54,6 +67,19 @@ class HttpApplication:
     async def _metrics(self, request: Request) -> Response:
         self._broker.access.authorize(request.scope[PRINCIPAL], Action.SERVER_DESCRIBE)
         return Response(await metrics_text(self._broker, self._process), media_type=CONTENT_TYPE)
+
+    async def _api(self, request: Request) -> Response:
+        answered = msgspec.json.encode(await self._endpoints.carry_out(request))
+        return Response(answered, media_type="application/json", headers=NOT_KEPT)
+
+    async def _document(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._endpoints.document()), media_type="application/json")
+
+    async def _page(self, request: Request) -> Response:
+        return console_file("index.html")
+
+    async def _static(self, request: Request) -> Response:
+        return console_file(request.path_params["name"])
 
 
 async def _refused(request: Request, error: Exception) -> Response:

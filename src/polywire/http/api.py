@@ -1,0 +1,398 @@
+"""What the endpoints of the admin API do, in the broker's verbs.
+
+Promises: lists are made in slices and have limits; nobody is shown what it may not see. Must not know: how requests arrive, who may call what
+(the table says it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition, Topic
+from polywire.build_info import VERSION
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.http.endpoints import Asked, Endpoint
+from polywire.http.guard import completing
+from polywire.http.health import readiness
+from polywire.http.lag import group_names, partition_lags
+from polywire.http.process import Process
+from polywire.http.records import RECORDS_MAX, read_page
+from polywire.http.slices import Slices
+from polywire.records.columns import Header, Record
+from polywire.records.rows import from_records
+from polywire.types import KeyHash, Level, PositionKind, TopicName
+
+TOPICS_MAX: Final = 2_000  # of one list
+GROUPS_MAX: Final = 1_000
+CONNECTIONS_MAX: Final = 1_000
+USERS_MAX: Final = 1_000
+OFFSET_MAX: Final = 2**63 - 1
+RECORDS_USUAL: Final = 50
+
+
+class Api:
+    """The endpoints of one broker. ``_round_robin`` counts records without a key."""
+
+    def __init__(self, broker: Broker, process: Process) -> None:
+        self._broker: Final = broker
+        self._process: Final = process
+        self._round_robin = 0
+
+    def table(self) -> Sequence[Endpoint]:
+        """Every endpoint."""
+        records = {
+            "offset": "first offset; earliest without any other",
+            "time": "instead: the first record stored at or after this ISO 8601 time",
+            "tail": "instead: so many of the newest records",
+            "key": "only records of this key",
+            "limit": f"records at most, up to {RECORDS_MAX}",
+            "whole": "1: values are not cut short",
+        }
+        produced = {
+            "value": "text, or null",
+            "value_base64": "bytes instead",
+            "key": "text",
+            "key_base64": "bytes instead",
+            "headers": "object of texts",
+            "partition": "by the key, or in turn, without",
+        }
+        reset = {
+            "to": "earliest, latest, an offset or an ISO 8601 time",
+            "partition": "this one only",
+            "dry_run": "true shows what would be moved",
+        }
+        one = "/topics/{topic}"
+        return [
+            Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "What the broker does", self._overview, {}),
+            Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "How the process was started", self._settings, {}),
+            Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections, {}),
+            Endpoint("GET", "/users", Action.USER_DESCRIBE, "Users", self._users, {}),
+            Endpoint("GET", "/topics", Action.TOPIC_LIST, "Topics that one may see", self._topics, {}),
+            Endpoint("POST", one, Action.TOPIC_CREATE, "Make a topic", self._create, {"partitions": "how many"}),
+            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "A topic and its partitions", self._topic, {}),
+            Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete, {}),
+            Endpoint("POST", f"{one}/records", Action.PRODUCE, "Store one record", self._produce, produced),
+            Endpoint(
+                "GET", f"{one}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
+            ),
+            Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups, {}),
+            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group, {}),
+            Endpoint("POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Move a group", self._reset, reset),
+        ]
+
+    # The process
+
+    async def _overview(self, asked: Asked) -> Any:
+        slices, broker = Slices(), self._broker
+        records = stored = partitions = 0
+        topics = broker.topics()
+        for topic in topics:
+            for partition in list(topic.partitions):
+                partitions += 1
+                records += partition.log.next_offset
+                stored += partition.log.stored_bytes
+            if slices.is_over:
+                await slices.rest()
+        status, text = await readiness(broker, self._process)
+        return {
+            "version": VERSION,
+            "at_us": broker.clock.now_us(),
+            "ready": status == 200,
+            "readiness": text.strip(),
+            "congested": broker.congested,
+            "topics": len(topics),
+            "partitions": partitions,
+            "records": records,
+            "stored_bytes": stored,
+            "refused": self._process.refused,
+            "connections_max": self._process.connections_max,
+            "listeners": self._process.listeners(),
+            "wires": {wire or "unknown": asdict(traffic) for wire, traffic in sorted(self._process.traffic().items())},
+        }
+
+    async def _settings(self, asked: Asked) -> Any:
+        return {"settings": dict(self._process.settings())}
+
+    async def _connections(self, asked: Asked) -> Any:
+        found = list(islice(self._process.connections(), CONNECTIONS_MAX + 1))
+        shown = [asdict(connection) for connection in found[:CONNECTIONS_MAX]]
+        return {"connections": shown, "more": len(found) > CONNECTIONS_MAX}
+
+    async def _users(self, asked: Asked) -> Any:
+        found = self._broker.access.users()
+        users = [
+            {
+                "name": user.name,
+                "active": user.active,
+                "configured": user.configured,
+                "tokens": [token.name for token in user.tokens],
+            }
+            for user in found[:USERS_MAX]
+        ]
+        return {"users": users, "open": self._broker.access.is_open, "more": len(found) > USERS_MAX}
+
+    # Topics
+
+    async def _topics(self, asked: Asked) -> Any:
+        slices, access = Slices(), self._broker.access
+        found: list[Mapping[str, Any]] = []
+        more = False
+        for topic in self._broker.topics():
+            if slices.is_over:
+                await slices.rest()
+            if not access.permits(asked.principal, Action.TOPIC_DESCRIBE, topic):
+                continue
+            more = len(found) == TOPICS_MAX
+            if more:
+                break
+            found.append(await _topic_shown(topic, slices))
+        return {"topics": found, "more": more}
+
+    async def _topic(self, asked: Asked) -> Any:
+        slices, topic = Slices(), self._broker.topic(asked.path["topic"])
+        partitions = []
+        for partition in list(topic.partitions):
+            log = partition.log
+            partitions.append(
+                {
+                    "partition": partition.number,
+                    "first_offset": log.first_offset,
+                    "next_offset": log.next_offset,
+                    "stored_bytes": log.stored_bytes,
+                    "last_stored_at_us": log.last_append_time_us or None,
+                }
+            )
+            if slices.is_over:
+                await slices.rest()
+        settings = topic.settings
+        return {
+            **await _topic_shown(topic, slices),
+            "created_at_us": topic.created_at_us,
+            "settings": {
+                "retention_age_us": settings.retention_age_us,
+                "retention_bytes": settings.retention_bytes,
+                "compaction": settings.compaction,
+                "compression": settings.compression.value,
+            },
+            "partition_list": partitions,
+        }
+
+    async def _create(self, asked: Asked) -> Any:
+        count = asked.body.get("partitions", self._broker.settings.partition_count)
+        if type(count) is not int:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"partitions is a number got={count!r:.40}")
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        name = TopicName.parse(asked.path["topic"])
+        self._broker.make_topic(name, count, by=asked.caller, then=lambda _: None, done=completing(done))
+        await done
+        return {"name": name.full}
+
+    async def _delete(self, asked: Asked) -> Any:
+        topic = self._broker.topic(asked.path["topic"])
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.delete_topic(topic, done=completing(done))
+        await done
+        return {"name": topic.name.full}
+
+    # Records
+
+    async def _records(self, asked: Asked) -> Any:
+        partition = self._partition(asked)
+        limit = asked.number("limit", RECORDS_USUAL, least=1, most=RECORDS_MAX)
+        offset = asked.number("offset", 0, most=OFFSET_MAX)
+        if "time" in asked.query:
+            offset = await self._offset_at(partition, _time_us(asked.query["time"]))
+        elif "tail" in asked.query:
+            offset = max(0, partition.log.readable_offset - asked.number("tail", 0, most=RECORDS_MAX))
+        key = asked.query.get("key")
+        page = await read_page(
+            self._broker,
+            partition,
+            offset,
+            limit=limit,
+            key=None if key is None else key.encode(),
+            whole=asked.query.get("whole") == "1",
+        )
+        return asdict(page)
+
+    async def _produce(self, asked: Asked) -> Any:
+        topic = self._broker.topic(asked.path["topic"])
+        headers = asked.body.get("headers", {})
+        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+            raise Invalid(ErrorCode.INVALID_REQUEST, "headers is an object of texts")
+        key = _bytes(asked.body, "key")
+        record = Record(
+            _bytes(asked.body, "value"),
+            key,
+            tuple(Header(name.encode(), value.encode()) for name, value in headers.items()),
+        )
+        partition = self._chosen(topic, key, asked.body.get("partition"))
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.produce(
+            partition, from_records([record]), by=asked.caller, level=Level.SYNCED, done=completing(done)
+        )
+        return {"partition": partition.number, "offset": await done}
+
+    def _chosen(self, topic: Topic, key: bytes | None, number: Any) -> Partition:
+        partitions = topic.written_to()
+        if number is not None:
+            return _numbered(topic, number)
+        if key is not None:
+            return self._broker.partition_of_key(topic, key, KeyHash.FNV32)
+        self._round_robin += 1
+        return partitions[self._round_robin % len(partitions)]
+
+    def _partition(self, asked: Asked) -> Partition:
+        number = asked.path["partition"]
+        topic = self._broker.topic(asked.path["topic"])
+        return _numbered(topic, int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1)
+
+    async def _offset_at(self, partition: Partition, time_us: int) -> int:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        found = partition.log.offset_at(time_us, completing(future))
+        return found if isinstance(found, int) else await future
+
+    # Groups
+
+    async def _groups(self, asked: Asked) -> Any:
+        slices, broker, found = Slices(), self._broker, []
+        pairs, more = await group_names(broker, slices, count_max=GROUPS_MAX)
+        for topic_name, name in pairs:
+            topic = broker.find_topic(topic_name)
+            if topic is None or not broker.access.permits(asked.principal, Action.GROUP_DESCRIBE, topic):
+                continue
+            lags = await partition_lags(broker, topic, name, slices, seconds=True)
+            view = broker.groups.view(name, topic_name)
+            found.append(
+                {
+                    "group": name,
+                    "topic": topic_name,
+                    "members": 0 if view is None else len(view.members),
+                    "lag_records": sum(lag.records for lag in lags),
+                    "lag_seconds": max((lag.seconds or 0.0 for lag in lags), default=0.0),
+                }
+            )
+        return {"groups": found, "more": more}
+
+    async def _group(self, asked: Asked) -> Any:
+        broker, name = self._broker, asked.path["group"]
+        topic = broker.topic(asked.path["topic"])
+        lags = await partition_lags(broker, topic, name, Slices(), seconds=True)
+        view = broker.groups.view(name, topic.name.full)
+        if view is None and all(lag.committed is None for lag in lags):
+            raise Missing(ErrorCode.GROUP_MISSING, f"no such group name={name!r} topic={topic.name.full!r}")
+        members = [] if view is None else [asdict(member) for member in view.members]
+        return {
+            "group": name,
+            "topic": topic.name.full,
+            "members": members,
+            "partitions": [asdict(lag) for lag in lags],
+        }
+
+    async def _reset(self, asked: Asked) -> Any:
+        broker, name, to = self._broker, asked.path["group"], asked.text("to")
+        topic = broker.topic(asked.path["topic"])
+        view = broker.groups.view(name, topic.name.full)
+        if view is not None and view.members:
+            raise Conflict(
+                ErrorCode.GROUP_NOT_EMPTY,
+                f"group has members, stop them first group={name!r} members={len(view.members)}",
+            )
+        only = asked.body.get("partition")
+        partitions = list(topic.partitions) if only is None else [_numbered(topic, only)]
+        before = broker.positions_in(topic.name.full, PositionKind.GROUP, name)
+        rows: list[Mapping[str, Any]] = []
+        offsets: dict[int, int] = {}
+        for partition in partitions:
+            log, offset = partition.log, await self._reset_to(partition, to)
+            offset = offsets[partition.number] = min(max(offset, log.first_offset), log.readable_offset)
+            rows.append(
+                {
+                    "partition": partition.number,
+                    "committed": before.get(partition.number),
+                    "new": offset,
+                    "lag_records": log.readable_offset - offset,
+                }
+            )
+        dry_run = asked.body.get("dry_run", False) is not False
+        if not dry_run:
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            commit = partial(broker.commit_positions, topic.name.full, offsets, PositionKind.GROUP, name)
+            commit(by=asked.caller, level=Level.SYNCED, done=completing(done))
+            await done
+        return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows}
+
+    async def _reset_to(self, partition: Partition, to: str) -> int:
+        if to == "earliest":
+            return partition.log.first_offset
+        if to == "latest":
+            return partition.log.readable_offset
+        if to.isascii() and to.isdigit() and len(to) < 19:
+            return int(to)
+        return await self._offset_at(partition, _time_us(to))
+
+
+async def _topic_shown(topic: Topic, slices: Slices) -> Mapping[str, Any]:
+    records = kept = stored = last = 0
+    for partition in list(topic.partitions):
+        log = partition.log
+        records += log.next_offset
+        kept += log.next_offset - log.first_offset
+        stored += log.stored_bytes
+        last = max(last, log.last_append_time_us)
+        if slices.is_over:
+            await slices.rest()
+    return {
+        "name": topic.name.full,
+        "partitions": len(topic.partitions),
+        "records": records,
+        "retained_records": kept,
+        "stored_bytes": stored,
+        "last_stored_at_us": last or None,
+    }
+
+
+def _numbered(topic: Topic, number: Any) -> Partition:
+    """The partition of this number. Raises Missing(PARTITION_MISSING)."""
+    if type(number) is not int or not 0 <= number < len(topic.partitions):
+        raise Missing(
+            ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number!r:.40}"
+        )
+    return topic.partitions[number]
+
+
+def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
+    """A text, or bytes in base64 under its other name. Raises Invalid(INVALID_REQUEST)."""
+    text, coded = body.get(name), body.get(f"{name}_base64")
+    if text is not None and coded is not None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is given twice")
+    try:
+        if isinstance(coded, str):
+            return b64decode(coded, validate=True)
+        if text is None and coded is None:
+            return None
+        if isinstance(text, str):
+            return text.encode()
+    except (NotBase64, UnicodeEncodeError):
+        pass
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a text, or {name}_base64 bytes in base64")
+
+
+def _time_us(text: str) -> int:
+    """An ISO 8601 time; without a zone it is UTC's. Raises Invalid(INVALID_REQUEST)."""
+    try:
+        at = datetime.fromisoformat(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"this is no ISO 8601 time got={text[:40]!r}") from None
+    return int(seconds * 1_000_000)

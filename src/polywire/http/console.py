@@ -1,0 +1,33 @@
+"""The files of the console, as they lie in the package.
+
+Promises: only what is named here is served; files are read once. Must not know: what they show.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from starlette.responses import PlainTextResponse, Response
+
+FILES: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "views.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (files("polywire.http") / "static" / name).read_bytes()
+
+
+def console_file(name: str) -> Response:
+    """One of the console's files."""
+    media_type = FILES.get(name)
+    if media_type is None:
+        return PlainTextResponse("no such file\n", status_code=404)
+    return Response(_content(name), media_type=media_type, headers={"Cache-Control": "no-cache"})

@@ -1,0 +1,169 @@
+"""The admin API as a table: paths, what each needs of the one table of permissions, and the OpenAPI document that is made of it.
+
+Promises: an endpoint is carried out only after its action was permitted for what its path names; none can forget to ask. Must not know: what
+endpoints do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from starlette.requests import Request
+
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action, Resource
+from polywire.broker.broker import Broker
+from polywire.broker.owners import Caller, caller_of
+from polywire.build_info import VERSION
+from polywire.errors import ErrorCode, Invalid, Missing
+from polywire.http.exchange import PEER
+from polywire.http.guard import PRINCIPAL
+
+PREFIX: Final = "/api/v1"
+TOPIC: Final = "{topic}"
+_SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as endpoints see it. path: the values of what stands in braces. query: as given. body: the JSON object, or nothing."""
+
+    principal: Principal
+    caller: Caller
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
+        """A whole number of the query. Raises Invalid(INVALID_REQUEST)."""
+        given = self.query.get(name)
+        if given is None:
+            return default
+        if not (given.isascii() and given.isdigit()) or len(given) > 19 or not least <= int(given) <= most:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a number from {least} to {most} got={given[:40]!r}")
+        return int(given)
+
+    def text(self, name: str) -> str:
+        """A text of the body. Raises Invalid(INVALID_REQUEST)."""
+        given = self.body.get(name)
+        if not isinstance(given, str):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a text, and is missing")
+        return given
+
+
+Answering = Callable[[Asked], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One verb of one path. fields: of the query (GET) or the body, with what they mean."""
+
+    method: str
+    path: str
+    action: Action
+    summary: str
+    answer: Answering
+    fields: Mapping[str, str]
+
+    def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
+        """Values of what stands in braces, None where it is another path."""
+        own = self.path.strip("/").split("/")
+        if len(own) != len(segments):
+            return None
+        found = {}
+        for mine, given in zip(own, segments, strict=True):
+            if mine.startswith("{"):
+                found[mine[1:-1]] = given
+            elif mine != given:
+                return None
+        return found
+
+
+class Endpoints:
+    """The table, and what carries a request out."""
+
+    def __init__(self, broker: Broker, table: Sequence[Endpoint]) -> None:
+        self._broker: Final = broker
+        self.table: Final = table
+
+    async def carry_out(self, request: Request) -> Any:
+        """What an endpoint answers, to be spelled as JSON. Raises BrokerError."""
+        raw = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
+        segments = [unquote(segment) for segment in raw.strip("/").split("/")]
+        for endpoint in self.table:
+            path = endpoint.matches(segments)
+            if path is not None and endpoint.method == request.method:
+                asked = await self._asked(request, path)
+                self.authorize(endpoint, asked)
+                return await endpoint.answer(asked)
+        raise Missing(ErrorCode.TOPIC_MISSING, f"no such endpoint method={request.method} path={raw[:200]!r}")
+
+    async def _asked(self, request: Request, path: Mapping[str, str]) -> Asked:
+        body: Any = {}
+        content = await request.body()
+        if content:
+            if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+                raise Invalid(ErrorCode.INVALID_REQUEST, "a body is application/json")
+            try:
+                body = msgspec.json.decode(content)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"the body is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise Invalid(ErrorCode.INVALID_REQUEST, "a body is a JSON object")
+        principal: Principal = request.scope[PRINCIPAL]
+        query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True))
+        return Asked(principal, caller_of(principal, request.scope[PEER].peer), path, query, body)
+
+    def authorize(self, endpoint: Endpoint, asked: Asked) -> None:
+        """Refuse what somebody may not do. Raises Denied."""
+        access = self._broker.access
+        if "topic" in asked.path:
+            access.authorize(asked.principal, endpoint.action, self._broker.resource(asked.path["topic"]))
+        elif endpoint.action.resource in _SOMEWHERE:
+            access.authorize_somewhere(asked.principal, endpoint.action)
+        else:
+            access.authorize(asked.principal, endpoint.action)
+
+    def document(self) -> Mapping[str, Any]:
+        """The table as OpenAPI."""
+        paths: dict[str, dict[str, Any]] = {}
+        for endpoint in self.table:
+            paths.setdefault(PREFIX + endpoint.path, {})[endpoint.method.lower()] = dict(_described(endpoint))
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": "Polywire", "version": VERSION, "description": "Admin API of a Polywire broker."},
+            "paths": paths,
+            "components": {
+                "securitySchemes": {
+                    "password": {"type": "http", "scheme": "basic"},
+                    "token": {"type": "http", "scheme": "bearer"},
+                }
+            },
+            "security": [{}, {"password": []}, {"token": []}],
+        }
+
+
+def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
+    names = [segment[1:-1] for segment in endpoint.path.split("/") if segment.startswith("{")]
+    text = {"type": "string"}
+    parameters: list[Mapping[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": text} for name in names
+    ]
+    yield "summary", endpoint.summary
+    yield "description", f"Needs {endpoint.action.permission_words or 'a login'} ({endpoint.action.word})."
+    if endpoint.method == "GET":
+        parameters += [
+            {"name": name, "in": "query", "schema": text, "description": meaning}
+            for name, meaning in endpoint.fields.items()
+        ]
+    else:
+        parameters.append({"name": "X-Polywire", "in": "header", "required": True, "schema": text})
+        properties = {name: {"description": meaning} for name, meaning in endpoint.fields.items()}
+        schema = {"type": "object", "properties": properties}
+        yield "requestBody", {"content": {"application/json": {"schema": schema}}}
+    yield "parameters", parameters
+    yield "responses", {"200": {"description": "done"}, "default": {"description": "an error: code, message, retry"}}

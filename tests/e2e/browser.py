@@ -1,0 +1,154 @@
+"""A headless Chromium, driven over two pipes by its own debugging protocol: enough to open pages, press keys and look.
+
+Promises: one page in one browser, with a profile of its own that goes with it. Must not know: what is on the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+WAIT_SECONDS_MAX: Final = 60.0  # a machine with other work to do
+
+
+def find_browser() -> str | None:
+    """Where a browser is: where POLYWIRE_BROWSER says, or on the path."""
+    return os.environ.get("POLYWIRE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """The one page of a browser."""
+
+    def __init__(self, asking: int, answering: int) -> None:
+        self._asking = asking
+        self._answering = answering
+        self._ids = count(1)
+        self._session = ""
+        self._rest = b""
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Ask the browser for something."""
+        number = next(self._ids)
+        asked: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            asked["sessionId"] = self._session
+        os.write(self._asking, json.dumps(asked).encode() + b"\0")
+        while True:
+            told = self._read()
+            if told.get("id") == number:
+                assert "error" not in told, told
+                return told["result"]
+            self._note(told)
+
+    def _read(self) -> Any:
+        while b"\0" not in self._rest:
+            more = os.read(self._answering, 1 << 20)
+            assert more, "the browser has ended"
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(line)
+
+    def _note(self, told: Any) -> None:
+        if told["method"] == "Runtime.exceptionThrown" or (
+            told["method"] == "Log.entryAdded" and told["params"]["entry"]["level"] == "error"
+        ):
+            self.errors.append(json.dumps(told["params"]))
+
+    def look(self, *, width: int, height: int, dark: bool = False) -> None:
+        """Be a window of this size and scheme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, url: str) -> None:
+        """Go there."""
+        self.call("Page.navigate", url=url)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression of the page."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def text(self) -> str:
+        """What stands in the main part."""
+        return str(self.evaluate("(document.querySelector('main') || document.body)?.innerText ?? ''"))
+
+    def until(self, seen: Callable[[str], bool] | str) -> str:
+        """The text, once it holds what is waited for."""
+        end = time.monotonic() + WAIT_SECONDS_MAX
+        while True:
+            text = self.text()
+            if seen in text if isinstance(seen, str) else seen(text):
+                return text
+            assert time.monotonic() < end, text
+            time.sleep(0.05)
+
+    def press(self, *keys: str) -> None:
+        """Press one key after the other."""
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+            for kind in ("keyDown", "keyUp"):
+                self.call("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}))
+
+    def screenshot(self, path: Path) -> None:
+        """Keep what is seen."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextmanager
+def browser(program: str, profile: Path) -> Iterator[Page]:
+    """A browser with one page."""
+    read_asked, asking = os.pipe()
+    answering, write_answer = os.pipe()
+    words = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--no-first-run",
+    ]
+    script = f'exec 3<&{read_asked} 4>&{write_answer}; exec "$@"'
+    command = [
+        "bash",
+        "-c",
+        script,
+        "bash",
+        program,
+        *words,
+        "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
+        "about:blank",
+    ]
+    process = subprocess.Popen(
+        command, pass_fds=(read_asked, write_answer), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.close(read_asked)
+    os.close(write_answer)
+    try:
+        yield Page(asking, answering)
+    finally:
+        os.close(asking)
+        os.close(answering)
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

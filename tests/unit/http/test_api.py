@@ -1,0 +1,252 @@
+"""The admin API: what its endpoints do, and that each asks for what its table says."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from polywire.broker.actions import Resource
+from polywire.broker.permissions import EVERYTHING, NOTHING, parse_grants
+from polywire.http import api, records
+from polywire.http.api import Api
+from polywire.http.endpoints import PREFIX, Endpoint
+from polywire.http.process import ConnectionView
+from polywire.records.columns import Header, Record
+from polywire.records.rows import from_records
+from polywire.types import Level, PositionKind, TopicName
+from tests.unit.http.site import Answer, Site
+from tests.unit.http.test_guard import CHANGE, basic
+
+ENDPOINTS = Api(None, None).table()  # type: ignore[arg-type]  # only its table is looked at
+
+
+def get(site: Site, path: str, **headers: str) -> Answer:
+    return site.ask("GET", PREFIX + path, headers)
+
+
+def post(site: Site, path: str, body: Any, **headers: str) -> Answer:
+    return site.ask("POST", PREFIX + path, CHANGE | headers, body)
+
+
+def store(site: Site, topic: str, values: list[bytes], *, key: bytes | None = None) -> None:
+    if site.broker.find_topic(topic) is None:
+        site.broker.create_topic(TopicName.parse(topic), 2)
+    batch = from_records([Record(value, key, (Header(b"n", b"\xff"),)) for value in values])
+    site.broker.produce(site.broker.topic(topic).partitions[0], batch, level=Level.WRITTEN, done=None)
+    site.broker.commit()
+
+
+def values(answer: Answer) -> list[Any]:
+    return [record["value"] and record["value"].get("text") for record in answer.json["records"]]
+
+
+def test_a_topic_is_made_seen_and_deleted(site: Site) -> None:
+    assert post(site, "/topics/shop.orders", {"partitions": 3}).json == {"name": "shop.orders"}
+    assert post(site, "/topics/shop.orders", {}).code == "topic_exists"
+    assert [topic["name"] for topic in get(site, "/topics").json["topics"]] == ["shop.orders"]
+    assert len(get(site, "/topics/shop.orders").json["partition_list"]) == 3
+    assert site.ask("DELETE", f"{PREFIX}/topics/shop.orders", CHANGE).status == 200
+    assert get(site, "/topics/shop.orders").status == 404
+
+
+@pytest.mark.parametrize("name", ["a/b", "a%b", "ä", 'a"<b>', "a b", "..a"])
+def test_names_of_all_kinds(site: Site, name: str) -> None:
+    store(site, name, [b"v"])
+    spelled = "".join(f"%{byte:02X}" for byte in name.encode())
+    assert get(site, f"/topics/{spelled}").json["name"] == name
+    assert values(get(site, f"/topics/{spelled}/partitions/0/records")) == ["v"]
+
+
+def test_records_are_produced_and_read(site: Site) -> None:
+    site.broker.create_topic(TopicName.parse("t"), 2)
+    stored = post(site, "/topics/t/records", {"key": "k", "value": "hello", "headers": {"a": "b"}}).json
+    page = get(site, f"/topics/t/partitions/{stored['partition']}/records?offset={stored['offset']}").json
+    (record,) = page["records"]
+    assert record["key"] == {"text": "k", "bytes": 1, "cut": False}
+    assert record["headers"][0]["value"]["text"] == "b"
+    raw = {"value_base64": b64encode(b"\xff\0").decode(), "partition": 1}
+    stored = post(site, "/topics/t/records", raw).json
+    page = get(site, "/topics/t/partitions/1/records?tail=1").json
+    assert page["records"][0]["value"] == {"base64": "/wA=", "bytes": 2, "cut": False}
+    assert post(site, "/topics/t/records", {"partition": 1}).status == 200
+    assert get(site, "/topics/t/partitions/1/records?tail=1").json["records"][0]["value"] is None
+
+
+def test_pages_follow_each_other(site: Site) -> None:
+    for begin in range(0, 30, 10):
+        store(site, "t", [str(number).encode() for number in range(begin, begin + 10)])
+    found, offset = [], 0
+    while offset < 30:
+        page = get(site, f"/topics/t/partitions/0/records?offset={offset}&limit=7")
+        assert page.json["records"][0]["offset"] == offset
+        found += values(page)
+        offset = page.json["next_offset"]
+    assert found == [str(number) for number in range(30)]
+    assert values(get(site, "/topics/t/partitions/0/records?tail=3")) == ["27", "28", "29"]
+    assert values(get(site, "/topics/t/partitions/0/records?offset=99")) == []
+    assert values(get(site, "/topics/t/partitions/0/records?time=2000-01-01&limit=1")) == ["0"]
+
+
+def test_a_key_is_looked_for_up_to_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(site, "t", [b"other"] * 25)
+    store(site, "t", [b"mine"], key=b"k")
+    assert values(get(site, "/topics/t/partitions/0/records?key=k")) == ["mine"]
+    monkeypatch.setattr(records, "LOOKED_AT_MAX", 10)
+    page = get(site, "/topics/t/partitions/0/records?key=k").json
+    assert page["records"] == []
+    assert page["next_offset"] == page["looked_at"] == 10
+    assert values(get(site, "/topics/t/partitions/0/records?key=k&offset=20")) == ["mine"]
+
+
+def test_large_values_are_cut_unless_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(site, "t", ["ä".encode() * 3000] * 3)
+    (first, *_) = get(site, "/topics/t/partitions/0/records").json["records"]
+    assert first["value"] == {"text": "ä" * 2048, "bytes": 6000, "cut": True}
+    (first, *_) = get(site, "/topics/t/partitions/0/records?whole=1").json["records"]
+    assert first["value"]["text"] == "ä" * 3000
+    monkeypatch.setattr(records, "PAGE_BYTES_MAX", 6001)
+    assert len(get(site, "/topics/t/partitions/0/records?whole=1").json["records"]) == 2
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=501", "limit=x", "offset=-1", "offset=" + "9" * 30, "tail=501", "time=soon", "limit=٣"]
+)
+def test_queries_that_make_no_sense(site: Site, query: str) -> None:
+    store(site, "t", [b"v"])
+
+    assert get(site, f"/topics/t/partitions/0/records?{quote(query, safe='=')}").status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"value": 1},
+        {"value": "a", "value_base64": "YQ=="},
+        {"value_base64": "?"},
+        {"key": []},
+        {"headers": {"a": 1}},
+        [],
+        "x",
+    ],
+    ids=str,
+)
+def test_bodies_that_make_no_sense(site: Site, body: Any) -> None:
+    store(site, "t", [b"v"])
+    assert post(site, "/topics/t/records", body).status == 400
+
+
+def test_a_body_that_is_no_json_is_refused(site: Site) -> None:
+    store(site, "t", [b"v"])
+    for content in (b"{", b"[" * 100_000, b"\xff"):
+        assert site.ask("POST", f"{PREFIX}/topics/t/records", CHANGE, content).status == 400
+    plain = CHANGE | {"Content-Type": "text/plain"}
+    assert site.ask("POST", f"{PREFIX}/topics/t/records", plain, b"{}").status == 400
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "x", "99999999999"])
+def test_partitions_that_are_not_there(site: Site, number: str) -> None:
+    store(site, "t", [b"v"])
+    assert get(site, f"/topics/t/partitions/{number}/records").code == "partition_missing"
+
+
+def test_a_group_is_moved_after_a_preview(site: Site) -> None:
+    store(site, "t", [b"v"] * 5)
+    site.broker.commit_position("t", 0, PositionKind.GROUP, "g", 4)
+    preview = post(site, "/topics/t/groups/g/reset", {"to": "earliest", "dry_run": True}).json
+    assert preview["partitions"][0] == {"partition": 0, "committed": 4, "new": 0, "lag_records": 5}
+    assert site.broker.position("t", 0, PositionKind.GROUP, "g") == 4
+    post(site, "/topics/t/groups/g/reset", {"to": "2", "partition": 0})
+    assert site.broker.position("t", 0, PositionKind.GROUP, "g") == 2
+    assert site.broker.position("t", 1, PositionKind.GROUP, "g") is None
+    (group,) = get(site, "/groups").json["groups"]
+    assert (group["group"], group["lag_records"]) == ("g", 3)
+    assert get(site, "/topics/t/groups/g").json["partitions"][0]["records"] == 3
+    assert get(site, "/topics/t/groups/nobody").code == "group_missing"
+    assert post(site, "/topics/t/groups/g/reset", {"to": "someday"}).status == 400
+
+
+def test_a_group_with_members_is_not_moved(site: Site) -> None:
+    store(site, "t", [b"v"])
+    site.broker.groups.join("g", "t", "m", wire="flux")
+    assert post(site, "/topics/t/groups/g/reset", {"to": "latest"}).code == "group_not_empty"
+
+
+def test_lists_have_limits_and_say_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOPICS_MAX", "GROUPS_MAX", "CONNECTIONS_MAX"):
+        monkeypatch.setattr(api, name, 2)
+    for number in range(3):
+        store(site, f"t{number}", [b"v"])
+        site.broker.commit_position(f"t{number}", 0, PositionKind.GROUP, "g", 0)
+        site.process.open.append(ConnectionView("flux", "", f"127.0.0.1:{number}", "", 1, 2))
+    for path, name in (("/topics", "topics"), ("/groups", "groups"), ("/connections", "connections")):
+        found = get(site, path).json
+        assert (len(found[name]), found["more"]) == (2, True)
+
+
+def test_overview_settings_and_users_hold_no_secret(site: Site) -> None:
+    site.configure(alice=EVERYTHING)
+    login = basic("alice", "alice")
+    assert get(site, "/overview", **login).json["ready"] is True
+    assert get(site, "/settings", **login).json["settings"]["data_dir"] == "polywire-data"
+    answer = get(site, "/users", **login)
+    assert [user["name"] for user in answer.json["users"]] == ["alice"]
+    assert b"argon2" not in answer.body
+
+
+def test_the_document_names_every_endpoint(site: Site) -> None:
+    document = get(site, "/openapi.json").json
+    assert document["openapi"].startswith("3.")
+    named = {
+        (method.upper(), path.removeprefix(PREFIX)) for path, verbs in document["paths"].items() for method in verbs
+    }
+    assert named == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+
+
+def path_of(endpoint: Endpoint) -> str:
+    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
+def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
+    """Who has every permission but those of the action is refused, who has one of them is not; without a login nobody is heard."""
+    site = Site()
+    try:
+        store(site, "shop.t", [b"v"])
+        site.broker.commit_position("shop.t", 0, PositionKind.GROUP, "g", 0)
+        assert endpoint.action.permission is not NOTHING
+        word = next(iter(endpoint.action.permission)).name
+        assert word is not None
+        at = "@shop/t" if endpoint.action.resource in (Resource.TOPIC, Resource.ANY_TOPIC) else ""
+        site.configure(may=parse_grants([word.lower() + at]), nothing=parse_grants(["transaction@other"]))
+        body = json.dumps({"to": "earliest"}).encode() if endpoint.method == "POST" else b""
+        for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
+            assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status
+        assert site.ask(endpoint.method, path_of(endpoint), CHANGE | basic("may", "may"), body).status in (200, 409)
+    finally:
+        site.close()
+
+
+def test_lists_show_what_may_be_seen(site: Site) -> None:
+    store(site, "shop.t", [b"v"])
+    store(site, "secret.t", [b"v"])
+    for topic in ("shop.t", "secret.t"):
+        site.broker.commit_position(topic, 0, PositionKind.GROUP, "g", 0)
+    site.configure(reader=parse_grants(["consume@shop", "group@shop"]))
+    login = basic("reader", "reader")
+    assert [topic["name"] for topic in get(site, "/topics", **login).json["topics"]] == ["shop.t"]
+    assert [group["topic"] for group in get(site, "/groups", **login).json["groups"]] == ["shop.t"]
+    assert get(site, "/topics/secret.t", **login).status == get(site, "/topics/missing", **login).status == 403
+
+
+def test_the_console_is_served_and_nothing_beside_it(site: Site) -> None:
+    page = site.ask("GET", "/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert b"<script>" not in page.body
+    for name in ("console.js", "views.js", "console.css", "icon.svg"):
+        assert site.ask("GET", f"/static/{name}").status == 200
+    for name in ("..%2Fapi.py", "../api.py", "__init__.py", "nothing"):
+        assert site.ask("GET", f"/static/{name}").status == 404

@@ -1,0 +1,50 @@
+"""What the shipped dashboard and alerts ask for is what a broker tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from polywire.types import PositionKind
+from tests.unit.http.site import Site
+from tests.unit.http.test_metrics import fill, told
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+NAME = re.compile(r"\bpolywire_[a-z_]+")
+RULES = (DEPLOY / "prometheus" / "polywire.rules.yaml").read_text("utf-8")
+DASHBOARD = json.loads((DEPLOY / "grafana" / "polywire.json").read_text("utf-8"))
+RULE_EXPRESSIONS = re.findall(r"^ +expr: (.+)$", RULES, re.MULTILINE)
+PANEL_EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def names(site: Site) -> set[str]:
+    fill(site, "orders", 5)
+    site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
+    return {name for name, *_ in told(site)}
+
+
+@pytest.mark.parametrize("expression", [*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])
+def test_an_expression_names_metrics_that_there_are(site: Site, expression: str) -> None:
+    asked = set(NAME.findall(expression))
+    assert asked or expression.startswith("up{")
+    assert asked <= names(site)
+    for opening, closing in ("()", "{}", "[]"):
+        assert expression.count(opening) == expression.count(closing)
+
+
+def test_every_rule_and_panel_is_looked_at() -> None:
+    assert len(RULE_EXPRESSIONS) == RULES.count("- alert:") > 0
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert all(panel["targets"] for panel in DASHBOARD["panels"])
+
+
+def test_the_page_names_every_metric(site: Site) -> None:
+    page = (DEPLOY.parent / "docs" / "operate" / "monitoring.md").read_text("utf-8")
+    suffixes = ("_bucket", "_count", "_sum", "_created")
+    missing = {
+        name for name in names(site) if not name.endswith(suffixes) and name.removeprefix("polywire_") not in page
+    }
+    assert missing == set()
