@@ -551,8 +551,7 @@ class FileLog:
 
     def _mark_synced(self) -> None:
         """When nothing follows what was synced last, a group that names nothing does: damage is not taken for a torn tail then."""
-        fits = self._capacities[Need.CHANGE] > NAMING_BYTES  # it must not take what the sealer needs
-        fits = fits and self._flusher.is_local
+        fits = self._flusher.is_local and self._capacities[Need.CHANGE] > NAMING_BYTES  # what the sealer needs stays
         if self._marked_synced < self._flusher.synced == self._sequence and fits and not self.uncommitted:
             self.name_sealed(self._sealer.named, (), (), lambda: None)
             self._marked_synced = self._sequence

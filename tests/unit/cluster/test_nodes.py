@@ -1,0 +1,47 @@
+"""Who is there, and who is taken for dead: by the watcher's own clock."""
+
+from __future__ import annotations
+
+from polywire.cluster.nodes import DIRECTORY, NODE_TIMEOUT_S, Node, Nodes, Watch
+from polywire.testing.memory_objects import MemoryObjects
+
+
+def test_nodes_are_read_as_they_were_written() -> None:
+    objects = MemoryObjects()
+    nodes = Nodes(objects)
+    one, two = Node("one", "a", {"flux": ("h", 1)}, start=2, counter=1), Node("two", "b", {})
+    for node in (two, one):
+        nodes.put(node)
+    objects.put(f"{DIRECTORY}three", b"no json")
+    objects.put(f"{DIRECTORY}four", b'{"name": "somebody else", "id": "x", "addresses": {}}')
+    objects.put(f"{DIRECTORY}five", b'{"name": "five", "id": 7, "addresses": []}')
+    assert nodes.read() == [one, two]
+
+
+def test_a_leader_lives_while_its_object_changes() -> None:
+    watch = Watch("me")
+    for number in range(20):
+        assert watch.leader([Node("one", "a", {}, start=3, counter=number)], 5.0 * number) is not None
+    silent = [Node("one", "a", {}, start=3, counter=19)]
+    assert watch.leader(silent, 95.0 + NODE_TIMEOUT_S - 0.1) is not None
+    assert watch.leader(silent, 95.0 + NODE_TIMEOUT_S) is None
+    assert watch.leader([Node("one", "a", {}, start=3, counter=20)], 200.0) is not None
+
+
+def test_the_latest_start_leads_and_who_tries_counts() -> None:
+    watch = Watch("me")
+    old, new, candidate, idle = (
+        Node(name, name, {}, start=start) for name, start in zip("onci", (3, 4, -1, 0), strict=True)
+    )
+    assert watch.leader([old, new, candidate, idle], 0.0) == new
+    assert watch.leader([candidate, idle], 0.0) == candidate
+    assert watch.leader([idle], 0.0) is None
+
+
+def test_candidates_come_one_after_the_other() -> None:
+    watch, nodes = Watch("c"), [Node(name, name, {}) for name in "abcd"]
+    assert watch.leader(nodes, 0.0) is None
+    assert watch.rank(nodes) == 2
+    living = [Node("a", "a", {}), Node("b", "b", {}, counter=1)]
+    assert watch.leader(living, NODE_TIMEOUT_S) is None
+    assert watch.rank(living) == 1
