@@ -1,6 +1,7 @@
-"""Groups over the Kafka wire: members by the newer protocol, for which the broker shares partitions out (spec: kafka#consumer-groups).
+"""Groups over the Kafka wire: members by the newer protocol (spec: kafka#consumer-groups, decision 0053).
 
-A member keeps what it was told until its caller joins again: only then the broker hears that it has let go of what others are to have.
+The broker shares partitions out. A member keeps what it was told until its caller joins again: only then the broker hears that it has let go
+of what others are to have.
 
 Promises: a partition that was taken from a member is not let go of before its caller knows; joining again is the same member. Must not know:
 connections, records.
