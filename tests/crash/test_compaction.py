@@ -286,13 +286,13 @@ def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk, before: int) 
         rig.loop.run_until(lambda: sealer._replacing or sealer._compaction is None)
         if sealer._replacing:
             steps += 1
-            rig.log._flusher._running = True  # no sync begins
+            rig.hold_syncs(True)  # no sync begins
             check_stops()
             if steps == 2:
                 rig.log.trim(KEPT, model.partition.runs.entry(1)[0] + 3)
                 rig.log.commit()
                 check_stops()
-            rig.log._flusher._running = False
+            rig.hold_syncs(False)
             rig.append(rig.log.partition(OTHER), [b"%d" % rig.log.partition(OTHER).next_offset], Level.SYNCED)
             rig.loop.run_until(lambda: not sealer._replacing)
             check_stops()

@@ -129,12 +129,12 @@ def test_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> Non
     rig.log.drop_partition(1)
     rig.log.commit()
     slot = rig.log._journal.current
-    rig.log._flusher._running = True  # no sync begins, so that one sync ends removal and slot together
+    rig.hold_syncs(True)  # no sync begins, so that one sync ends removal and slot together
     rig.log._sealer.remove()
     while rig.log._journal.current is slot:
         rig.append(kept, [b"%d" % kept.next_offset + b"." * 2000])
         rig.log.commit()
-    rig.log._flusher._running = False
+    rig.hold_syncs(False)
     rig.settle()
     rig.loop.run_until(lambda: not rig.log._state.segments.dead and len(blobs(rig)) == 1)
     rig.kill()

@@ -104,7 +104,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
     monkeypatch.setattr(merge, "LOST_US_MAX", 0)
 
     def hold(rig: Rig, yes: bool) -> None:
-        rig.log._flusher._running = yes
+        rig.hold_syncs(yes)
 
     return hold
 

@@ -182,9 +182,9 @@ def _shown_at_once(old: Callable[..., Any], *args: Any) -> Any:
 
 
 def _told_when_written(old: Callable[..., None], draft: Draft, level: Level, done: Any, result: Any) -> None:
-    floor, draft.floor = draft.floor, Level.WRITTEN  # type: ignore[misc]
+    all_synced, draft.all_synced = draft.all_synced, False  # type: ignore[misc]
     old(draft, level, done, result)
-    draft.floor = floor  # type: ignore[misc]
+    draft.all_synced = all_synced  # type: ignore[misc]
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:

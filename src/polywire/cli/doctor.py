@@ -5,22 +5,22 @@ Promises: nothing is changed without ``--rebuild``; the exit code tells the wors
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.broker.state import State
-from polywire.cli.log import empty_state, logs_on_stderr, partition_name
+from polywire.cli.log import opened, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.log.doctor import Finding, Severity, examine, rebuild
-from polywire.log.repair import OfflineLog, open_offline
+from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS
 
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
+EXITS: Final = {EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"}
 
 app = App(
     name="doctor",
@@ -28,7 +28,7 @@ app = App(
         "polywire doctor --data-dir polywire-data",
         "polywire doctor --data-dir polywire-data --rebuild",
         "polywire doctor --data-dir polywire-data --output jsonl | jq .path",
-        exits={EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"},
+        exits=EXITS,
     ),
 )
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
@@ -44,28 +44,39 @@ def doctor(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
     """Check a data directory offline. Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start."""
-    loop = asyncio.new_event_loop()
-    try:
-        with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
+    with opened(data_dir) as offline:
+        findings = examine(offline)
+        rebuilt = rebuild(offline, findings) if rebuild_copies else []
+        if not rebuilt:
+            _print(offline, findings, output)
+    if rebuilt:
+        note(f"rebuilt {' '.join(rebuilt)}")
+        with opened(data_dir) as offline:
             findings = examine(offline)
-            rebuilt = rebuild(offline, findings) if rebuild_copies else []
-            if not rebuilt:
-                _print(offline, findings, output)
-        if rebuilt:
-            note(f"rebuilt {' '.join(rebuilt)}")
-            with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
-                findings = examine(offline)
-                _print(offline, findings, output)
-    finally:
-        loop.close()
+            _print(offline, findings, output)
+    return exit_code(findings)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """What a command that found this ends with."""
     found = {finding.severity for finding in findings}
     if Severity.BROKEN in found:
         return EXIT_BROKEN
     return EXIT_DAMAGED if found & {Severity.DAMAGED, Severity.WORN} else 0
 
 
+def unsound(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that somebody should look at."""
+    return [finding for finding in findings if finding.severity is not Severity.SOUND]
+
+
 def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
     note(_overview(offline))
+    print_findings(offline, findings, output)
+
+
+def print_findings(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
+    """Print one row for each."""
     print_list([_row(offline, finding) for finding in findings], columns=COLUMNS, form=output)
 
 

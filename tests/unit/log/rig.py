@@ -19,6 +19,7 @@ from polywire.clock import SystemClock
 from polywire.errors import BrokerError
 from polywire.log import base
 from polywire.log.base import Completion, Encoding, Read
+from polywire.log.journal.flusher import Flusher
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition.partition import FilePartition
@@ -139,6 +140,12 @@ class Rig:
             make_worker=self.make_worker,
         )
         return self.log
+
+    def hold_syncs(self, yes: bool) -> None:
+        """Let no further sync begin, or let them begin again."""
+        flusher = self.log._flusher
+        assert isinstance(flusher, Flusher)
+        flusher._running = yes
 
     def kill(self) -> None:
         """Stop as ``kill -9`` does: nothing is flushed, nobody is told."""
