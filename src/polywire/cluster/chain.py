@@ -1,4 +1,4 @@
-"""The journal as objects: which groups they hold, and whether each follows the one before (decision 0061).
+"""The journal as objects: which groups they hold, and whether each follows the one before (decision 0058).
 
 Promises: a group counts only if it verifies and continues the chain; anything else is Corrupt. Must not know: where objects come from,
 whether they count already.

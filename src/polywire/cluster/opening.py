@@ -1,4 +1,4 @@
-"""Opening the log of a shard in a bucket: take over, play what is there, go on behind it (decision 0061).
+"""Opening the log of a shard in a bucket: take over, play what is there, go on behind it (decision 0058).
 
 Promises: when it returns, the start is claimed and everything recovered is being sealed; the local directory holds nothing that is needed.
 Must not know: what the broker's state is.

@@ -1,4 +1,4 @@
-"""What a broker asks of a bucket to lead a shard, in which order (decision 0061).
+"""What a broker asks of a bucket to lead a shard, in which order (decision 0058).
 
 Promises: every procedure is a generator of requests, each answered before the next: no clock, no thread, no bucket in here, so that one
 number replays any order of events. The rules that keep two leaders apart are marked with their names. Must not know: how requests are

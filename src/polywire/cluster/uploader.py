@@ -1,4 +1,4 @@
-"""Sends groups to the bucket: groups that lie behind each other in a slot become one object, one object after the other (decision 0061).
+"""Sends groups to the bucket: groups that lie behind each other in a slot become one object, one object after the other (decision 0058).
 
 Promises: what ``log.journal.syncer`` says; a group is durable once its object is there and is ours. The loop never waits for the network.
 Must not know: what a group holds.
