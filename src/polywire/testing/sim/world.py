@@ -354,7 +354,7 @@ class World(ABC):
         self._lose_power()
         self._start()
         rested = self._clock.monotonic() + REST_SECONDS
-        self._process.until(lambda: self._clock.monotonic() > rested)
+        self._process.until(lambda: self._clock.monotonic() > rested and self._process.loop.is_idle)
         self._check_remains()
         self._check_end()
 
