@@ -21,6 +21,7 @@ from polywire.log.segments.segment_set import SEGMENTS
 
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
+EXITS: Final = {EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"}
 
 app = App(
     name="doctor",
@@ -28,7 +29,7 @@ app = App(
         "polywire doctor --data-dir polywire-data",
         "polywire doctor --data-dir polywire-data --rebuild",
         "polywire doctor --data-dir polywire-data --output jsonl | jq .path",
-        exits={EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"},
+        exits=EXITS,
     ),
 )
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
@@ -58,14 +59,29 @@ def doctor(
                 _print(offline, findings, output)
     finally:
         loop.close()
+    return exit_code(findings)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """What a command that found this ends with."""
     found = {finding.severity for finding in findings}
     if Severity.BROKEN in found:
         return EXIT_BROKEN
     return EXIT_DAMAGED if found & {Severity.DAMAGED, Severity.WORN} else 0
 
 
+def unsound(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that somebody should look at."""
+    return [finding for finding in findings if finding.severity is not Severity.SOUND]
+
+
 def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
     note(_overview(offline))
+    print_findings(offline, findings, output)
+
+
+def print_findings(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
+    """Print one row for each."""
     print_list([_row(offline, finding) for finding in findings], columns=COLUMNS, form=output)
 
 

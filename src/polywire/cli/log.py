@@ -24,7 +24,7 @@ from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offli
 
 app = App(
     name="log",
-    help="Repair the log of a data directory offline.",
+    help="Verify and repair the log of a data directory offline.",
     help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
 )
 

@@ -10,10 +10,26 @@ import os
 import sys
 from collections.abc import Sequence
 
+import structlog
 from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
-from polywire.cli import cluster, config, doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
+from polywire.cli import (
+    cluster,
+    config,
+    doctor,
+    group,
+    log,
+    log_verify,
+    pipeline,
+    record,
+    segment,
+    serve,
+    topic,
+    transaction,
+    user,
+    writer,
+)
 from polywire.cli.completion import completion_of
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
@@ -42,6 +58,8 @@ app.command(transaction.app)
 app.command(writer.app)
 app.command(pipeline.app)
 app.command(user.app)
+app.command(segment.app)
+log.app.command(log_verify.verify, help_epilogue=log_verify.EXAMPLES)
 app.command(log.app)
 app.command(cluster.app)
 app.command(doctor.app)
@@ -56,6 +74,7 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Carry out one command and answer its exit code."""
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # standard output is for results
     try:
         code = app(words)
         sys.stdout.flush()

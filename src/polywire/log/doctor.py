@@ -77,7 +77,7 @@ def examine(offline: OfflineLog) -> list[Finding]:
     needed = None if log_state is None else {item.segment.name for item in log_state.segments.by_location.values()}
     for name in offline.store.list(f"{SEGMENTS}/"):
         if needed is None or name in needed:
-            found += _segment(offline.store, name)
+            found += examine_segment(offline.store, name)
     return found
 
 
@@ -123,8 +123,8 @@ def _snapshot(store: Store, name: str) -> Finding:
     return Finding(severity, name, f"damaged copies={copies - sound} of {copies}", remedy=remedy)
 
 
-def _segment(store: Store, name: str) -> list[Finding]:
-    """A segment's footers, and each of its batches."""
+def examine_segment(store: Store, name: str) -> list[Finding]:
+    """What is to be said of a segment's footers, and of each of its batches."""
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:

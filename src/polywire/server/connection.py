@@ -14,8 +14,7 @@ broker's verbs.
 connection still is open and still reads (its issue 2399): a connection paused or closed in between ends the process. To commit is to answer
 peers, this one among them, and an answer may pause or close. So ``get_buffer`` only finds memory: it commits nothing, and pauses, writes to
 and closes no connection, its own or another; ``Hub.lending`` is true meanwhile, and whoever does so is stopped by an assertion. What needs
-more is done at the end of ``buffer_updated``, when the loop expects anything. Memory that a write batch may still view is not waited for:
-``get_buffer`` finds other memory.
+more is done at the end of ``buffer_updated``, when the loop expects anything. Memory that a write batch may still view is left alone.
 """
 
 from __future__ import annotations
@@ -592,9 +591,10 @@ class Connection(SendingHalf):
         self.let_go()
         self._transport.close()
 
-    def abort(self, reason: str) -> None:
-        """Close at once, dropping what was not sent."""
+    def abort(self, reason: str = "") -> None:
+        """Close at once, dropping what was not sent; without a reason nothing is logged."""
         assert not self._hub.lending, "the loop asks for a buffer"
-        log.info("connection dropped", peer=self.peer, reason=reason)
+        if reason:
+            log.info("connection dropped", peer=self.peer, reason=reason)
         self._stop_offering()
         self._transport.abort()

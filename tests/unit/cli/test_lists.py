@@ -25,6 +25,10 @@ LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
 OFFLINE: Final = {
     ("log", "repair"): "tests/crash/test_repair.py damages what it lists",
     ("cluster", "check"): "needs a bucket",
+    ("log", "verify"): "tests/unit/cli/test_segment.py",
+    ("segment", "list"): "tests/unit/cli/test_segment.py",
+    ("segment", "inspect"): "tests/unit/cli/test_segment.py",
+    ("segment", "verify"): "tests/unit/cli/test_segment.py",
     ("doctor",): "tests/unit/cli/test_doctor.py",
 }
 SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import polywire
 from polywire.errors import Invalid, Unavailable
@@ -46,6 +47,18 @@ def test_a_killed_one_comes_back_with_what_was_written() -> None:
         running.start()
         assert running.addresses == before
         assert client.send("orders", "again", partition=0).offset == 1
+
+
+def test_leaving_it_with_clients_connected_says_nothing() -> None:
+    async def leave() -> None:
+        with broker(wires=["polywire"]) as running:
+            async with polywire.connect(running.url()) as client:
+                await client.send("orders", "hello")
+                await asyncio.to_thread(running.kill)
+
+    with capture_logs() as logged:
+        asyncio.run(leave())
+    assert not [entry for entry in logged if entry["event"] == "connection dropped"]
 
 
 def test_a_stopped_one_is_gone() -> None:

@@ -1,0 +1,149 @@
+"""``polywire segment``: the sealed files of a data directory, what they hold, and whether it verifies.
+
+Promises: nothing is changed; no broker may own the directory meanwhile. Must not know: how a segment is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
+from polywire.cli.log import empty_state, partition_name
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.record_lines import format_time
+from polywire.cli.usage import DataDir, examples
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.log.doctor import examine_segment
+from polywire.log.repair import OfflineLog, open_offline
+from polywire.log.segments.format import SegmentInfo, read_info
+from polywire.log.segments.segment_set import SEGMENTS
+
+LIST_COLUMNS: Final = ("segment", "state", "bytes", "runs", "topics", "records", "first_time", "last_time")
+RUN_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "first_offset",
+    "next_offset",
+    "records",
+    "bytes",
+    "position",
+    "first_time",
+    "last_time",
+    "index_entries",
+    "staged",
+)
+
+app = App(
+    name="segment",
+    help="List, inspect and verify the sealed segments of a data directory offline.",
+    help_epilogue=examples("polywire segment list --data-dir polywire-data"),
+)
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
+Name = Annotated[str, Parameter(help="Name of the segment, as segment list prints it.")]
+
+
+@app.command(
+    name="list",
+    help_epilogue=examples(
+        "polywire segment list --data-dir polywire-data",
+        "polywire segment list --data-dir polywire-data -o csv > segments.csv",
+    ),
+)
+def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
+    """List segments: whether the log needs them, what they hold, and when it was appended.
+
+    A segment is live, dead (replaced or deleted, its file is still there) or broken (its footers do not verify).
+    """
+    with _opened(data_dir) as offline:
+        needed = _needed(offline)
+        rows = [_summary(offline, name, needed) for name in offline.store.list(f"{SEGMENTS}/")]
+    print_list(rows, columns=LIST_COLUMNS, form=output)
+
+
+@app.command(help_epilogue=examples("polywire segment inspect segments/00000000000000000001 --data-dir polywire-data"))
+def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
+    """Show what a segment holds of each partition."""
+    with _opened(data_dir) as offline:
+        _needed(offline)  # which tells the names of topics
+        rows = _runs(offline, read_info(offline.store, _known(offline, [name])[0]))
+    print_list(rows, columns=RUN_COLUMNS, form=output)
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire segment verify --data-dir polywire-data",
+        "polywire segment verify segments/00000000000000000001 --data-dir polywire-data",
+        exits=EXITS,
+    )
+)
+def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -> int:
+    """Read every stored batch of segments, of all that the log needs where none is named, and list what does not verify."""
+    with _opened(data_dir) as offline:
+        needed = _needed(offline)
+        chosen = _known(offline, names) or [
+            name for name in offline.store.list(f"{SEGMENTS}/") if needed is None or name in needed
+        ]
+        findings = [finding for name in chosen for finding in examine_segment(offline.store, name)]
+        print_findings(offline, unsound(findings), output)
+    note(f"verified segments={len(chosen)} findings={len(unsound(findings))}")
+    return exit_code(findings)
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[OfflineLog]:
+    loop = asyncio.new_event_loop()
+    try:
+        with open_offline(directory, empty_state, loop) as offline:
+            yield offline
+    finally:
+        loop.close()
+
+
+def _needed(offline: OfflineLog) -> set[str] | None:
+    """Names of the segments that the log is made of; None where its journal does not tell."""
+    try:
+        log_state = offline.diagnose().log_state
+    except BrokerError:
+        return None
+    return None if log_state is None else {item.segment.name for item in log_state.segments.by_location.values()}
+
+
+def _known(offline: OfflineLog, names: Sequence[str]) -> list[str]:
+    there = set(offline.store.list(f"{SEGMENTS}/"))
+    for name in names:
+        if name not in there:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"no such segment segment={name!r}")
+    return list(names)
+
+
+def _summary(offline: OfflineLog, name: str, needed: set[str] | None) -> dict[str, object]:
+    row: dict[str, object] = dict.fromkeys(LIST_COLUMNS)
+    row |= {"segment": name, "bytes": offline.store.size(name)}
+    try:
+        info = read_info(offline.store, name)
+    except BrokerError:
+        return row | {"state": "broken"}
+    runs = list(info)
+    state = "unknown" if needed is None else "live" if name in needed else "dead"
+    topics = {partition_name(offline, run.partition)[0] for run in runs}
+    row |= {"state": state, "runs": len(runs), "topics": len(topics), "records": sum(run.record_count for run in runs)}
+    if runs:
+        row["first_time"] = format_time(min(run.first_time_us for run in runs))
+        row["last_time"] = format_time(max(run.last_time_us for run in runs))
+    return row
+
+
+def _runs(offline: OfflineLog, info: SegmentInfo) -> list[dict[str, object]]:
+    rows = []
+    for run in info:
+        topic, number = partition_name(offline, run.partition)
+        facts = (topic, number, run.first_offset, run.next_offset, run.record_count, run.size, run.position)
+        times = (format_time(run.first_time_us), format_time(run.last_time_us))
+        rows.append(dict(zip(RUN_COLUMNS, (*facts, *times, run.index_count, bool(run.token)), strict=True)))
+    return rows
