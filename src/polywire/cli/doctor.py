@@ -5,18 +5,17 @@ Promises: nothing is changed without ``--rebuild``; the exit code tells the wors
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.broker.state import State
-from polywire.cli.log import empty_state, logs_on_stderr, partition_name
+from polywire.cli.log import opened, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.log.doctor import Finding, Severity, examine, rebuild
-from polywire.log.repair import OfflineLog, open_offline
+from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS
 
 EXIT_DAMAGED: Final = 3
@@ -45,20 +44,16 @@ def doctor(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
     """Check a data directory offline. Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start."""
-    loop = asyncio.new_event_loop()
-    try:
-        with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
+    with opened(data_dir) as offline:
+        findings = examine(offline)
+        rebuilt = rebuild(offline, findings) if rebuild_copies else []
+        if not rebuilt:
+            _print(offline, findings, output)
+    if rebuilt:
+        note(f"rebuilt {' '.join(rebuilt)}")
+        with opened(data_dir) as offline:
             findings = examine(offline)
-            rebuilt = rebuild(offline, findings) if rebuild_copies else []
-            if not rebuilt:
-                _print(offline, findings, output)
-        if rebuilt:
-            note(f"rebuilt {' '.join(rebuilt)}")
-            with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
-                findings = examine(offline)
-                _print(offline, findings, output)
-    finally:
-        loop.close()
+            _print(offline, findings, output)
     return exit_code(findings)
 
 

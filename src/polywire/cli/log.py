@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Final
 
 import structlog
@@ -31,6 +32,20 @@ app = App(
 COLUMNS: Final = ("given_up", "topic", "partition", "first_offset", "next_offset", "count")
 empty_state: Final = partial(State, BrokerSettings())
 """Makes a broker's state for a log to be played back into."""
+
+
+app.command("polywire.cli.log_verify:app", name="verify")
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[OfflineLog]:
+    """A directory that no broker owns meanwhile."""
+    loop = asyncio.new_event_loop()
+    try:
+        with logs_on_stderr(), open_offline(directory, empty_state, loop) as offline:
+            yield offline
+    finally:
+        loop.close()
 
 
 @app.command(

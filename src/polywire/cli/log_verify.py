@@ -5,37 +5,35 @@ Promises: nothing is changed. Must not know: how the log is stored.
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Final
+from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
-from polywire.cli.log import empty_state
+from polywire.cli.log import opened
 from polywire.cli.output import ListFormat, note
 from polywire.cli.usage import DataDir, examples
 from polywire.log.doctor import examine
-from polywire.log.repair import open_offline
 
-EXAMPLES: Final = examples(
-    "polywire log verify --data-dir polywire-data",
-    "polywire log verify --data-dir polywire-data --output jsonl | jq .path",
-    exits=EXITS,
+app = App(
+    name="verify",
+    help_epilogue=examples(
+        "polywire log verify --data-dir polywire-data",
+        "polywire log verify --data-dir polywire-data --output jsonl | jq .path",
+        exits=EXITS,
+    ),
 )
 
 
+@app.default
 def verify(
     *,
     data_dir: DataDir,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
     """Read the journal, its snapshots and every stored batch offline, and list what does not verify."""
-    loop = asyncio.new_event_loop()
-    try:
-        with open_offline(data_dir, empty_state, loop) as offline:
-            findings = examine(offline)
-            print_findings(offline, unsound(findings), output)
-    finally:
-        loop.close()
+    with opened(data_dir) as offline:
+        findings = examine(offline)
+        print_findings(offline, unsound(findings), output)
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")
     return exit_code(findings)

@@ -9,31 +9,33 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-import structlog
 from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
-from polywire.cli import (
-    cluster,
-    config,
-    doctor,
-    group,
-    log,
-    log_verify,
-    pipeline,
-    record,
-    segment,
-    serve,
-    topic,
-    transaction,
-    user,
-    writer,
-)
 from polywire.cli.completion import completion_of
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError
+
+# In the order of their help. Each is loaded when it is used: a client needs no broker.
+NOUNS: Final = (
+    "serve",
+    "dev",
+    "topic",
+    "record",
+    "group",
+    "transaction",
+    "writer",
+    "pipeline",
+    "user",
+    "segment",
+    "log",
+    "cluster",
+    "doctor",
+    "config",
+)
 
 app = App(
     name="polywire",
@@ -50,20 +52,8 @@ app = App(
     exit_on_error=False,
     print_error=False,
 )
-app.command(serve.app)
-app.command(topic.app)
-app.command(record.app)
-app.command(group.app)
-app.command(transaction.app)
-app.command(writer.app)
-app.command(pipeline.app)
-app.command(user.app)
-app.command(segment.app)
-log.app.command(log_verify.verify, help_epilogue=log_verify.EXAMPLES)
-app.command(log.app)
-app.command(cluster.app)
-app.command(doctor.app)
-app.command(config.app)
+for noun in NOUNS:
+    app.command(f"polywire.cli.{noun}:app", name=noun)
 app.command(completion_of(app))
 
 
@@ -74,7 +64,6 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Carry out one command and answer its exit code."""
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # standard output is for results
     try:
         code = app(words)
         sys.stdout.flush()

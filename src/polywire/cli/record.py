@@ -12,7 +12,6 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli import record_copy
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import note
 from polywire.cli.record_input import LineReader
@@ -147,7 +146,7 @@ def tail(
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 
-app.command(record_copy.copy, help_epilogue=record_copy.EXAMPLES)
+app.command("polywire.cli.record_copy:app", name="copy")  # which knows every wire: loaded when it is used
 
 
 def _read_records(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address
@@ -22,15 +22,19 @@ from polywire.client.copy_state import CopyState
 from polywire.client.copying import Copy, End, Outcome, Span
 from polywire.errors import ErrorCode, Invalid
 
-EXAMPLES: Final = examples(
-    "polywire record copy orders orders-copy",
-    "polywire record copy kafka://old:9092/orders orders --state orders.copy",
-    "polywire record copy cursus://old:9000/orders orders --group billing",
-    "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
+app = App(
+    name="copy",
+    help_epilogue=examples(
+        "polywire record copy orders orders-copy",
+        "polywire record copy kafka://old:9092/orders orders --state orders.copy",
+        "polywire record copy cursus://old:9000/orders orders --group billing",
+        "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
+    ),
 )
 Place = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
 
 
+@app.default
 def copy(
     source: Place,
     target: Place,

@@ -5,22 +5,19 @@ Promises: nothing is changed; no broker may own the directory meanwhile. Must no
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
-from polywire.cli.log import empty_state, partition_name
+from polywire.cli.log import opened, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import DataDir, examples
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.doctor import examine_segment
-from polywire.log.repair import OfflineLog, open_offline
+from polywire.log.repair import OfflineLog
 from polywire.log.segments.format import SegmentInfo, read_info
 from polywire.log.segments.segment_set import SEGMENTS
 
@@ -60,16 +57,16 @@ def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> No
 
     A segment is live, dead (replaced or deleted, its file is still there) or broken (its footers do not verify).
     """
-    with _opened(data_dir) as offline:
+    with opened(data_dir) as offline:
         needed = _needed(offline)
         rows = [_summary(offline, name, needed) for name in offline.store.list(f"{SEGMENTS}/")]
     print_list(rows, columns=LIST_COLUMNS, form=output)
 
 
-@app.command(help_epilogue=examples("polywire segment inspect segments/00000000000000000001 --data-dir polywire-data"))
+@app.command(help_epilogue=examples("polywire segment inspect segments/00000001-00000001.pws --data-dir data"))
 def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
     """Show what a segment holds of each partition."""
-    with _opened(data_dir) as offline:
+    with opened(data_dir) as offline:
         _needed(offline)  # which tells the names of topics
         rows = _runs(offline, read_info(offline.store, _known(offline, [name])[0]))
     print_list(rows, columns=RUN_COLUMNS, form=output)
@@ -78,13 +75,13 @@ def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE)
 @app.command(
     help_epilogue=examples(
         "polywire segment verify --data-dir polywire-data",
-        "polywire segment verify segments/00000000000000000001 --data-dir polywire-data",
+        "polywire segment verify segments/00000001-00000001.pws --data-dir data",
         exits=EXITS,
     )
 )
 def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -> int:
     """Read every stored batch of segments, of all that the log needs where none is named, and list what does not verify."""
-    with _opened(data_dir) as offline:
+    with opened(data_dir) as offline:
         needed = _needed(offline)
         chosen = _known(offline, names) or [
             name for name in offline.store.list(f"{SEGMENTS}/") if needed is None or name in needed
@@ -93,16 +90,6 @@ def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -
         print_findings(offline, unsound(findings), output)
     note(f"verified segments={len(chosen)} findings={len(unsound(findings))}")
     return exit_code(findings)
-
-
-@contextmanager
-def _opened(directory: Path) -> Iterator[OfflineLog]:
-    loop = asyncio.new_event_loop()
-    try:
-        with open_offline(directory, empty_state, loop) as offline:
-            yield offline
-    finally:
-        loop.close()
 
 
 def _needed(offline: OfflineLog) -> set[str] | None:
@@ -140,7 +127,7 @@ def _summary(offline: OfflineLog, name: str, needed: set[str] | None) -> dict[st
 
 
 def _runs(offline: OfflineLog, info: SegmentInfo) -> list[dict[str, object]]:
-    rows = []
+    rows: list[dict[str, object]] = []
     for run in info:
         topic, number = partition_name(offline, run.partition)
         facts = (topic, number, run.first_offset, run.next_offset, run.record_count, run.size, run.position)

@@ -50,7 +50,7 @@ class Receiver(Protocol):
     def give_back_idle(self) -> None:
         """Give back a buffer that holds no request."""
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str = "") -> None:
         """Close at once."""
 
     def let_go(self) -> None:

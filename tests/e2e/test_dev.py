@@ -1,0 +1,49 @@
+"""``polywire dev`` as somebody meets it: started, looked into, interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from polywire.client.connect import connect
+from polywire.testing.process import WIRES
+from tests.broker_process import child_environment
+
+SECONDS_MAX: Final = 60.0
+
+
+def test_all_wires_and_a_topic_with_records(tmp_path: Path) -> None:
+    environment = child_environment() | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "polywire", "dev", "--free-ports", "--rate", "50"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, text=True) as running:
+        try:
+            assert running.stdout is not None
+            urls = json.loads(running.stdout.readline())
+            assert set(WIRES) <= set(urls)
+            assert all(":0" not in url[-2:] for url in urls.values())
+            tail = [sys.executable, "-m", "polywire", "record", "tail", "sample", "-n", "1", "-a", urls["polywire"]]
+            shown = subprocess.run(
+                tail, capture_output=True, timeout=SECONDS_MAX, env=environment, check=True, text=True
+            )
+            assert json.loads(json.loads(shown.stdout)["value"])["order"] >= 100
+            assert asyncio.run(topics(urls["kafka"])) == ["sample"]
+        finally:
+            running.send_signal(signal.SIGINT)
+            _, told = running.communicate(timeout=SECONDS_MAX)
+    assert running.returncode == 0, told
+    assert "ready topic=sample records=100; try: polywire record tail sample" in told
+    assert "Traceback" not in told
+    assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+async def topics(url: str) -> list[str]:
+    client = await connect(url)
+    found = [topic.name for topic in await client.topics()]
+    await client.close()
+    return found
