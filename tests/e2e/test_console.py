@@ -64,6 +64,14 @@ def test_topics_are_filtered_by_keyboard_alone(broker: BrokerProcess, page: Page
     assert "hostile" in page.text()
 
 
+def test_the_way_past_the_menu_stays_on_the_page(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/groups"))
+    page.until("billing")
+    page.evaluate("document.querySelector('.skip').click()")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.evaluate("location.hash") == "#/groups"
+
+
 def test_records_are_browsed_and_stored(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/shop.orders/records"))
     assert '"order": 59' in page.until("read up to 60")

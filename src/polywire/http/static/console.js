@@ -88,6 +88,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "r") show();
   if (event.key === "/") { const filter = main.querySelector("input"); if (filter) { filter.focus(); event.preventDefault(); } }
 });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 addEventListener("hashchange", () => { show(); main.focus(); });
 show();
 watch();
