@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ REFUSED = AuditEvent("login", Outcome.REFUSED, "eve\x1b", "10.0.0.1:5", reason="
 
 
 @pytest.fixture
-def lines() -> list[Any]:
+def lines() -> Iterator[list[Any]]:
+    usual = structlog.get_config()
     capture = LogCapture()
     structlog.configure(processors=[capture])
-    return capture.entries
+    yield capture.entries
+    structlog.configure(**usual)
 
 
 def told(path: Path) -> list[dict[str, object]]:
