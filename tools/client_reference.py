@@ -37,6 +37,9 @@ TABLES: Final = (
     ("polywire.scan", polywire.scan),
     ("polywire.read_arrow", polywire.read_arrow),
     ("polywire.read_pandas", polywire.read_pandas),
+    ("polywire.read_polars", polywire.read_polars),
+    ("polywire.scan_polars", polywire.scan_polars),
+    ("polywire.to_duckdb", polywire.to_duckdb),
 )
 TESTING: Final = (("polywire.testing.broker", testing.broker),)
 _SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)

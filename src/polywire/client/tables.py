@@ -65,7 +65,7 @@ def scan(
         for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
             print(batch.num_rows)
     """
-    schema = _schema(columns, text=text)
+    schema = schema_of(columns, text=text)
     times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
     with closing(connect(address)) as connection:
         for partition in connection.bounds([topic], times_us=times):
@@ -90,7 +90,7 @@ def read_arrow(
         print(table.num_rows, table.column("value")[0])
     """
     batches = scan(address, topic, columns=columns, start=start, end=end, text=text)
-    return pa.Table.from_batches(list(batches), _schema(columns, text=text))
+    return pa.Table.from_batches(list(batches), schema_of(columns, text=text))
 
 
 def read_pandas(
@@ -115,7 +115,8 @@ def read_pandas(
     return read_arrow(address, topic, columns=columns, start=start, end=end, text=text).to_pandas()
 
 
-def _schema(columns: Sequence[str], *, text: bool) -> pa.Schema:
+def schema_of(columns: Sequence[str], *, text: bool) -> pa.Schema:
+    """Types of columns. Raises Invalid(INVALID_REQUEST)."""
     unknown = [column for column in columns if column not in TYPES]
     if unknown or not columns:
         raise Invalid(
