@@ -33,6 +33,18 @@ def test_all_wires_and_a_topic_with_records(tmp_path: Path) -> None:
             )
             assert json.loads(json.loads(shown.stdout)["value"])["order"] >= 100
             assert asyncio.run(topics(urls["kafka"])) == ["sample"]
+            top = [sys.executable, "-m", "polywire", "top", "--once", "--interval", "0.5", "-o", "json"]
+            shown = subprocess.run(
+                [*top, "--http", urls["http"]],
+                capture_output=True,
+                timeout=SECONDS_MAX,
+                env=environment,
+                check=True,
+                text=True,
+            )
+            [sample] = json.loads(shown.stdout)["topics"]
+            assert sample["topic"] == "sample"
+            assert sample["records_per_s"] > 0
         finally:
             running.send_signal(signal.SIGINT)
             _, told = running.communicate(timeout=SECONDS_MAX)

@@ -33,6 +33,7 @@ NOUNS: Final = (
     "segment",
     "log",
     "cluster",
+    "top",
     "doctor",
     "config",
 )
