@@ -49,7 +49,9 @@ def test_the_wheel_has_sources_and_declarations(wheel: Path) -> None:
     }
     assert wanted - names == set()
     assert "pyspark_polywire.py" in names
-    assert not [name for name in names if name.endswith((".c", ".html")) or name.startswith(("tests/", "tools/"))]
+    assert "polywire/http/static/index.html" in names
+    built = [name for name in names if name.endswith((".c", ".html")) and not name.startswith("polywire/http/static/")]
+    assert not [*built, *(name for name in names if name.startswith(("tests/", "tools/")))]
 
 
 def test_the_command_runs(python: Path, tmp_path: Path) -> None:

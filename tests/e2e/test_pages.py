@@ -42,9 +42,12 @@ def test_a_page_can_be_followed(name: str, python: Path, tmp_path: Path) -> None
     assert not wrong
 
 
-def test_every_page_of_the_start_is_followed() -> None:
+def test_every_page_for_newcomers_is_followed() -> None:
+    docs = ROOT / "docs"
     there = {
-        page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in (ROOT / "docs" / "start").glob("*.md")
+        page.relative_to(docs).with_suffix("").as_posix()
+        for folder in ("start", "migrate")
+        for page in (docs / folder).glob("*.md")
     }
     assert there == {*PAGES, *SPARK_PAGES}
 

@@ -36,6 +36,7 @@ FETCHES_MAX: Final = 32  # open at a time; the broker takes 64 of a connection
 SHARED_WAIT_MS: Final = 100  # length of a long poll where partitions take turns at it
 BATCH_RECORDS: Final = 10_000
 COMMIT_SESSIONS_MAX: Final = 10  # in which one position is tried to be stored
+LEAVES_MAX: Final = 5  # tries to leave a group that changes again and again; a member that is silent is put out anyway
 LOST_NAMED_MAX: Final = 20  # partitions that a refused commit names
 
 
@@ -252,15 +253,25 @@ class Consumer:
 
     async def _farewell(self, wire: WireClient, *, commit_last: bool) -> None:
         self._mark()
-        try:
-            if self._auto_commit:
-                for part in self._assignment:
-                    await self._store(wire, part, part.position if commit_last else part.done)
-            if self._is_grouped(wire):
-                for topic, generation in self._generations.items():
+        with suppress(
+            Conflict, Missing, _SessionOver
+        ):  # the group went on without it: what was not stored is another's
+            for part in self._assignment if self._auto_commit else ():
+                await self._store(wire, part, part.position if commit_last else part.done)
+        if self._is_grouped(wire):
+            for topic, generation in self._generations.items():
+                await self._leave(wire, topic, generation)
+
+    async def _leave(self, wire: WireClient, topic: str, generation: int) -> None:
+        """Leave the group, also when it has changed meanwhile: others would wait for a member that is gone."""
+        with suppress(Missing):  # it is none any more
+            for _ in range(LEAVES_MAX):
+                try:
                     await wire.leave(self._group or "", topic, self._member, generation)
-        except (Conflict, Missing, _SessionOver):
-            return  # the group went on without this member; what was not stored is another's to read
+                except Conflict:
+                    generation = (await wire.join(self._group or "", topic, self._member)).generation
+                else:
+                    return
 
     # What is handed out
 

@@ -12,6 +12,7 @@ import pytest
 import polywire
 from polywire import Client, Consumer
 from polywire.client.consumer import FETCHES_MAX
+from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from tests.unit.client.served import Served
 
@@ -215,6 +216,29 @@ def test_a_commit_fails_for_what_was_lost_and_only_once(play: Play) -> None:
         await first.commit()
         await first.close()
         await second.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("auto_commit", [False, True])
+def test_members_that_leave_at_once_are_all_gone(play: Play, *, auto_commit: bool) -> None:
+    """Each leaves under a generation that the one before has ended; nobody may have to wait until they count as silent."""
+
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 4)
+        members = [client.consumer("t", group="g", auto_commit=auto_commit) for _ in range(3)]
+        for member in members:
+            await member.start()
+        await fill(client, "t", 10)
+
+        async def shares() -> list[int]:
+            return sorted(await counted(*members))
+
+        await until(shares, [1, 1, 2])
+        await asyncio.gather(*(member.close() for member in members))
+        wire = await client._link.wire()
+        assert isinstance(wire, PolywireClient)
+        assert [group.members for group in await wire.groups("g")] in ([()], [])
 
     play(scenario)
 

@@ -224,7 +224,9 @@ def test_a_partition_that_does_not_exist_cannot_be_assigned(broker: FakeBroker) 
 def test_retention_may_overtake_a_reader(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = pa.schema([("offset", pa.int64())])
 
-    def offsets(chunk: StoredChunk, columns: Sequence[str], schema: pa.Schema) -> list[pa.RecordBatch]:
+    def offsets(
+        chunk: StoredChunk, columns: Sequence[str], schema: pa.Schema, *, create_times: bool
+    ) -> list[pa.RecordBatch]:
         return [pa.record_batch([pa.array(range(chunk.offset, chunk.offset_end), pa.int64())], schema=schema)]
 
     monkeypatch.setattr(rows, "chunk_to_arrow", offsets)
