@@ -29,6 +29,9 @@ class Stored(Protocol):
     def store(self, end: float | None = None) -> float | None:
         """Go on until ``end``, or to the end; None once that was reached, else in how many seconds to go on."""
 
+    def store_at_once(self) -> bool:
+        """Store all of it; False where the log takes nothing just now: then it is as if it had never been asked for."""
+
 
 class Host(Protocol):
     """The session that a long frame came over."""

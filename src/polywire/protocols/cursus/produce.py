@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import Final
 
 from polywire.broker.actions import Action
@@ -247,6 +248,16 @@ class BatchAppend:
         self._body = memoryview(b"")
         self._finish()
         return None
+
+    def store_at_once(self) -> bool:
+        """Hand everything to the broker now; False where the log takes nothing just now: then nothing is stored, and nobody answered."""
+        if self.store(inf) is None:
+            return True
+        if self._waiting == 1 and self._last_offset < 0:
+            self._session.withdraw(self._answer)
+            return False
+        self.store()
+        return True
 
     def _may_wait(self, error: Busy, now: float) -> bool:
         """Whether to try again: a part of a large batch may have to wait until parts before it are sealed."""

@@ -235,8 +235,8 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         try:
             if self._is_batch(body):
                 storing = self._take_batch(self, body, self.state.scratch)
-                if storing is not None:
-                    storing.store()
+                if storing is not None and not storing.store_at_once():
+                    return self._begin_long(data[at + PREFIX_BYTES : end], packed)  # waited for like those
                 return True
             return self._take_text(body)
         except NotYet:
@@ -379,6 +379,12 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._slot = answer
         self._blocking += blocking
         return answer
+
+    def withdraw(self, answer: Answer) -> None:
+        """The request that took this slot last is not carried out now, but offered again."""
+        withdrawn = self._answers.pop()
+        assert withdrawn is answer, "nothing was asked behind it"
+        self._slot = None
 
     def wake(self) -> None:
         """What a request waited for before it could begin has come: offer it again."""

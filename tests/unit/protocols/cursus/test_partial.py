@@ -10,6 +10,7 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
+from polywire.protocols.cursus.messages import frame
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_produce import batch, messages, started, stored
 
@@ -96,3 +97,31 @@ def test_a_long_batch_waits_for_a_log_that_is_busy(monkeypatch: pytest.MonkeyPat
         told = json.loads(answer)
         assert (told["status"], len(stored(world, "orders"))) == (status, count)
         assert told["last_offset"] == count - 1
+
+
+@pytest.mark.parametrize(("busy_s", "statuses"), [(5.0, ["OK", "OK", "OK"]), (3600.0, ["OK", "ERROR", "ERROR"])])
+def test_a_short_batch_waits_for_a_log_that_is_busy(
+    busy_s: float, statuses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, peer = started()
+    take, begun = Broker.produce, world.memory.broker.clock.monotonic()
+    tries = 0
+
+    def produce(self: Broker, *given: Any, **named: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1 and self.clock.monotonic() < begun + busy_s:
+            raise Busy(ErrorCode.BUSY, "too much waits", retry_after_ms=50)
+        take(self, *given, **named)
+
+    monkeypatch.setattr(Broker, "produce", produce)
+    peer.feed(b"".join(frame(batch("orders", 0, messages(n))) for n in (1, 2, 3)))
+    peer.pass_by()
+    answers = peer.take_bodies()
+    world.memory.advance(4.9)
+    answers += peer.take_bodies()
+    assert len(answers) == 1
+    world.memory.advance(30.0)
+    answers += peer.take_bodies()
+    assert [json.loads(answer)["status"] for answer in answers] == statuses
+    assert len(stored(world, "orders")) == statuses.count("OK")
