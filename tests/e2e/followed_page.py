@@ -34,6 +34,7 @@ PORTS: Final = {
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of a broker that one leaves
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
 PAGE_SECONDS_MAX: Final = 300
+SERVES: Final = "acknowledged records survive"  # what a broker logs once it listens
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
@@ -55,10 +56,14 @@ END
 PRELUDE: Final = """\
 set -euo pipefail
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+polywire() {
+    if [ "$1" = serve ]; then echo >> "$STARTS"; exec "$POLYWIRE" "$@"; fi
+    "$POLYWIRE" "$@"
+}
 sleep() {
-    command sleep $((3 * $1))
+    command sleep "$1"
     for _ in $(seq 300); do
-        if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then return; fi
+        if [ "$(cat ./*.log 2> /dev/null | grep -c "$SERVES")" -ge "$(wc -l < "$STARTS")" ]; then command sleep "$1"; return; fi
         command sleep 0.2
     done
 }
@@ -132,6 +137,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
+    (commands / "starts").touch()
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
     has_users = "polywire user add" in script
@@ -143,7 +149,9 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     environment |= {
         "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
-        "PORT": given["9555"],
+        "POLYWIRE": str(python.with_name("polywire")),
+        "SERVES": SERVES,
+        "STARTS": str(commands / "starts"),
         "HOME": str(folder),
         "COLUMNS": "200",
     }
