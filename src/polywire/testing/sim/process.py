@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Missing
 from polywire.log.base import Read
 from polywire.log.log import FileLog
 from polywire.testing.clock import SimulatedClock
@@ -55,6 +55,13 @@ class Process(ABC):
             return found
         self.until(lambda: answers)
         return answers[0]
+
+    def is_staged(self, token: bytes) -> bool:
+        """Whether the log has a staged batch of this token."""
+        try:
+            return bool(self.log.staged_partitions([token]))
+        except Missing:
+            return False
 
     def until(self, reached: Callable[[], object]) -> None:
         """Whatever has to happen for this, without any client."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import BrokerError, Missing
+from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.testing.sim.broker.asking import Asking, look
 from polywire.testing.sim.broker.client import ACTS, Client
@@ -124,7 +124,7 @@ class BrokerWorld(World):
         broker, model = self._process.broker, self._model
         living = {partition.incarnation for topic in broker.topics() for partition in topic.partitions}
         known = [token for token, known in model.tokens.items() if known.incarnation in living]
-        staged = [token for token in known if self._is_staged(token)]
+        staged = [token for token in known if self._process.is_staged(token)]
         state = look(broker, lambda partition: (partition.log.first_offset, partition.log.next_offset), staged)
         moment = model.history.settle(state, powerless=self._powerless)
         ends = {
@@ -139,12 +139,6 @@ class BrokerWorld(World):
             require(stays, "what a reader was shown stays", partition=kept.incarnation, end=end, shown=kept.shown)
         model.settle(moment, ends, now=self._clock.monotonic())
         self._check_records()
-
-    def _is_staged(self, token: bytes) -> bool:
-        try:
-            return bool(self._process.log.staged_partitions([token]))
-        except Missing:
-            return False
 
     def _check_records(self) -> None:
         """Everything can be read, and is what was asked for."""

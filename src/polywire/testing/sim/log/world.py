@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Final
 
-from polywire.errors import BrokerError, Missing
+from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.log.segments import compaction
 from polywire.log.settings import LogSettings
@@ -131,7 +131,7 @@ class LogWorld(World):
             first, end = partition.first_offset, partition.next_offset
             model.check_survival(kept, first, end, powerless=powerless, shown_stays=shown_stays)
         for token, staged in list(model.tokens.items()):
-            if self._is_staged(token):
+            if self._process.is_staged(token):
                 staged.leaving = staged.spent = False
                 staged.known.note(1, Level.SYNCED)
             else:
@@ -139,12 +139,6 @@ class LogWorld(World):
                 require(lost or staged.leaving, "an acknowledged staged batch is there", token=token.hex())
                 del model.tokens[token]
         self._check_records()
-
-    def _is_staged(self, token: bytes) -> bool:
-        try:
-            return bool(self._process.log.staged_partitions([token]))
-        except Missing:
-            return False
 
     def _check_records(self) -> None:
         """Everything can be read."""
