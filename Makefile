@@ -33,7 +33,7 @@ QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/p
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate docs site audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate bench-peers docs site audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -101,6 +101,9 @@ sim-mutations: dev ## Take out one mechanism of the log after the other, and see
 
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks
+
+bench-peers: dev ## Compare with NATS, Redis, RabbitMQ and Kafka, those that are installed, in one table (some minutes)
+	$(PYTHON) -m benchmarks.peers $(BENCH_ARGS)
 
 bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests before and after the last change, and fail where there are more
 	$(PYTHON) -m benchmarks.instructions --quick $(BENCH_ARGS)

@@ -1,0 +1,212 @@
+"""The workloads that peers are compared by. Each returns a figure and what the server's processor paid for it.
+
+Promises: requests are encoded before the clock starts; every record is counted when it is confirmed, or when it comes.
+Must not know: any peer.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from benchmarks.peers.peer import ANSWER_S, RECEIVE_BYTES, Address, Peer, Server
+from benchmarks.receiving import receive
+
+VALUE: Final = b"x" * 100
+BATCH: Final = 1000
+WINDOW: Final = 8  # batches under way
+PACE: Final = 10_000  # records a second
+IDLE: Final = 1000  # connections that do nothing
+
+Client = Callable[[Address, str, int], tuple[float, float]]
+"""Produces so many records to a topic and consumes them: the rates of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round's figure. server_us: processor microseconds of the server for a record; generator: the share of its time that the
+    generator's processor was busy (1 is a core)."""
+
+    value: float
+    server_us: float = 0.0
+    generator: float = 0.0
+
+
+class _Costs:
+    """Processor time of a server and of this process, from here on."""
+
+    def __init__(self, server: Server) -> None:
+        self._server: Final = server
+        self._used: Final = server.processor_seconds()
+        self._own: Final = time.process_time()
+        self._begun: Final = time.perf_counter()
+
+    def round(self, records: int) -> Round:
+        """Records per second since then."""
+        took = time.perf_counter() - self._begun
+        used = self._server.processor_seconds() - self._used
+        return Round(records / took, used * 1e6 / records, (time.process_time() - self._own) / took)
+
+
+def produce(peer: Peer, server: Server, topic: str, records: int) -> Round:
+    """Records per second of one connection that sends batches, ``WINDOW`` of them ahead of what is confirmed."""
+    request = peer.request(topic, [VALUE] * BATCH)
+    confirmed = peer.confirmations()
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
+    sent = done = 0
+    with closing(peer.producer(server.address, topic)) as connection:
+        costs = _Costs(server)
+        while done < records:
+            while sent < records and sent - done <= (WINDOW - 1) * BATCH:
+                connection.sendall(request)
+                sent += BATCH
+            done += confirmed(_some(connection, buffer))
+        return costs.round(records)
+
+
+def consume(peer: Peer, server: Server, topic: str, records: int) -> Round:
+    """Records per second of one connection that reads a topic from its beginning."""
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
+    found = 0
+    costs = _Costs(server)
+    connection, follower = peer.follow(server.address, topic)
+    with closing(connection):
+        while found < records:
+            taken = follower.take(_some(connection, buffer))
+            found += taken.records
+            if taken.answer and found < records:
+                connection.sendall(taken.answer)
+        return costs.round(records)
+
+
+def lone_us(peer: Peer, server: Server, topic: str, requests: int) -> Round:
+    """Median microseconds of one record's request and its confirmation, nothing else under way."""
+    times: list[int] = []
+    costs = _Costs(server)
+    with ExitStack() as stack:
+        (one,) = _producers(stack, peer, server.address, topic, 1)
+        for _ in range(requests):
+            begun = time.perf_counter_ns()
+            one.ask()
+            one.wait()
+            times.append(time.perf_counter_ns() - begun)
+    paid = costs.round(requests)
+    return Round(statistics.median(times) / 1000, paid.server_us, paid.generator)
+
+
+def side_by_side(peer: Peer, server: Server, topic: str, requests: int, *, connections: int = 8) -> Round:
+    """Records per second of connections that send one record each and wait for all confirmations."""
+    with ExitStack() as stack:
+        ones = _producers(stack, peer, server.address, topic, connections)
+        costs = _Costs(server)
+        for _ in range(requests // connections):
+            for one in ones:
+                one.ask()
+            for one in ones:
+                one.wait()
+        return costs.round(requests // connections * connections)
+
+
+def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tuple[Round, Round]:
+    """(p50, p99) microseconds from a record's sending to its coming to a follower, at an even pace; the first tenth is not counted."""
+    expected = int(seconds * PACE)
+    ours, theirs = multiprocessing.Pipe()
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
+    came: list[int] = []
+    connection, follower = peer.follow(server.address, topic)
+    with closing(connection):
+        connection.settimeout(ANSWER_S)
+        pacer = multiprocessing.get_context("fork").Process(
+            target=_send_paced, args=(theirs, peer, server.address, topic, expected), daemon=True
+        )
+        pacer.start()
+        costs = _Costs(server)
+        while len(came) < expected:
+            size = connection.recv_into(buffer)
+            if not size:
+                raise AssertionError("hung up early")
+            taken = follower.take(buffer[:size])
+            came += [time.perf_counter_ns()] * taken.records
+            if taken.answer:
+                connection.sendall(taken.answer)
+        paid = costs.round(expected)
+        sent: list[int] = ours.recv()
+        pacer.join()
+    delays = [(there - here) / 1000 for here, there in zip(sent, came, strict=True)][expected // 10 :]
+    cuts = statistics.quantiles(delays, n=100)
+    half, most = (Round(cuts[at], paid.server_us, paid.generator) for at in (49, 98))
+    return half, most
+
+
+def idle_kib(peer: Peer, server: Server, topic: str) -> Round:
+    """KiB of the server's memory for a connection that has produced one record and rests."""
+    before = server.resident_bytes()
+    with ExitStack() as stack:
+        for one in _producers(stack, peer, server.address, topic, IDLE):
+            one.ask()
+            one.wait()
+        return Round((server.resident_bytes() - before) / IDLE / 1024)
+
+
+def client_rates(client: Client, server: Server, topic: str, records: int) -> Sequence[Round]:
+    """Records per second that a real client says it has produced and consumed; the server's costs are those of both."""
+    costs = _Costs(server)
+    rates = client(server.address, topic, records)
+    paid = costs.round(2 * records)
+    return [Round(rate, paid.server_us) for rate in rates]
+
+
+class _Producer:
+    """A connection with at most one record under way."""
+
+    def __init__(self, connection: socket.socket, peer: Peer, request: bytes) -> None:
+        self._connection: Final = connection
+        self._request: Final = request
+        self._confirmed: Final = peer.confirmations()
+        self._buffer: Final = memoryview(bytearray(1 << 16))
+
+    def ask(self) -> None:
+        self._connection.sendall(self._request)
+
+    def wait(self) -> None:
+        while not self._confirmed(_some(self._connection, self._buffer)):
+            pass
+
+
+def _producers(stack: ExitStack, peer: Peer, address: Address, topic: str, count: int) -> list[_Producer]:
+    request = peer.request(topic, [VALUE])
+    opened = (stack.enter_context(closing(peer.producer(address, topic))) for _ in range(count))
+    return [_Producer(connection, peer, request) for connection in opened]
+
+
+def _some(connection: socket.socket, buffer: memoryview) -> memoryview:
+    """What has come, at least one byte."""
+    size = receive(connection, buffer)
+    if not size:
+        raise AssertionError("hung up early")
+    return buffer[:size]
+
+
+def _send_paced(pipe: Connection, peer: Peer, address: Address, topic: str, records: int) -> None:
+    """Send one record after the other, each when it is due, and tell when each went."""
+    request = peer.request(topic, [VALUE])
+    confirmed = peer.confirmations()
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
+    sent: list[int] = []
+    with closing(peer.producer(address, topic)) as connection:
+        begun = time.perf_counter()
+        for number in range(records):
+            due = begun + number / PACE
+            while select.select([connection], [], [], max(0.0, due - time.perf_counter()))[0]:
+                confirmed(_some(connection, buffer))
+            sent.append(time.perf_counter_ns())
+            connection.sendall(request)
+        pipe.send(sent)
