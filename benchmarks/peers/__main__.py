@@ -148,33 +148,50 @@ def run(
     rows: list[Row] = []
     absent: dict[str, str] = {}
     with ExitStack() as stack:
-        running: list[tuple[Peer, Server]] = []
-        for peer in wanted:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
-            try:
-                running.append((peer, stack.enter_context(peer.running(place))))
-            except Absent as reason:
-                absent[peer.name] = str(reason)
-                console.print(f"{peer.name} is left out: {reason}", style="bold red", highlight=False)
+        running = _start(stack, wanted, absent)
         for name, workload in _workloads(scale).items():
-            if not name.startswith(only):
-                continue
-            console.rule(name)
-            found = [Row(title, workload.unit, workload.more_is_better) for title in workload.titles]
-            try:
-                for number in range(1 if workload.once else rounds + 1):
-                    for peer, server in running:
-                        topic = f"{name}-{number}"
-                        peer.create(server.address, topic)
-                        for row, one in zip(found, workload.measured(peer, server, topic), strict=False):
-                            if number or workload.once:  # else the first warms up
-                                row.rounds.setdefault(peer.name, []).append(one)
-                            console.print(f"{peer.name}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
-            except Absent as reason:
-                absent[name] = str(reason)
-                console.print(f"{name} is left out: {reason}", style="bold red", highlight=False)
-            rows += found
+            if name.startswith(only):
+                console.rule(name)
+                rows += _measure(name, workload, running, rounds, absent)
     _report(rows, absent, keep)
+
+
+def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> list[tuple[Peer, Server]]:
+    """All that can be started; ``absent`` is told of the others."""
+    running: list[tuple[Peer, Server]] = []
+    for peer in wanted:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
+        try:
+            running.append((peer, stack.enter_context(peer.running(place))))
+        except Absent as reason:
+            _leave_out(peer.name, reason, absent)
+    return running
+
+
+def _measure(
+    name: str, workload: Workload, running: Sequence[tuple[Peer, Server]], rounds: int, absent: dict[str, str]
+) -> list[Row]:
+    """The rows of one workload, every peer in turn in each round."""
+    found = [Row(title, workload.unit, workload.more_is_better) for title in workload.titles]
+    turns = [(number, *one) for number in range(1 if workload.once else rounds + 1) for one in running]
+    for number, peer, server in turns:
+        topic = f"{name}-{number}"
+        peer.create(server.address, topic)
+        try:
+            figures = workload.measured(peer, server, topic)
+        except Absent as reason:
+            _leave_out(name, reason, absent)
+            return []
+        for row, one in zip(found, figures, strict=False):
+            console.print(f"{peer.name}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
+            if number or workload.once:  # else the first warms up
+                row.rounds.setdefault(peer.name, []).append(one)
+    return found
+
+
+def _leave_out(name: str, reason: Absent, absent: dict[str, str]) -> None:
+    absent[name] = str(reason)
+    console.print(f"{name} is left out: {reason}", style="bold red", highlight=False)
 
 
 def _report(rows: Sequence[Row], absent: dict[str, str], keep: Path | None) -> None:
