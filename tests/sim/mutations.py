@@ -21,6 +21,7 @@ from polywire.log.journal.staging import StagedToken, Staging
 from polywire.log.journal.write_batch import Draft
 from polywire.log.log import FileLog
 from polywire.log.opening import _Opening
+from polywire.log.partition.cold_reads import Window
 from polywire.log.partition.reader import SlotsPin
 from polywire.log.segments import segment
 from polywire.log.segments.deletion import Deleter
@@ -346,6 +347,12 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "a body that cannot be read is not sealed as damaged",
         wrapped(Segment, "stored", _unsalvaged),
         test=test_failures.test_a_disk_that_fails_to_read_once_damages_nothing_for_good,
+    ),
+    Mutation(
+        "failed-reads",
+        "what could not be read is read again",
+        replaced(Window, "is_damaged_at", lambda *_: False),
+        test=test_failures.test_a_read_that_failed_is_tried_again_for_who_asks_next,
     ),
     # Staging, compaction, callbacks
     Mutation("claims", "a token is published once", _without_claims),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from polywire.errors import BrokerError, Busy
+from polywire.errors import BrokerError, Busy, Corrupt
 from polywire.log.base import Ranges, Read
 from polywire.log.log import FileLog
 from polywire.records.columns import Record
@@ -73,6 +73,41 @@ def test_a_disk_that_fails_to_read_once_damages_nothing_for_good() -> None:
     found = machine.process.read(1, published)
     assert isinstance(found, Read), found
     assert records_of(found.chunks)[0].value == b"staged"
+
+
+def test_a_read_that_failed_is_tried_again_for_who_asks_next() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    _fill(machine, log)
+    _read_fails_once(machine, log, 0)
+
+
+def test_a_staged_body_that_could_not_be_read_is_read_again_for_who_asks_next() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
+    staged(level=Level.WRITTEN, done=None)
+    _fill(machine, log)  # what is staged is in a segment now
+    published = log.partition(1).next_offset
+    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=lambda _: None)
+    log.commit()
+    _read_fails_once(machine, log, published)
+
+
+def _read_fails_once(machine: Machine, log: FileLog, offset: int) -> None:
+    files = machine.process.files
+    files.cold = 1.0  # no read is answered at once
+    machine.process.read(1, offset)  # the segment's footer and index are at hand from here on
+    log._state.reader.forget(log.partition(1))
+    log._state.reader._cold._bodies.clear()
+    files.faults.rates["read"] = 1.0
+    assert isinstance(machine.process.read(1, offset), Corrupt)
+    files.faults.rates.clear()
+    found = machine.process.read(1, offset)
+    assert isinstance(found, Read), found
+    assert records_of(found.chunks)[0].offset == offset
 
 
 def test_removals_on_a_full_disk_leave_space_to_seal() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from struct import Struct
 from typing import Final
 
@@ -225,16 +226,7 @@ def _examine_end(
 
 
 def _damaged(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGroup, expected: int) -> Corrupt:
-    """Say where the damage is: in the group, where its header was found; else behind the last one or before the nearest."""
-    if found is not None:
-        path, position, end = found.slot.path, found.position, found.position + found.length
-    elif nearest.position > 0:
-        path, end = nearest.slot.path, nearest.position
-        position = last.position + last.length if last is not None and last.slot is nearest.slot else 0
-    elif last is not None:
-        path, position, end = last.slot.path, last.position + last.length, last.slot.size
-    else:
-        path, position, end = nearest.slot.path.parent, 0, 0
+    path, position, end = _locate(found, last, nearest)
     return Corrupt(
         ErrorCode.CORRUPT,
         f"a synced group of the journal is damaged sequence={expected} path={str(path)!r} position={position} end={end}"
@@ -242,15 +234,36 @@ def _damaged(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGr
     )
 
 
+def _locate(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGroup) -> tuple[Path, int, int]:
+    """(file, position, end) of damage: the group, where its header was found; else behind the last one or before the nearest."""
+    if found is not None:
+        return found.slot.path, found.position, found.position + found.length
+    if nearest.position > 0:
+        position = last.position + last.length if last is not None and last.slot is nearest.slot else 0
+        return nearest.slot.path, position, nearest.position
+    if last is not None:
+        return last.slot.path, last.position + last.length, last.slot.size
+    return nearest.slot.path.parent, 0, 0
+
+
 def _unnamed(found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """No group that names a state is whole: say which is not, or where the first of the start would have been."""
-    broken = [group for group in found_groups.values() if group.kinds & _NAMING and not group.whole]
-    first = max(broken, key=lambda group: group.sequence) if broken else found_groups[min(found_groups)]
-    path, end = first.slot.path, first.position + (first.length if broken else 0)
+    """No state that a group names is reached: say which group is damaged, of those that were synced, or where it would have been. Only what
+    the newest state rests on counts: what lies before was overwritten, here and there."""
+    newest = next(_namings(found_groups), None)
+    first = min(found_groups) - 1 if newest is None else newest.sealed + 1
+    synced = max(group.synced for group in found_groups.values())
+    for sequence in range(synced, first - 1, -1):
+        found = found_groups.get(sequence)
+        if found is None or not found.whole:
+            nearest = found_groups[min(other for other in found_groups if other > sequence)]
+            path, position, end = _locate(found, found_groups.get(sequence - 1), nearest)
+            break
+    else:
+        earliest = found_groups[min(found_groups)]
+        path, position, end = earliest.slot.path, 0, earliest.position
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"journal names no state that can be reached start={start} path={str(path)!r}"
-        f" position={first.position if broken else 0} end={end}",
+        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}",
     )
 
 

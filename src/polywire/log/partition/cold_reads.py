@@ -57,7 +57,7 @@ class Window:
     was_waited_for: the disk was, so what follows is better asked for before somebody needs it.
     """
 
-    __slots__ = ("end", "first", "partition", "pieces", "was_waited_for")
+    __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
 
     def __init__(self, partition: int, first: int, end: int, pieces: Sequence[Piece], *, was_waited_for: bool) -> None:
         self.partition: Final = partition
@@ -65,6 +65,12 @@ class Window:
         self.end: Final = end
         self.pieces: Final = pieces
         self.was_waited_for: Final = was_waited_for
+        self._damages = [piece.damage for piece in pieces if piece.damage is not None]
+
+    def is_damaged_at(self, offset: int) -> bool:
+        """Whether damage stands where a record was: who asks for that one is better served by reading once more, for a disk that fails to
+        read may do so once."""
+        return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
     def is_nearly_over(self, offset: int) -> bool:
         """Whether little lies behind an offset: who goes on there is better served by a window that begins there."""
@@ -135,6 +141,10 @@ class ColdReads:
         while size > BODIES_BYTES_MAX and len(self._bodies) > 1:
             size -= len(self._bodies.popitem(last=False)[1])
 
+    def forget_body(self, segment: Segment, start: int) -> None:
+        """A staged batch is not what it was: whoever asks for it next has it read once more."""
+        self._bodies.pop((segment.name, start), None)
+
     # Who goes through history
 
     def goes_on(self, partition: int, offset: int) -> bool:
@@ -156,9 +166,9 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """Where a read ended that this one follows, if that window is still kept."""
+        """Where a read ended that this one follows, if that window is still kept, and no damage stands there."""
         stop = self._stops.pop((partition, offset), None)
-        if stop is None:
+        if stop is None or stop.window.is_damaged_at(offset):
             return None
         key = (partition, stop.window.first)
         for kept in (self._glances, self._windows):
@@ -170,7 +180,7 @@ class ColdReads:
     # Windows
 
     def find(self, partition: int, offset: int) -> Window | None:
-        """Of the windows at hand that hold this offset, the one that reaches furthest."""
+        """Of the windows at hand that hold this offset, and no damage there, the one that reaches furthest."""
         best: Window | None = None
         for window in chain(self._glances.values(), self._windows.values()):
             if (
@@ -178,6 +188,7 @@ class ColdReads:
                 and window.partition == partition
                 and window.first <= offset < window.end
                 and (best is None or window.end > best.end)
+                and not window.is_damaged_at(offset)
             ):
                 best = window
         if best is not None:

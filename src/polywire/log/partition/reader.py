@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import Completion, Handle, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
@@ -160,7 +160,11 @@ class Reader:
         published = self.published[number]
         batch = published.batch
         body = self._kept_body(batch) if batch.location >= 0 else None
-        return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
+        try:
+            return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
+        except Corrupt:
+            self._cold.forget_body(self.segment(batch.location), batch.position)  # the disk may give it the next time
+            raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
         """A published batch, whole: its numbered header before its staged body, not verified. See ``Segment.stored``."""

@@ -1,0 +1,61 @@
+"""Journals that clean stops have left, damaged in one group after the other: a start does without it, or names its file."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from polywire.errors import Corrupt
+from polywire.log.journal.recovery import FoundGroup, newest_groups
+from polywire.log.journal.seed import read_seed
+from polywire.log.journal.slots import Slot
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.disk import Inode, SimulatedDisk
+from polywire.testing.sim.files import SimulatedFiles
+from polywire.testing.sim.log.process import LogProcess
+from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.process import DIRECTORY
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+
+AT = (4, 20, -1)
+"""Bytes of a group that are changed, each alone: of its length, its number, and of what it holds."""
+
+
+class JournalRot(LogWorld):
+    """Guards: ``refused`` counts the starts that found damage."""
+
+    refused = 0
+
+    def _check_closed(self) -> None:
+        super()._check_closed()
+        groups = self._groups()
+        for group in groups:
+            for at in AT:
+                self._judge(group, group.position + (at if at >= 0 else group.length - 1))
+
+    def _groups(self) -> list[FoundGroup]:
+        files, journal = SimulatedFiles(deepcopy(self._disk), Chance(0), Story()), DIRECTORY / "journal"
+        seed = read_seed(files, journal)
+        paths = [journal / name for name in sorted(files.names(journal)) if name.endswith(".pwj")]
+        return list(newest_groups([Slot(path, 0, seed, files) for path in paths]).values())
+
+    def _judge(self, group: FoundGroup, at: int) -> None:
+        disk: SimulatedDisk = deepcopy(self._disk)
+        inode = disk.find(group.slot.path)
+        assert isinstance(inode, Inode)
+        inode.data[at] ^= 1
+        try:
+            LogProcess(disk, self._settings, self._clock, Chance(0), Story()).open()
+        except Corrupt as error:
+            self.refused += 1
+            file = f"journal/{group.slot.path.name}"
+            require(file in error.message, "a start says what is damaged", damaged=file, error=error.message)
+
+
+@pytest.mark.parametrize("seed", [1, 1638])
+def test_whichever_group_is_damaged_a_start_names_its_file(seed: int) -> None:
+    world = JournalRot(seed)
+    world.run()
+    assert world.refused > 10, "most groups are needed"
