@@ -15,8 +15,8 @@ from polywire.protocols.kafka.client_codec import decode_response, encode_reques
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.testing.sim.promises import require
-from polywire.testing.sim.wires.ledger import Place
-from polywire.testing.sim.wires.speech import Answer
+from polywire.testing.sim.wires.ledger import Owner, Place
+from polywire.testing.sim.wires.speech import Answer, Speech, Words
 from polywire.types import Level
 
 VERSIONS: Final = {
@@ -45,10 +45,10 @@ class Identity:
         self.sequences.clear()
 
 
-class KafkaSpeech:
+class KafkaSpeech(Speech):
     """Implements ``Speech``."""
 
-    ordered = True
+    words = Words("kafka")
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -97,14 +97,14 @@ class KafkaSpeech:
         fields = {"max_wait_ms": wait_ms, "min_bytes": 1, "max_bytes": FETCH_BYTES_MAX, "session_epoch": -1}
         return self._request(number, Api.FETCH, offset, replica_id=-1, topics=[one], **fields)
 
-    def commit(self, number: int, owner: str, place: Place, offset: int) -> bytes:
+    def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:
         topics = schema.request(Api.OFFSET_COMMIT).Topics
         one = topics(name=place[0], partitions=[topics.Partitions(index=place[1], offset=offset)])
-        return self._request(number, Api.OFFSET_COMMIT, group_id=owner, generation=-1, member_id="", topics=[one])
+        return self._request(number, Api.OFFSET_COMMIT, group_id=owner[1], generation=-1, member_id="", topics=[one])
 
-    def position(self, number: int, owner: str, place: Place) -> bytes:
+    def position(self, number: int, owner: Owner, place: Place) -> bytes:
         one = schema.request(Api.OFFSET_FETCH).Topics(name=place[0], indexes=[place[1]])
-        return self._request(number, Api.OFFSET_FETCH, group_id=owner, topics=[one])
+        return self._request(number, Api.OFFSET_FETCH, group_id=owner[1], topics=[one])
 
     def ping(self, number: int) -> bytes:
         return self._request(number, Api.API_VERSIONS)

@@ -6,15 +6,21 @@ wires, connections.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from polywire.testing.sim.promises import require
-from polywire.types import Level
+from polywire.types import Level, PositionKind
+
+TOPICS: Final = {"a": 2, "b": 1}
+"""Partitions of each topic of the world."""
 
 Place = tuple[str, int]
 """A topic's name and a partition's number."""
+
+Owner = tuple[PositionKind, str]
+"""Whose a position is."""
 
 
 @dataclass(slots=True)
@@ -57,9 +63,11 @@ class Ledger:
         self.places: Final = places
         self._durability = durability
         self._sendings: Final[dict[bytes, tuple[Sending, int]]] = {}
+        self._tagged: Final[dict[bytes, tuple[Sending, int]]] = {}
+        """By what their values begin with."""
         self._answered: list[Sending] = []
         self.shelves: Final = {place: Shelf() for place in places}
-        self.spots: Final[dict[tuple[str, Place], Spot]] = {}
+        self.spots: Final[dict[tuple[Owner, Place], Spot]] = {}
 
     def level(self, level: Level) -> Level:
         """What an answer at this level means here."""
@@ -70,13 +78,12 @@ class Ledger:
     def sent(self, sending: Sending) -> None:
         """Values are on their way."""
         for index, value in enumerate(sending.values):
-            self._sendings[value] = sending, index
+            self._sendings[value] = self._tagged[value.partition(b":")[0]] = sending, index
 
     def stored(self, sending: Sending, offset: int | None) -> None:
-        """They were answered with an offset, or without where that is not known any more."""
+        """They were answered with an offset, or without where their wire does not tell it."""
         require(not sending.is_refused, "what was refused is not stored", place=sending.place, offset=offset)
         if offset is None:
-            require(sending.tries > 1, "what is sent once is no repeat", place=sending.place)
             sending.is_stored = True
             self._answered.append(sending)
             return
@@ -95,18 +102,33 @@ class Ledger:
             right = sending.offset + index == offset and sending.place == place
             require(right, "a record is where its answer said", place=place, offset=offset, answered=sending.offset)
 
-    def shown(self, place: Place, first: int, records: Sequence[tuple[int, bytes | None]], next_offset: int) -> None:
-        """A reader was shown records of [first, next_offset)."""
+    def shown(
+        self,
+        place: Place,
+        first: int,
+        records: Sequence[tuple[int, bytes | None]],
+        next_offset: int,
+        spelled: Callable[[bytes], bytes],
+    ) -> None:
+        """A reader was shown records of [first, next_offset), their values as its wire spells them."""
         offset = first
         for at, value in records:
             require(at == offset, "records come in order, once", place=place, expected=offset, found=at)
-            require(value in self._sendings, "a record is one that was sent", place=place, offset=at)
-            assert value is not None, "values are sent"
-            self._learn(place, at, value)
+            self._learn(place, at, self._original(place, at, value or b"", spelled))
             offset += 1
         require(offset == next_offset, "every offset has its record", place=place, end=offset, next_offset=next_offset)
         shelf = self.shelves[place]
         shelf.shown = max(shelf.shown, offset if records else 0)
+
+    def _original(self, place: Place, offset: int, seen: bytes, spelled: Callable[[bytes], bytes]) -> bytes:
+        """The value that was sent, which a reader sees as this."""
+        if seen in self._sendings:
+            return seen
+        sending, index = self._tagged.get(seen.partition(b":")[0], (None, 0))
+        sent = b"" if sending is None else sending.values[index]
+        fine = sent and spelled(sent) == seen
+        require(fine, "a record is one that was sent", place=place, offset=offset, seen=seen[:40], sent=sent[:40])
+        return sent
 
     def settle(self, place: Place, content: Sequence[bytes], *, powerless: bool) -> None:
         """A start has found these records in a partition."""
@@ -147,25 +169,25 @@ class Ledger:
 
     # Positions
 
-    def asks(self, owner: str, place: Place, offset: int) -> int:
+    def asks(self, owner: Owner, place: Place, offset: int) -> int:
         """A position is to be stored; returns what ``was_stored`` wants to know."""
         spot = self.spots.setdefault((owner, place), Spot())
         spot.asked.append((offset, None))
         return len(spot.asked) - 1
 
-    def was_stored(self, owner: str, place: Place, number: int, level: Level) -> None:
+    def was_stored(self, owner: Owner, place: Place, number: int, level: Level) -> None:
         """That was answered."""
         spot = self.spots[owner, place]
         spot.asked[number] = (spot.asked[number][0], self.level(level))
 
-    def finds(self, owner: str, place: Place, found: int | None, since: int) -> None:
+    def finds(self, owner: Owner, place: Place, found: int | None, since: int) -> None:
         """A peer was told its position. since: the first that it may be: the last answered one when it asked."""
         spot = self.spots.get((owner, place))
         allowed: list[int | None] = [None] if spot is None or since < 0 else []
         allowed += [offset for offset, _ in spot.asked[max(since, 0) :]] if spot is not None else []
         require(found in allowed, "a position is the one that was stored", owner=owner, place=place, found=found)
 
-    def last_answered(self, owner: str, place: Place) -> int:
+    def last_answered(self, owner: Owner, place: Place) -> int:
         """The last position that was answered, -1 where none was."""
         spot = self.spots.get((owner, place))
         answered = [] if spot is None else [at for at, (_, level) in enumerate(spot.asked) if level is not None]
@@ -178,7 +200,7 @@ class Ledger:
         for spot in self.spots.values():
             spot.asked = [(offset, None if level is None else Level.SYNCED) for offset, level in spot.asked]
 
-    def settle_position(self, owner: str, place: Place, found: int | None, *, powerless: bool) -> None:
+    def settle_position(self, owner: Owner, place: Place, found: int | None, *, powerless: bool) -> None:
         """A start has found this position: none before the last one that was answered at its level."""
         spot = self.spots[owner, place]
         floor = Level.SYNCED if powerless else Level.WRITTEN

@@ -14,9 +14,9 @@ from typing import Final
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
-from polywire.testing.sim.wires.ledger import Ledger, Place, Sending
+from polywire.testing.sim.wires.ledger import Ledger, Owner, Place, Sending
 from polywire.testing.sim.wires.network import Link
-from polywire.testing.sim.wires.speech import Answer, Speech
+from polywire.testing.sim.wires.speech import ACTS, Answer, Speech, Words
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
@@ -37,8 +37,8 @@ class Asked:
 class Peer:
     """Guards: ``link`` is the connection it has now; ``asked`` are requests on it that are not answered."""
 
-    def __init__(self, name: str, speak: Callable[[], Speech], ledger: Ledger, chance: Chance, story: Story) -> None:
-        self.name: Final = name
+    def __init__(self, number: int, speak: Callable[[], Speech], ledger: Ledger, chance: Chance, story: Story) -> None:
+        self.name: Final = f"p{number}"
         self.reads = True
         self.link: Link | None = None
         self.asked: dict[int, Asked] = {}
@@ -47,6 +47,7 @@ class Peer:
         self._chance = chance
         self._story = story
         self._speech = speak()
+        self._owner: Final[Owner] = self._speech.words.positions, str(1 + number)
         self._unsent = bytearray()
         self._numbered: list[Sending] = []
         """What is sent again until it is answered."""
@@ -55,6 +56,11 @@ class Peer:
         self.patience = PATIENCE[0]
         self.may_be_refused = False
         """Whether storage has failed."""
+
+    @property
+    def wire(self) -> str:
+        """What it speaks."""
+        return self._speech.words.wire
 
     def connected(self, link: Link) -> None:
         """There is a connection."""
@@ -112,10 +118,10 @@ class Peer:
         return self._chance.one_of(self._ledger.places)
 
     def produce(self, level: Level) -> None:
-        place, count = self._place(), 1 + self._chance.below(3)
+        words = self._speech.words
+        place, count = self._place(), 1 + self._chance.below(words.records_max)
         values = [
-            b"%s.%d.%d:" % (self.name.encode(), self._count, index) + b"." * self._chance.one_of(VALUE_SIZES)
-            for index in range(count)
+            b"%s.%d.%d:" % (self.name.encode(), self._count, index) + self._filling(words) for index in range(count)
         ]
         sequence = self._speech.sequence(place, count)
         line = f"{self.name}.{self._lives}" if sequence is None else f"{self.name} {sequence[0]}"
@@ -124,6 +130,13 @@ class Peer:
         if sequence is not None:
             self._numbered.append(sending)
         self._send(sending)
+
+    def _filling(self, words: Words) -> bytes:
+        """Bytes behind what tells values apart: any that the wire can say."""
+        size, chance = self._chance.one_of(VALUE_SIZES), self._chance
+        if words.is_text or chance.happens(0.7):
+            return b"." * size
+        return (chance.token(8) * (size // 8 + 1))[:size]
 
     def _send(self, sending: Sending) -> None:
         place, level, sequence = sending.place, sending.level, sending.sequence
@@ -136,6 +149,8 @@ class Peer:
         )
 
     def _stored(self, sending: Sending, answer: Answer) -> None:
+        is_told = answer.offset is not None or sending.tries > 1 or not self._speech.words.tells_offsets
+        require(is_told, "what is sent once is no repeat", place=sending.place)
         self._ledger.stored(sending, answer.offset)
         self._numbered = [other for other in self._numbered if other is not sending]
 
@@ -153,9 +168,10 @@ class Peer:
 
         def judge(answer: Answer) -> None:
             next_offset = at[0] if answer.offset is None else answer.offset
-            records = [record for record in answer.records if at[0] <= record[0]]
-            self._ledger.shown(place, at[0], records, next_offset)
-            at[0] = next_offset
+            before = answer.records[0][0] if answer.records else at[0]
+            require(before <= at[0], "records come from the offset on", place=place, offset=at[0], found=before)
+            self._ledger.shown(place, before, answer.records, next_offset, self._speech.spelled)
+            at[0] = max(at[0], next_offset)
 
         self._ask(
             f"fetch {place[0]}/{place[1]} from {first} wait={wait_ms}",
@@ -165,32 +181,33 @@ class Peer:
         )
 
     def commit(self) -> None:
-        place, offset = self._place(), self._chance.below(10_000)
-        at = self._ledger.asks(self.name, place, offset)
+        place, offset = self._place(), 1 + self._chance.below(9_999)
+        at = self._ledger.asks(self._owner, place, offset)
         self._ask(
             f"commit {place[0]}/{place[1]} {offset}",
-            lambda number: self._speech.commit(number, self.name, place, offset),
-            lambda _: self._ledger.was_stored(self.name, place, at, Level.WRITTEN),
+            lambda number: self._speech.commit(number, self._owner, place, offset),
+            lambda _: self._ledger.was_stored(self._owner, place, at, Level.WRITTEN),
             _nothing,
         )
 
     def position(self) -> None:
         place = self._place()
-        since = self._ledger.last_answered(self.name, place)
+        since = self._ledger.last_answered(self._owner, place)
         self._ask(
             f"position {place[0]}/{place[1]}",
-            lambda number: self._speech.position(number, self.name, place),
-            lambda answer: self._ledger.finds(self.name, place, answer.offset, since),
+            lambda number: self._speech.position(number, self._owner, place),
+            lambda answer: self._ledger.finds(self._owner, place, answer.offset, since),
             _nothing,
         )
 
     def ping(self) -> None:
         self._ask("ping", lambda number: self._speech.ping(number), lambda _: None, _nothing)
 
-    @property
-    def may_ask(self) -> bool:
-        """Whether it has a connection, and not too much to wait for."""
+    def may_ask(self, act: str) -> bool:
+        """Whether its wire can say that, and it has a connection and not too much to wait for."""
         link = self.link
+        if act in ACTS and act not in self._speech.words.acts:
+            return False
         return link is not None and not link.finished and not link.is_cut and len(self.asked) < self.patience
 
     # What it is told
@@ -204,7 +221,7 @@ class Peer:
         asked = self.asked.get(answer.number)
         require(asked is not None, "an answer is to a request", peer=self.name, number=answer.number)
         assert asked is not None, "it was looked at"
-        if self._speech.ordered:
+        if self._speech.words.is_ordered:
             first = next(iter(self.asked))
             require(first == answer.number, "answers are in order", peer=self.name, expected=first, found=answer.number)
         if answer.is_last:

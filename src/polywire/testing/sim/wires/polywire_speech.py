@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import KINDS
 from polywire.protocols.polywire.codec import (
     ERROR,
     MAGIC,
@@ -22,18 +23,17 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.promises import require
-from polywire.testing.sim.wires.ledger import Place
-from polywire.testing.sim.wires.speech import Answer
+from polywire.testing.sim.wires.ledger import Owner, Place
+from polywire.testing.sim.wires.speech import Answer, Speech, Words
 from polywire.types import Level
 
-GROUP_KIND = 1
 RETRY_LATER = 2
 
 
-class PolywireSpeech:
+class PolywireSpeech(Speech):
     """Implements ``Speech``."""
 
-    ordered = False
+    words = Words("polywire", is_ordered=False)
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -41,15 +41,6 @@ class PolywireSpeech:
 
     def greeting(self) -> bytes:
         return MAGIC
-
-    def level(self, level: Level) -> Level:
-        return level
-
-    def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
-        return None
-
-    def give_up(self) -> None:
-        """Nothing is numbered."""
 
     def produce(
         self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
@@ -61,11 +52,11 @@ class PolywireSpeech:
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
         return encode_head(Verb.FETCH, number, messages.Fetch(*place, offset, wait_ms=wait_ms))
 
-    def commit(self, number: int, owner: str, place: Place, offset: int) -> bytes:
-        return encode_head(Verb.COMMIT, number, messages.Commit(*place, GROUP_KIND, owner, offset))
+    def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:
+        return encode_head(Verb.COMMIT, number, messages.Commit(*place, KINDS.index(owner[0]), owner[1], offset))
 
-    def position(self, number: int, owner: str, place: Place) -> bytes:
-        return encode_head(Verb.POSITION, number, messages.AskPosition(*place, GROUP_KIND, owner))
+    def position(self, number: int, owner: Owner, place: Place) -> bytes:
+        return encode_head(Verb.POSITION, number, messages.AskPosition(*place, KINDS.index(owner[0]), owner[1]))
 
     def ping(self, number: int) -> bytes:
         return encode_head(Verb.PING, number, Head())

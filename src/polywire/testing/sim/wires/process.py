@@ -5,9 +5,10 @@ Promises: as ``Process``; seconds are counted as the server does. Must not know:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.session import SessionFactory
@@ -53,14 +54,15 @@ class WiresProcess(BrokerProcess):
 
     hub: Hub
     network: Network
-    _factories: Sequence[SessionFactory]
+    _factories: Mapping[str, SessionFactory]
 
     def open(self) -> None:
         super().open()
         self.hub = Hub(
             self.broker, LIMITS, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
         )
-        self._factories = [KafkaFactory(self.broker), PolywireFactory(self.broker)]
+        factories = (FluxFactory(self.broker), KafkaFactory(self.broker), PolywireFactory(self.broker))
+        self._factories = {factory.wire: factory for factory in factories}
         self.network = Network(self.loop, self.files.story)
         self.loop.call_later(SWEEP_S, self._sweep)
 
@@ -71,9 +73,10 @@ class WiresProcess(BrokerProcess):
         self.hub.sweep()
         self.loop.call_later(SWEEP_S, self._sweep)
 
-    def accept(self, caller: Caller) -> Link:
-        """Somebody connects."""
-        link = self.network.connect(caller, Connection(self.hub, self._factories))
+    def accept(self, caller: Caller, wire: str | None) -> Link:
+        """Somebody connects to the port of a wire, or to the one that speaks any."""
+        factories = list(self._factories.values()) if wire is None else [self._factories[wire]]
+        link = self.network.connect(caller, Connection(self.hub, factories))
         count = len(self.hub.connections)
         require(count <= CONNECTIONS_MAX, "connections have a limit", count=count)
         return link

@@ -5,12 +5,15 @@ Promises: an answer is of one request, by its number. Must not know: what is rig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Final
 
-from polywire.testing.sim.wires.ledger import Place
-from polywire.types import Level
+from polywire.testing.sim.wires.ledger import Owner, Place
+from polywire.types import Level, PositionKind
+
+ACTS: Final = frozenset({"produce", "fetch", "commit", "position", "ping"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +29,70 @@ class Answer:
     is_last: bool = True
 
 
-class Speech(Protocol):
-    """One connection's."""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a wire can say.
 
-    ordered: bool
-    """Whether answers come in the order of requests."""
+    acts: what may be asked for. is_ordered: whether answers come in the order of requests. records_max: of one request. is_text: whether
+    values are words of text. tells_offsets: whether an answer says where a record is. positions: whose they are.
+    """
+
+    wire: str
+    acts: Collection[str] = ACTS
+    is_ordered: bool = True
+    records_max: int = 3
+    is_text: bool = False
+    tells_offsets: bool = True
+    positions: PositionKind = PositionKind.GROUP
+
+
+class Speech(ABC):
+    """One connection's. Whatever a wire cannot say, by its ``Words``, is not asked for."""
+
+    words: ClassVar[Words]
 
     def greeting(self) -> bytes:
         """What is sent first."""
+        return b""
 
     def level(self, level: Level) -> Level:
         """The level that is asked for where this one cannot be."""
+        return level
 
     def sequence(self, place: Place, count: int) -> tuple[int, int] | None:
         """Producer and sequence of the next records, where they are numbered: those can be sent again."""
+        return None
 
     def give_up(self) -> None:
         """Nothing that was numbered is sent again; what comes next is another producer's."""
+        return  # most number nothing
 
+    def spelled(self, value: bytes) -> bytes:
+        """A value as readers of this wire see it."""
+        return value
+
+    @abstractmethod
     def produce(
         self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
     ) -> bytes:
         """Store records."""
 
+    @abstractmethod
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
         """Read from an offset on."""
 
-    def commit(self, number: int, owner: str, place: Place, offset: int) -> bytes:
-        """Store a position of a group, as written."""
+    def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:
+        """Store a position, as written."""
+        raise AssertionError("not among its words")
 
-    def position(self, number: int, owner: str, place: Place) -> bytes:
-        """Ask for a position of a group."""
+    def position(self, number: int, owner: Owner, place: Place) -> bytes:
+        """Ask for a position."""
+        raise AssertionError("not among its words")
 
+    @abstractmethod
     def ping(self, number: int) -> bytes:
         """Ask for a sign of life."""
 
+    @abstractmethod
     def take(self, data: bytes) -> Iterator[Answer]:
         """What these bytes answer, with those before them."""

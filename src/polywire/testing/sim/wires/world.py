@@ -18,20 +18,21 @@ from polywire.protocols.polywire import session
 from polywire.server.shared_chunk import CHUNK_BYTES
 from polywire.testing.sim.broker.part import LEVELS
 from polywire.testing.sim.broker.world import BROKER
+from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.wires.flux_speech import FluxSpeech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
-from polywire.testing.sim.wires.ledger import Ledger, Place
+from polywire.testing.sim.wires.ledger import TOPICS, Ledger, Place
 from polywire.testing.sim.wires.peer import PATIENCE, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
 from polywire.testing.sim.wires.speech import Speech
 from polywire.testing.sim.world import World
-from polywire.types import Level, PositionKind, TopicName
+from polywire.types import Level, TopicName
 
-TOPICS: Final = {"a": 2, "b": 1}
 PLACES: Final[tuple[Place, ...]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
 PEERS: Final = 5  # one more than there are slots
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
@@ -52,9 +53,10 @@ ACTS: Final = {
 """What peers do, and how often."""
 
 
-def _speaking(number: int) -> Callable[[], Speech]:
-    """How the peer of this number speaks: every other one as Kafka's clients do."""
-    return partial(KafkaSpeech, Identity()) if number % 2 else PolywireSpeech
+def _speaking(chance: Chance) -> Callable[[], Speech]:
+    """How a peer speaks, over all of its connections."""
+    chosen = chance.one_of((PolywireSpeech, KafkaSpeech, FluxSpeech))
+    return partial(KafkaSpeech, Identity()) if chosen is KafkaSpeech else chosen
 
 
 class WiresWorld(World):
@@ -93,9 +95,7 @@ class WiresWorld(World):
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
         self._ledger = Ledger(PLACES, durability)
-        self._peers = [
-            Peer(f"p{number}", _speaking(number), self._ledger, chance, self.story) for number in range(PEERS)
-        ]
+        self._peers = [Peer(number, _speaking(chance), self._ledger, chance, self.story) for number in range(PEERS)]
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 
@@ -153,7 +153,7 @@ class WiresWorld(World):
             peer.push()
         elif act in ("deafen", "listen"):
             peer.reads = act == "listen"
-        elif peer.link is None or not peer.may_ask:
+        elif peer.link is None or not peer.may_ask(act):
             return
         elif act == "cut":
             self.story.tell("cut", f"{peer.name} c{peer.link.number} unread={len(peer.link.down)}")
@@ -170,8 +170,9 @@ class WiresWorld(World):
             asks[act]()
 
     def _connect(self, peer: Peer) -> None:
-        link = self._process.accept(peer)
-        self.story.tell("connect", f"{peer.name} c{link.number}")
+        port = self._chance.one_of((None, peer.wire))
+        link = self._process.accept(peer, port)
+        self.story.tell("connect", f"{peer.name} c{link.number} {peer.wire} at {port or 'any'}")
         peer.connected(link)
 
     def _let_go(self) -> None:
@@ -199,7 +200,7 @@ class WiresWorld(World):
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
         for owner, place in self._ledger.spots:
-            found = broker.position(place[0], place[1], PositionKind.GROUP, owner)
+            found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
 
     _had_topics = False

@@ -1,0 +1,99 @@
+"""A peer of the FLUX wire, by the client's side of its codec.
+
+Promises: as ``Speech``. Must not know: sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from polywire.client.flux_replies import Reply, number, parse_reply, read_records, split_consumed
+from polywire.records.partitioner import partition_of
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.ledger import TOPICS, Place
+from polywire.testing.sim.wires.speech import Answer, Speech, Words
+from polywire.types import KeyHash, Level
+
+LATER: Final = ("disk is full", "the log has no room")  # texts: the wire has one code for both
+
+
+def keys_of(kind: KeyHash) -> dict[Place, bytes]:
+    """A key for each partition of the world, where a wire lets keys choose."""
+    found: dict[Place, bytes] = {}
+    for name, count in TOPICS.items():
+        for digit in b"0123456789":
+            key = bytes((digit,))
+            found[name, partition_of(key, count, kind)] = key
+    return found
+
+
+KEYS: Final = keys_of(KeyHash.FNV32)
+
+
+class FluxSpeech(Speech):
+    """One line a record, of which a key chooses the partition. Implements ``Speech``."""
+
+    words = Words("flux", frozenset({"produce", "fetch", "ping"}), records_max=1, is_text=True)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._asked: dict[int, tuple[str, Place, int]] = {}
+
+    def _request(self, number: int, command: str, place: Place, arguments: bytes, offset: int = 0) -> bytes:
+        self._asked[number] = command, place, offset
+        return b"V1|%d|%b|%b\n" % (number, command.encode(), arguments)
+
+    def level(self, level: Level) -> Level:
+        return Level.WRITTEN  # acks=all waits for other brokers
+
+    def spelled(self, value: bytes) -> bytes:
+        text = value.decode("utf-8", "surrogateescape")
+        odd = [char < " " or char == "\x7f" or "\udc80" <= char <= "\udcff" for char in text]
+        if not any(odd) and " hw=" not in text:
+            return value
+        found = bytearray()
+        for at, (char, is_odd) in enumerate(zip(text, odd, strict=True)):
+            raw = char.encode("utf-8", "surrogateescape")
+            is_odd = is_odd or char == "%" or text.startswith(" hw=", at)
+            found += b"%%%02X" % raw[0] if is_odd else raw
+        return bytes(found)
+
+    def produce(
+        self, number: int, place: Place, values: Sequence[bytes], level: Level, sequence: tuple[int, int] | None
+    ) -> bytes:
+        [value] = values
+        record = b"%b %b:%b" % (place[0].encode(), KEYS[place], value)
+        return self._request(number, "PRODUCE", place, record + b" acks=1" * (number % 2))
+
+    def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
+        return self._request(number, "CONSUME", place, b"%b %d %d" % (place[0].encode(), place[1], offset), offset)
+
+    def ping(self, number: int) -> bytes:
+        return self._request(number, "PING", ("", 0), b"")
+
+    def take(self, data: bytes) -> Iterator[Answer]:
+        buffer = self._buffer
+        buffer += data
+        while (end := buffer.find(b"\n") + 1) > 0:
+            reply = parse_reply(bytes(buffer[: end - 1]))
+            del buffer[:end]
+            asked = self._asked.pop(int(reply.id), None)
+            require(asked is not None, "an answer is to a request", number=reply.id)
+            assert asked is not None, "it was looked at"
+            yield _answer(reply, *asked)
+
+
+def _answer(reply: Reply, command: str, place: Place, offset: int) -> Answer:
+    own = int(reply.id)
+    if reply.error is not None:
+        return Answer(own, error=reply.error.message, later=reply.error.message.startswith(LATER))
+    if command == "PRODUCE":
+        partition = number(reply.payload, b"partition")
+        require(partition == place[1], "a key chooses a partition", place=place, found=partition)
+        return Answer(own, offset=number(reply.payload, b"offset"))
+    if command == "CONSUME":
+        batch = read_records(*split_consumed(reply.payload, offset))
+        records = [(batch.first + index, value) for index, value in enumerate(batch.values)]
+        return Answer(own, offset=batch.next if records else offset, records=records)
+    return Answer(own)
