@@ -1,10 +1,11 @@
 """How long written data waits for its sync, and producers for the log, while topics of many gigabytes are deleted.
 
-Run: ``python -m benchmarks.deleting [--gigabytes N] [--partitions N] [--directory PATH]``
+Run: ``python -m benchmarks.deleting [--gigabytes N] [--times N] [--partitions N] [--directory PATH]``
 
 The log alone, without a wire, on real files: it is filled first, sealed and synced. Then all its partitions are dropped at once, while
 another one is appended to at a steady rate. Every group that was written is watched until the log says that it is on the disk, and every
-turn of the loop is timed. The files go with the end of the run.
+turn of the loop is timed. With ``--times`` the same log is filled and emptied again, so that more can be deleted than the disk holds. The
+files go with the end of the run.
 """
 
 from __future__ import annotations
@@ -106,31 +107,33 @@ def append(log: FileLog, incarnation: int, batch: bytes) -> bool:
     return True
 
 
-async def fill(log: FileLog, size: int, partitions: int) -> None:
+async def fill(log: FileLog, size: int, partitions: range) -> None:
     """Until so many bytes are stored, all of them sealed but what the last slots hold."""
-    for number in range(partitions):
-        log.open_partition(FIRST + number)
+    for number in partitions:
+        log.open_partition(number)
     log.commit()
     records = 1000
-    batch = bytes(from_records([Record(bytes(BATCH_BYTES // partitions // records or 10))] * records))
+    batch = bytes(from_records([Record(bytes(BATCH_BYTES // len(partitions) // records or 10))] * records))
     written = 0
     while written < size:
-        for number in range(partitions):
-            if append(log, FIRST + number, batch):
+        for number in partitions:
+            if append(log, number, batch):
                 written += len(batch)
         await asyncio.sleep(TURN_S if log.congested else 0)
     while log.sealing:  # noqa: ASYNC110 (the log tells nobody)
         await asyncio.sleep(TURN_S)
 
 
-async def beside(log: FileLog, watch: Watch, seconds: float, directory: Path, gone: frozenset[str]) -> float:
-    """Append steadily for so long, or until these segments are deleted, if any; returns how long that was."""
+async def beside(
+    log: FileLog, watch: Watch, seconds: float, steady: int, directory: Path, gone: frozenset[str]
+) -> float:
+    """Append to a partition for so long, or until these segments are deleted, if any; returns how long that was."""
     batch = bytes(from_records([Record(bytes(1000))] * (BATCH_BYTES // 10_000)))
     begun = looked = time.monotonic()
     written = 0
     while time.monotonic() - begun < seconds:
         while written < (time.monotonic() - begun) * STEADY_BYTES:
-            taken = append(log, 1, batch)
+            taken = append(log, steady, batch)
             watch.refused(not taken)
             if not taken:
                 break
@@ -147,37 +150,51 @@ async def beside(log: FileLog, watch: Watch, seconds: float, directory: Path, go
 
 
 def segments(directory: Path) -> frozenset[str]:
-    return frozenset(os.listdir(directory / "segments"))
+    place = directory / "segments"
+    return frozenset(os.listdir(place) if place.exists() else ())
 
 
-async def measure(directory: Path, size: int, partitions: int) -> None:
+async def measure(directory: Path, size: int, times: int, partitions: int) -> None:
     loop = asyncio.get_running_loop()
     log = open_log(directory, settings=LogSettings(), loop=loop, clock=SystemClock(), replay=NoState())
-    log.open_partition(1)
+    for number in range(times):
+        steady, first = 1 + number, FIRST + number * partitions
+        await fill_and_delete(log, directory, size, steady, range(first, first + partitions))
+        log.drop_partition(steady)
+        log.commit()
+    log.close()
+
+
+async def fill_and_delete(log: FileLog, directory: Path, size: int, steady: int, partitions: range) -> None:
+    """Print how long others wait before, while and after all of that is deleted."""
+    log.open_partition(steady)
+    kept = segments(directory)
     begun = time.monotonic()
     await fill(log, size, partitions)
-    made = segments(directory)
+    made = segments(directory) - kept
     print(
-        f"{size / GIGA:.0f} GB of {partitions} partitions in {len(made)} segments, made in {time.monotonic() - begun:.0f} s"
+        f"{size / GIGA:.0f} GB of {len(partitions)} partitions in {len(made)} segments, made in {time.monotonic() - begun:.0f} s",
+        flush=True,
     )
     before = Watch(log)
-    await beside(log, before, QUIET_S, directory, frozenset())
+    await beside(log, before, QUIET_S, steady, directory, frozenset())
     print(f"before:   {before}")
     during = Watch(log)
-    for number in range(partitions):
-        log.drop_partition(FIRST + number)
+    for number in partitions:
+        log.drop_partition(number)
     log.commit()
-    seconds = await beside(log, during, 600, directory, made)
-    print(f"deleting: {during}; {size / GIGA:.0f} GB in {seconds:.1f} s")
+    seconds = await beside(log, during, 600, steady, directory, made)
+    left = len(made & segments(directory))
+    print(f"deleting: {during}; {size / GIGA:.0f} GB in {seconds:.1f} s, {left} of these segments left")
     after = Watch(log)
-    await beside(log, after, QUIET_S, directory, frozenset())
-    print(f"after:    {after}")
-    log.close()
+    await beside(log, after, QUIET_S, steady, directory, frozenset())
+    print(f"after:    {after}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=24.0)
+    parser.add_argument("--times", type=int, default=1, help="that so much is stored and deleted")
     parser.add_argument("--partitions", type=int, default=16)
     parser.add_argument(
         "--directory",
@@ -189,7 +206,8 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="deleting-", dir=arguments.directory))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(measure(directory, int(arguments.gigabytes * GIGA), arguments.partitions))
+            size = int(arguments.gigabytes * GIGA)
+            runner.run(measure(directory, size, arguments.times, arguments.partitions))
     finally:
         shutil.rmtree(directory)
 

@@ -36,12 +36,12 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
 NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
-FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
+HEAVY_S: Final = 0.0005  # frames written in longer than this make a connection one of those that take turns
 
 
 class Handler(Protocol):
@@ -70,6 +70,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         "_commands",
         "_fetches",
         "_greeted",
+        "_is_heavy",
         "_owed",
         "_prefix",
         "_pumping",
@@ -95,6 +96,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
         self._greeted = False
+        self._is_heavy = False
         self._pumping = False
         self._busy = False
         self._owed = 0
@@ -118,7 +120,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._busy = False
             self._flush()
         if self._ready:
-            self._pump()
+            self._pump_at_once()
         return at
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
@@ -149,7 +151,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
 
     def drained(self) -> None:
         """The peer reads again."""
-        self._pump()
+        if self._ready:
+            self._schedule()
         super().drained()
 
     def close(self) -> None:
@@ -301,29 +304,47 @@ class PolywireSession(FramedSession[PolywireBroker]):
         fetch.start(self.broker, request.wait_ms)
 
     def _schedule(self) -> None:
-        """Go on with ready fetches on the loop: never inside a callback of the log, and in turns with other connections."""
-        if not self._pumping:
-            self._pumping = True
-            self.broker.loop.call_soon(self._pump_later)
+        """Go on with ready fetches on the loop: never inside a callback of the log or of the socket, and in turns with other connections."""
+        if self._pumping:
+            return
+        self._pumping = True
+        if self._is_heavy:
+            self.broker.sliced.put(self._pump_slice)
+        else:
+            self.broker.loop.call_soon(self._pump_soon)
 
-    def _pump_later(self) -> None:
+    def _pump_slice(self, end: float) -> bool:
+        self._pumping = self._pump(end)
+        return self._pumping
+
+    def _pump_soon(self) -> None:
         self._pumping = False
-        self._pump()
+        self._pump_at_once()
 
-    def _pump(self) -> None:
-        frames = 0
+    def _pump_at_once(self) -> None:
+        """Write frames without waiting for others' slices, and the rest in turns with them."""
+        if self._pump(self.broker.clock.monotonic() + QUANTUM_S):
+            self._schedule()
+
+    def _pump(self, end: float) -> bool:
+        """Write frames until this time, one at least, or have the next one at hand while the peer takes them; whether there is more to do."""
+        now = self.broker.clock.monotonic
+        begun = now()
+        output = self.output
         self._busy = True
         try:
-            while self._ready and frames < FRAMES_PER_PASS and self.output.backlog < self.output.backlog_max:
-                frames += 1
+            while self._ready and output.backlog < output.backlog_max:
                 self._advance(self._ready.popleft())
-            if self._ready and frames < FRAMES_PER_PASS:
+                written_at = now()
+                self._is_heavy = written_at - begun > HEAVY_S
+                if written_at >= end:
+                    return bool(self._ready)
+            if self._ready:
                 self._read_ahead()
+            return False
         finally:
             self._busy = False
             self._flush()
-        if frames == FRAMES_PER_PASS and self._ready:
-            self._schedule()
 
     def _read_ahead(self) -> None:
         """While the peer takes what was written, have the disk fetch what comes next."""

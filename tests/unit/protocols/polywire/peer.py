@@ -103,7 +103,12 @@ class Peer:
     """A greeted connection."""
 
     def __init__(
-        self, settings: BrokerSettings | None = None, *, broker: Broker | None = None, loop: ManualLoop | None = None
+        self,
+        settings: BrokerSettings | None = None,
+        *,
+        broker: Broker | None = None,
+        loop: ManualLoop | None = None,
+        output: CapturedOutput | None = None,
     ) -> None:
         self.loop = loop or ManualLoop()
         self.broker = broker or Broker.over(
@@ -112,7 +117,7 @@ class Peer:
             loop=self.loop,
             clock=self.loop.clock,
         )
-        self.output = CapturedOutput()
+        self.output = output or CapturedOutput()
         self.resumes = 0
         self.session = PolywireFactory(self.broker).open(self.output, self._resume)
         self.correlations: Iterator[int] = count(1)
@@ -120,9 +125,9 @@ class Peer:
         self.opening = bytes(self.output.written)
         self.output.written.clear()
 
-    def another(self) -> Peer:
+    def another(self, output: CapturedOutput | None = None) -> Peer:
         """A second connection to the same broker."""
-        return Peer(broker=self.broker, loop=self.loop)
+        return Peer(broker=self.broker, loop=self.loop, output=output)
 
     def send(self, verb: Verb, head: Head, payload: Buffer = b"") -> int:
         """Send one request; returns its correlation."""

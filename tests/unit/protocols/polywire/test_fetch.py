@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.sliced import SLICE_S
 from polywire.errors import Busy, Conflict, ErrorCode
 from polywire.log.base import Replay
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.session import FETCHES_MAX, FRAMES_PER_PASS
+from polywire.protocols.polywire.session import FETCHES_MAX
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.batch import read_header, walk
+from polywire.testing.clock import SimulatedClock
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
-from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+from polywire.types import Buffer
+from tests.unit.protocols.polywire.peer import Answer, CapturedOutput, Peer, batch_of
 
 MEGABYTE = 1 << 20
 
@@ -102,12 +108,85 @@ def test_one_frame_is_read_ahead_for_a_slow_peer_and_given_back_when_it_goes(pee
     assert sum(fetch.holds_bytes for fetch in peer.session.fetches) == 0
 
 
-def test_others_get_a_turn_during_a_long_stream(peer: Peer) -> None:
-    produce(peer, *[b"x" * 3 * MEGABYTE] * (2 * FRAMES_PER_PASS))
-    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
-    assert len(peer.frames()) == FRAMES_PER_PASS
+class SlowOutput(CapturedOutput):
+    """Writes that take a millisecond for each MiB; ``takes``: bytes that the peer takes before it says so anew."""
+
+    def __init__(self, clock: SimulatedClock, *, takes: int) -> None:
+        super().__init__()
+        self._clock = clock
+        self._takes = takes
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        size = sum(map(len, parts))
+        self._clock.advance(size / MEGABYTE / 1000)
+        self.backlog += max(0, size - self._takes)
+        super().write_many(parts, released)
+
+
+FRAME_S = ANSWER_BYTES_MAX / MEGABYTE / 1000
+
+
+def streaming(peer: Peer, count: int, *, takes: int = 1 << 40, megabytes: int = 40) -> list[Peer]:
+    """Peers whose writes take time, over one topic with so much in it."""
+    produce(peer, *[b"x" * MEGABYTE] * megabytes)
+    return [peer.another(SlowOutput(peer.loop.clock, takes=takes)) for _ in range(count)]
+
+
+def longest_pass(loop: ManualLoop) -> float:
+    """The longest pass of the loop until nothing is due."""
+    longest = 0.0
+    for _ in range(10_000):
+        begun = loop.clock.monotonic()
+        if not loop.run_pass():
+            return longest
+        longest = max(longest, loop.clock.monotonic() - begun)
+    raise AssertionError("it never ends")
+
+
+def test_a_long_stream_gives_others_a_turn(peer: Peer) -> None:
+    [one] = streaming(peer, 1)
+    begun = peer.loop.clock.monotonic()
+    one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    assert peer.loop.clock.monotonic() - begun <= QUANTUM_S + FRAME_S
+    assert longest_pass(peer.loop) <= SLICE_S + FRAME_S
+    assert offsets_of(one.frames()) == list(range(40))
+
+
+def test_ten_long_streams_share_a_pass(peer: Peer) -> None:
+    peers = streaming(peer, 10)
+    for one in peers:
+        one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    assert longest_pass(peer.loop) <= SLICE_S + FRAME_S
+    assert all(offsets_of(one.frames()) == list(range(40)) for one in peers)
+
+
+def test_ten_that_read_again_at_once_share_a_pass(peer: Peer) -> None:
+    peers = streaming(peer, 10, takes=MEGABYTE)
+    for one in peers:
+        one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    longest = longest_pass(peer.loop)
+    for _ in range(100):
+        begun = peer.loop.clock.monotonic()
+        for one in peers:
+            one.output.backlog = 0
+            one.session.drained()
+        assert peer.loop.clock.monotonic() == begun, "nothing is written from inside the socket's callback"
+        longest = max(longest, longest_pass(peer.loop))
+    assert longest <= SLICE_S + FRAME_S
+    assert all(offsets_of(one.frames()) == list(range(40)) for one in peers)
+
+
+def test_a_record_for_a_long_poll_does_not_wait_for_those_who_read_much(peer: Peer) -> None:
+    peers = streaming(peer, 10)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1)).decode(messages.TopicDescription)
+    waiting = peer.send(Verb.FETCH, messages.Fetch("u", 0, 0, wait_ms=5000))
+    for one in peers:
+        one.send(Verb.FETCH, messages.Fetch("t", 0, 0))
     peer.loop.run_pass()
-    assert len(peer.frames()) == FRAMES_PER_PASS
+    peer.another().send(Verb.PRODUCE, messages.Produce("u", 0), batch_of(b"x"))
+    for _ in range(3):
+        peer.loop.run_pass()
+    assert [frame.correlation for frame in peer.frames()] == [waiting]
 
 
 def test_a_long_poll_answers_when_a_record_comes_and_holds_up_nothing(peer: Peer) -> None:
