@@ -21,11 +21,11 @@ from polywire.protocols.runtime.broker import WireBroker
 
 WIRES: Final = Path(__file__).parents[2] / "src" / "polywire" / "protocols"
 SEES: Final[Mapping[type, str]] = {
-    CursusBroker: "TopicVerbs RecordVerbs PositionVerbs events groups transactions",
+    CursusBroker: "TopicVerbs RecordVerbs ProducerVerbs PositionVerbs events groups transactions",
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "TopicVerbs RecordVerbs",
-    KafkaBroker: "TopicVerbs RemovalVerbs RecordVerbs PositionVerbs WireStateVerbs classic consumers transactions",
+    KafkaBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs classic consumers transactions",
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
 }
 INSIDE: Final = {"change_all", "close", "open", "over"}

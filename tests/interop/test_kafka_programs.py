@@ -136,6 +136,12 @@ def test_tools(tools: str, broker: BrokerProcess, tmp_path: Path) -> None:
     offsets = tool("org.apache.kafka.tools.GetOffsetShell", "--topic", "orders").split()
     assert sum(int(line.split(":")[2]) for line in offsets) == 300
     told = tool(
+        "org.apache.kafka.tools.TransactionsCommand", "describe-producers", "--topic", "orders", "--partition", "0"
+    )
+    written = int(offsets[0].split(":")[2])
+    (producer,) = told.splitlines()[1:] or [""]
+    assert producer.split()[3:4] == ([str(written - 1)] if written else []), "its sequences count records from 0"
+    told = tool(
         "org.apache.kafka.tools.VerifiableConsumer", "--topic", "orders", "--group-id", "g", "--max-messages", "300"
     )
     assert '"name":"offsets_committed"' in told

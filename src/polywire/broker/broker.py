@@ -7,8 +7,9 @@ applying it with the function recovery uses. Must not know: wires, sockets, how 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from polywire.broker.groups.opening import open_groups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
 from polywire.broker.produce import Admission
+from polywire.broker.producer_verbs import ProducerVerbs
 from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from polywire.log.worker import MakeWorker
 
 
-class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
+class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
     """One broker over one log. Its verbs are those of its bases, one for each kind of caller; a wire names those that it calls.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.
@@ -54,6 +56,7 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         "_expiry",
         "_log",
         "_plain_bytes_max",
+        "_producer_ids",
         "_retention",
         "_state",
         "_topic_work",
@@ -94,7 +97,7 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         self.owners = Owners(self.access)
         self._admission = Admission(log, state, settings, elapsed, self.owners)
         self.appended = 0
-        self._producer_ids = 0
+        self._producer_ids: Iterator[int] = count(1)
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)

@@ -6,7 +6,7 @@ Promises: a plain batch is handed to the log with one look at its header. Must n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from polywire.broker.fetch import Bounds, ManyBounds, ask_bounds, check_alive
 from polywire.broker.owners import NOBODY, Caller
@@ -17,8 +17,6 @@ from polywire.broker.topics import Partition
 from polywire.clock import Clock, ElapsedClock
 from polywire.log.base import Completion, Handle, Located, Log, PartitionLog, Read
 from polywire.types import Buffer, Level
-
-_PRODUCER_COUNT_BITS: Final = 32  # of a producer's id: how many one start gives out
 
 
 class Append(Protocol):
@@ -33,7 +31,7 @@ class RecordVerbs(Protocol):
     """A base of ``Broker``, whose log and state these verbs use. ``appended``: batches taken so far, stored or staged, by which a
     connection knows that its peer produces."""
 
-    __slots__ = ("_producer_ids", "appended")
+    __slots__ = ("appended",)
 
     appended: int
     clock: Clock
@@ -43,7 +41,6 @@ class RecordVerbs(Protocol):
     _append: Append
     _log: Log
     _plain_bytes_max: int
-    _producer_ids: int
     _state: State
 
     def produce(
@@ -62,29 +59,6 @@ class RecordVerbs(Protocol):
             self._admission.produce(partition, batch, by=by, level=level, done=done)
         else:
             self._append(partition.log, batch, level=level, done=done)
-
-    def new_producer_id(self) -> int:
-        """A number of 63 bits that no producer has had here, and none will have: the number of this start, and a count."""
-        self._producer_ids += 1
-        return self._log.epoch << _PRODUCER_COUNT_BITS | self._producer_ids
-
-    def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
-        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
-        return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
-
-    def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """What a sequence stands for that wraps around behind 2^31 - 1, as ``Producers.unwrapped`` says; to be stored as it is.
-
-        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
-        """
-        now_us = self.elapsed.now_us()
-        return self._state.producers.unwrapped(
-            partition.incarnation, producer, epoch=epoch, sequence=sequence, now_us=now_us
-        )
-
-    def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""
-        return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)
 
     def fetch(
         self,

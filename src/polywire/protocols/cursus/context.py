@@ -14,6 +14,7 @@ from polywire.broker.actions import Action
 from polywire.broker.events import Events
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.producer_verbs import ProducerVerbs
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Topic
@@ -39,7 +40,7 @@ IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer tha
 REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
 
 
-class CursusBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireBroker, Protocol):
+class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol):
     """What this wire calls of the broker."""
 
     @property

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.producer_verbs import ProducerVerbs
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.topic_verbs import TopicVerbs
@@ -32,7 +33,9 @@ NODE_ID: Final = 1
 _CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
 
 
-class KafkaBroker(TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
+class KafkaBroker(
+    TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol
+):
     """What this wire calls of the broker."""
 
     @property

@@ -64,6 +64,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.END_TXN, transactions.end, (Action.TRANSACTION,)),
     Command(Api.TXN_OFFSET_COMMIT, transactions.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
     Command(Api.DESCRIBE_ACLS, users.describe_acls, (Action.USER_DESCRIBE,)),
+    Command(Api.DESCRIBE_PRODUCERS, producers.describe_producers, (Action.FETCH,)),
     Command(Api.DESCRIBE_TRANSACTIONS, transaction_lists.describe_transactions, (Action.TRANSACTION,)),
     Command(Api.LIST_TRANSACTIONS, transaction_lists.list_transactions, (Action.TRANSACTION,)),
     Command(Api.DESCRIBE_CONFIGS, configs.describe_configs, (Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE)),

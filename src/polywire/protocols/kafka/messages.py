@@ -124,6 +124,7 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.DESCRIBE_CLIENT_QUOTAS: _served(0, 1),
     Api.DESCRIBE_USER_SCRAM_CREDENTIALS: _served(0, 0),
     Api.DESCRIBE_CLUSTER: _served(0, 2),
+    Api.DESCRIBE_PRODUCERS: _served(0, 0),
     Api.LIST_CONFIG_RESOURCES: _served(0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: _served(0, 0),
     Api.DESCRIBE_TRANSACTIONS: _served(0, 0),

@@ -1,24 +1,33 @@
-"""Idempotent producers: InitProducerId, and what their sequences stand for (spec: kafka#idempotent-producers).
+"""Producers of partitions: InitProducerId, what sequences stand for, DescribeProducers (spec: kafka#idempotent-producers).
 
 Promises: an id is never given twice; sequences that wrap around are stored as ones that count on. Must not know: frames, windows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.topics import Partition
+from polywire.broker.changes import ProducerState
+from polywire.broker.owners import ITSELF
+from polywire.broker.producers import WRAP
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 
+NO_SEQUENCE: Final = -1
+EPOCH_MAX: Final = 32_767
 _IDENTITY: Final = Struct(">cq")  # the letter tells ids of this wire from those of others
 
 
@@ -42,3 +51,101 @@ def stamp_sequence(
     producer = _IDENTITY.pack(b"k", producer_id)
     unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
     stamp_producer(batch, 0, producer_epoch, unwrapped)
+
+
+# Who writes to a partition
+
+
+def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeProducers: those that are remembered, and those that have an open transaction; each partition is told once."""
+    response = schema.response(Api.DESCRIBE_PRODUCERS)
+    entries = _Active(session, response.Topics).gather(request.topics)
+    return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics), at_once=8)
+
+
+class _Active:
+    """Invariant: ``_by_partition`` has the part of the answer of each partition that was asked for, by its incarnation."""
+
+    __slots__ = ("_by_partition", "_made", "_session")
+
+    def __init__(self, session: KafkaSession, made: Any) -> None:
+        self._session: Final = session
+        self._made: Final = made
+        self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}
+
+    def gather(self, topics: list[Any]) -> Iterator[Any]:
+        """The topics that are asked for, with the producers of their partitions; None now and then before."""
+        told = []
+        for asked in topics:
+            entry = self._made(name=asked.name, partitions=[])
+            told.append(entry)
+            try:
+                topic: Topic | BrokerError = topic_of(self._session, Action.FETCH, asked.name)
+            except BrokerError as error:
+                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+            for number in asked.indexes:
+                self._ask(topic, number, entry.partitions)
+                yield None
+        yield from self._gather_remembered()
+        yield from self._gather_transactional()
+        yield from told
+
+    def _ask(self, topic: Topic | BrokerError, number: int, entries: list[Any]) -> None:
+        made = self._made.Partitions(index=number, active_producers=[])
+        if isinstance(topic, BrokerError):
+            made.error, made.message = wire_error(topic), topic.message
+        elif not 0 <= number < len(topic.partitions):
+            made.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            partition = topic.partitions[number]
+            if partition.incarnation in self._by_partition:
+                return
+            self._by_partition[partition.incarnation] = (partition, made.active_producers)
+        entries.append(made)
+
+    def _gather_remembered(self) -> Iterator[None]:
+        """Idempotent producers of this wire."""
+        for state in self._session.broker.producers_of(self._by_partition):
+            if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
+                self._by_partition[state.incarnation][1].append(self._remembered(state))
+            yield None
+
+    def _remembered(self, state: ProducerState) -> Any:
+        return self._made.Partitions.ActiveProducers(
+            producer_id=_IDENTITY.unpack(state.id)[1],
+            producer_epoch=state.epoch,
+            last_sequence=state.last % WRAP,
+            last_timestamp=self._time_ms(state.seen_at_us),
+            coordinator_epoch=-1,
+            current_txn_start_offset=-1,
+        )
+
+    def _gather_transactional(self) -> Iterator[None]:
+        """Holders of transactional ids: their sequences go on over transactions; the records of one that is open come behind the end."""
+        for known in self._session.broker.transactions.visible(by=ITSELF):
+            if known.producer is not None:
+                self._add_holder(known)
+            yield None
+
+    def _add_holder(self, known: Transaction) -> None:
+        for incarnation in {**known.sequences, **known.partitions}:
+            if incarnation in self._by_partition:
+                partition, entries = self._by_partition[incarnation]
+                entries.append(self._holder(known, partition))
+
+    def _holder(self, known: Transaction, partition: Partition) -> Any:
+        assert known.producer is not None, "it has a number"
+        is_open = known.is_open and partition.incarnation in known.partitions
+        return self._made.Partitions.ActiveProducers(
+            producer_id=known.producer.id,
+            producer_epoch=min(known.producer_epoch, EPOCH_MAX),
+            last_sequence=known.sequences.get(partition.incarnation, NO_SEQUENCE),
+            last_timestamp=self._time_ms(known.at_us),
+            coordinator_epoch=0,
+            current_txn_start_offset=partition.log.next_offset if is_open else -1,
+        )
+
+    def _time_ms(self, elapsed_us: int) -> int:
+        """By the clock on the wall."""
+        broker = self._session.broker
+        return (broker.clock.now_us() - (broker.elapsed.now_us() - elapsed_us)) // 1000

@@ -170,6 +170,8 @@ def _transactions(topic: str) -> Iterator[Asked]:
     yield Asked(Api.TXN_OFFSET_COMMIT, a.OFFSET_COMMIT, frame)
     held = frame_of(Api.INIT_PRODUCER_ID, transactional_id="T", transaction_timeout_ms=1_000)
     yield Asked(Api.INIT_PRODUCER_ID, a.TRANSACTION, held)
+    written = schema.request(Api.DESCRIBE_PRODUCERS).Topics(name=topic, indexes=[0])
+    yield Asked(Api.DESCRIBE_PRODUCERS, a.FETCH, frame_of(Api.DESCRIBE_PRODUCERS, topics=[written]))
     yield Asked(Api.LIST_TRANSACTIONS, a.TRANSACTION, frame_of(Api.LIST_TRANSACTIONS))
     asked = frame_of(Api.DESCRIBE_TRANSACTIONS, transactional_ids=["T"])
     yield Asked(Api.DESCRIBE_TRANSACTIONS, a.TRANSACTION, asked)

@@ -480,3 +480,55 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
     assert (open_one.producer_id, open_one.producer_epoch) == (third.number, 0)
     assert [(told.topic, list(told.partitions)) for told in open_one.topics] == [("t", [0, 1])]
     assert missing.error == WireError.TRANSACTIONAL_ID_NOT_FOUND
+
+
+# Who writes to a partition
+
+
+def active(world: World, *numbers: int, topic: str = "t") -> list[list[tuple[int, int, int, int]]]:
+    """What tools are told of the producers of partitions: number, epoch, last sequence, where an open transaction may begin."""
+    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
+    answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=[topics(name=topic, indexes=list(numbers))])
+    return [
+        sorted(
+            (one.producer_id, one.producer_epoch, one.last_sequence, one.current_txn_start_offset)
+            for one in entry.active_producers
+        )
+        for entry in answer.topics[0].partitions
+    ]
+
+
+def test_producers_of_a_partition_are_told(world: World, producer: Producer) -> None:
+    idempotent = Producer(world.connect())
+    idempotent.number, idempotent.epoch = world.memory.broker.new_producer_id(), 0
+    batch = encode_batch([Record(b"a"), Record(b"b")], producer_id=idempotent.number, producer_epoch=0, base_sequence=0)
+    topics = schema.request(Api.PRODUCE).Topics
+    one = topics(name="t", partitions=[topics.Partitions(records=batch)])
+    assert idempotent.peer.ask(Api.PRODUCE, 9, acks=1, topics=[one]).responses[0].partitions[0].error == 0
+    producer.add(0, 1)
+    producer.produce(0, b"c")
+    known = sorted([(idempotent.number, 0, 1, -1), (producer.number, 0, 0, 2)])
+    assert active(world, 0, 1) == [known, [(producer.number, 0, -1, 0)]]
+    producer.end()
+    assert active(world, 0, 1) == [sorted([(idempotent.number, 0, 1, -1), (producer.number, 0, 0, -1)]), []]
+    assert active(world, 1, topic="u") == [[]]
+
+
+def test_times_of_producers_are_by_the_clock_on_the_wall(world: World, producer: Producer) -> None:
+    producer.add(0)
+    producer.produce(0, b"a")
+    at_ms = world.memory.clock.now_us() // 1000
+    world.memory.advance(5)
+    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
+    answer = producer.peer.ask(Api.DESCRIBE_PRODUCERS, topics=[topics(name="t", indexes=[0])])
+    (one,) = answer.topics[0].partitions[0].active_producers
+    assert one.last_timestamp == at_ms
+
+
+def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world: World) -> None:
+    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
+    asked = [topics(name="t", indexes=[0, 7, 0]), topics(name="missing", indexes=[0]), topics(name="t", indexes=[0, 1])]
+    answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=asked)
+    told = [(topic.name, [(entry.index, entry.error) for entry in topic.partitions]) for topic in answer.topics]
+    missing = WireError.UNKNOWN_TOPIC_OR_PARTITION
+    assert told == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]
