@@ -115,10 +115,13 @@ def last_offset(body: bytes) -> int:
     raise Unavailable(ErrorCode.STORAGE_FAILED, told.error)
 
 
-def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record]) -> bytes:
-    """A batch in the modern layout; records without a key are sent with an empty one. Raises Invalid for what the wire cannot carry."""
+def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record], *, producer: bytes = b"") -> bytes:
+    """A batch in the modern layout; records without a key are sent with an empty one. Raises Invalid for what the wire cannot carry.
+
+    producer: whose records have sequences and are to be stored once; empty for nobody's.
+    """
     parts = [b"\xba\x7c", _text(encoded(topic)), _PARTITION.pack(partition), bytes((len(acks),)), acks.encode()]
-    parts.append(_HEAD.pack(0, 0, 0, len(records)))
+    parts.append(_HEAD.pack(bool(producer), 0, 0, len(records)))
     for record in records:
         if record.value is None:
             raise cannot("carry a null value")
@@ -127,7 +130,7 @@ def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record
         event = record.event or Event("", 0, 0)
         parts += (
             _NUMBERS.pack(0, record.sequence or 0),
-            _text(b""),
+            _text(producer),
             _text(record.key or b""),
             _EPOCH.pack(0, len(record.value)),
             record.value,

@@ -66,13 +66,14 @@ class Command(commands.Command[RequestType, Handler]):
 class KafkaSession(SequentialSession[Kafka07Broker]):
     """One peer.
 
-    Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
-    prepared beside the loop (``_large``) and stored a little at a time (``_storing``), nothing further is handled. ``_is_inside``: something
-    of a set is stored, and not yet all of it.
+    Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, a request waits for sets before it
+    to be stored (``_behind``), or one is so large that it is prepared beside the loop (``_large``) and stored a little at a time
+    (``_storing``), nothing further is handled. ``_is_inside``: something of a set is stored, and not yet all of it.
     """
 
     __slots__ = (
         "_append_queue",
+        "_behind",
         "_commands",
         "_dirty",
         "_is_inside",
@@ -108,6 +109,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._found_room, self._refused)
         self._pending: FetchReply | OffsetsReply | None = None
         self._dirty = False
+        self._behind: Callable[[], None] | None = None
         self._principal: Principal | None = None
 
     @property
@@ -123,7 +125,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return self._owes() or super()._waits()
 
     def _owes(self) -> bool:
-        return self._pending is not None or self._large is not None or bool(self._append_queue.waiting)
+        is_busy = self._pending is not None or self._behind is not None or self._large is not None
+        return is_busy or bool(self._append_queue.waiting)
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
@@ -172,9 +175,37 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         """Carry out a request, whose sets lie in ``data``. Raises PeerError."""
         command = self._commands[request.kind]
         if self._dirty and not command.pipelined:
-            self.broker.commit()
-            self._dirty = False
-        command.handler(self, data, request)
+            self._settle(partial(command.handler, self, memoryview(b""), request))
+        else:
+            command.handler(self, data, request)
+
+    def _settle(self, then: Callable[[], None]) -> None:
+        """Go on once every set before is stored: an answer behind it says so. Raises PeerError."""
+        self._dirty = False
+        self._behind = then
+        try:
+            self.broker.settle(Level.WRITTEN, self._settled)
+        except BrokerError as error:
+            raise _not_stored(error) from None
+        self.broker.commit()
+
+    def _settled(self, result: int | BrokerError) -> None:
+        """Sets before a request are stored; what is refused here is refused later, for the session may be in ``receive``."""
+        then, refusal = self._behind, None
+        if then is None or self._phase is CLOSED:
+            return
+        if isinstance(result, BrokerError):
+            refusal = _not_stored(result)
+        else:
+            try:
+                then()
+            except PeerError as error:
+                refusal = error
+        if refusal is None:
+            self._behind = None
+            self._go_on()
+        else:
+            self.broker.loop.call_soon(self._fail, refusal)
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
         """FETCH and MULTIFETCH. Raises PeerError."""
@@ -280,7 +311,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
         """A set is not stored, so nothing behind it may be, and the wire has no word for that."""
         del done  # a producer waits for no answer
-        self._fail(PeerError(f"a set cannot be stored: {error.message}", fatal=True))
+        self._fail(_not_stored(error))
 
     def _found_room(self) -> None:
         """Nothing waits for room any more."""
@@ -292,6 +323,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def _fail(self, error: PeerError) -> None:
         """What is not refused inside of ``receive``: close, dropping what was not handled."""
         self._append_queue.drop()
+        self._behind = None
         self._stop_taking()
         self._leave_off_loop()
         if self._phase is not CLOSED:
@@ -300,6 +332,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def close(self) -> None:
         """The connection is gone."""
         self._enter(CLOSED)
+        self._behind = None
         if self._is_inside and not self._append_queue.waiting:
             with suppress(PeerError):  # a set of which something was stored is stored whole
                 any(self._storing)
@@ -315,6 +348,10 @@ def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedS
     """Read a request of very many entries, and open its sets if it has any. Raises PeerError."""
     request = parse(data, at, end)
     return request, open_sets(data, request.entries, EXPANDED_BYTES_MAX) if isinstance(request, Produce) else None
+
+
+def _not_stored(error: BrokerError) -> PeerError:
+    return PeerError(f"a set cannot be stored: {error.message}", fatal=True)
 
 
 def _nothing() -> None:

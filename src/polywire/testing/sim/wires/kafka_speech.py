@@ -16,7 +16,7 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.wires.ledger import Owner, Place
-from polywire.testing.sim.wires.speech import Answer, Speech, Words
+from polywire.testing.sim.wires.speech import GAP, Answer, Speech, Words
 from polywire.types import Level
 
 VERSIONS: Final = {
@@ -133,6 +133,8 @@ def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
     error = WireError(entry.error)
     if error is WireError.DUPLICATE_SEQUENCE_NUMBER:  # stored, and nobody knows where any more
         return Answer(number)
+    if error is WireError.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        return Answer(number, error=GAP)
     if error:
         return Answer(number, error=error.name, later=error in LATER)
     if api is Api.PRODUCE:

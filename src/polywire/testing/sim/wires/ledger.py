@@ -19,6 +19,8 @@ TOPICS: Final = {"a": 2, "b": 1}
 Place = tuple[str, int]
 """A topic's name and a partition's number."""
 
+PLACES: Final[Sequence[Place]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
+
 Owner = tuple[PositionKind, str]
 """Whose a position is."""
 
@@ -59,14 +61,13 @@ class Spot:
 class Ledger:
     """Guards: no value is sent by two, or twice."""
 
-    def __init__(self, places: Sequence[Place], durability: Level) -> None:
-        self.places: Final = places
+    def __init__(self, durability: Level) -> None:
         self._durability = durability
         self._sendings: Final[dict[bytes, tuple[Sending, int]]] = {}
         self._tagged: Final[dict[bytes, tuple[Sending, int]]] = {}
         """By what their values begin with."""
         self._answered: list[Sending] = []
-        self.shelves: Final = {place: Shelf() for place in places}
+        self.shelves: Final = {place: Shelf() for place in PLACES}
         self.spots: Final[dict[tuple[Owner, Place], Spot]] = {}
 
     def level(self, level: Level) -> Level:
@@ -186,6 +187,11 @@ class Ledger:
         allowed: list[int | None] = [None] if spot is None or since < 0 else []
         allowed += [offset for offset, _ in spot.asked[max(since, 0) :]] if spot is not None else []
         require(found in allowed, "a position is the one that was stored", owner=owner, place=place, found=found)
+
+    def furthest(self, owner: Owner, place: Place) -> int:
+        """The furthest position that may be stored, 0 where there is none."""
+        spot = self.spots.get((owner, place))
+        return 0 if spot is None else max((offset for offset, _ in spot.asked), default=0)
 
     def last_answered(self, owner: Owner, place: Place) -> int:
         """The last position that was answered, -1 where none was."""

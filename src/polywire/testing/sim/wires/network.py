@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from polywire.server.connection import Connection
+from polywire.server.shared_chunk import CHUNK_BYTES
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.schedule import Schedule
@@ -21,7 +22,9 @@ from polywire.types import Buffer
 
 KERNEL_BYTES: Final = 8 * 1024  # each way of a link
 BACKLOG_BYTES_MAX: Final = 256 * 1024  # what may wait, and the longest answers that were under way when it did
-HELD_BYTES_MAX: Final = 64 * 1024  # a few times what one connection of this world may have for throughput
+HELD_BYTES_MAX: Final = (
+    CHUNK_BYTES  # where what landed last must stay as it is; else a few times what a connection may have
+)
 BURST: Final = 12  # of events between two callbacks of the loop
 SERVER: Final = ("10.0.0.1", 9000)
 

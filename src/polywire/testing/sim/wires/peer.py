@@ -14,13 +14,12 @@ from typing import Final
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
-from polywire.testing.sim.wires.ledger import Ledger, Owner, Place, Sending
+from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending
 from polywire.testing.sim.wires.network import Link
-from polywire.testing.sim.wires.speech import ACTS, Answer, Speech, Words
+from polywire.testing.sim.wires.speech import ACTS, GAP, Answer, Speech, Words
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
-OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER"  # behind what was refused, or lost with the power
 VALUE_SIZES: Final = (1, 40, 900, 4200)
 PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
 
@@ -97,7 +96,11 @@ class Peer:
         self._unsent.clear()
 
     def hung_up(self, *, is_aborted: bool) -> None:
-        fine = is_aborted or self.may_be_refused or (self.link is not None and self.link.finished and not self.asked)
+        is_done = self.link is not None and self.link.finished and not self.asked
+        is_refused = self._speech.words.hangs_up and any(
+            asked.what.startswith("produce") for asked in self.asked.values()
+        )
+        fine = is_aborted or self.may_be_refused or is_done or is_refused
         require(
             fine, "nobody is hung up on that is owed an answer", peer=self.name, asked=list(self.asked.values())[:2]
         )
@@ -115,11 +118,15 @@ class Peer:
         self.push()
 
     def _place(self) -> Place:
-        return self._chance.one_of(self._ledger.places)
+        return self._chance.one_of(PLACES)
+
+    def _end(self, place: Place) -> int:
+        """Behind the last record that is known."""
+        return max(self._ledger.shelves[place].known, default=-1) + 1
 
     def produce(self, level: Level) -> None:
         words = self._speech.words
-        place, count = self._place(), 1 + self._chance.below(words.records_max)
+        place, count = self._chance.one_of(words.places), 1 + self._chance.below(words.records_max)
         values = [
             b"%s.%d.%d:" % (self.name.encode(), self._count, index) + self._filling(words) for index in range(count)
         ]
@@ -149,9 +156,10 @@ class Peer:
         )
 
     def _stored(self, sending: Sending, answer: Answer) -> None:
-        is_told = answer.offset is not None or sending.tries > 1 or not self._speech.words.tells_offsets
+        words = self._speech.words
+        is_told = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
         require(is_told, "what is sent once is no repeat", place=sending.place)
-        self._ledger.stored(sending, answer.offset)
+        self._ledger.stored(sending, answer.offset if sending.tries == 1 or words.tells_repeats else None)
         self._numbered = [other for other in self._numbered if other is not sending]
 
     def _refused(self, sending: Sending) -> None:
@@ -162,7 +170,7 @@ class Peer:
 
     def fetch(self) -> None:
         place = self._place()
-        end = max(self._ledger.shelves[place].known, default=-1) + 1
+        end = self._end(place)
         first, wait_ms = self._chance.below(end + 1), self._chance.one_of(WAITS_MS)
         at = [first]
 
@@ -181,7 +189,14 @@ class Peer:
         )
 
     def commit(self) -> None:
-        place, offset = self._place(), 1 + self._chance.below(9_999)
+        place, offset, words = self._place(), 1 + self._chance.below(9_999), self._speech.words
+        if not words.goes_back:
+            offset = self._ledger.furthest(self._owner, place) + 1 + self._chance.below(50)
+        if words.positions_within:
+            end = self._end(place)
+            if end < 2:
+                return
+            offset = 2 + self._chance.below(end - 1)
         at = self._ledger.asks(self._owner, place, offset)
         self._ask(
             f"commit {place[0]}/{place[1]} {offset}",
@@ -228,9 +243,9 @@ class Peer:
             del self.asked[answer.number]
         if answer.error:
             self._story.tell("refused", f"{self.name} {answer.number} {asked.what}: {answer.error}")
-            excused = answer.later or self.may_be_refused or answer.error == OUT_OF_ORDER
+            excused = answer.later or self.may_be_refused or answer.error == GAP
             require(excused, "refused for no reason", peer=self.name, what=asked.what, error=answer.error)
-            if not self.may_be_refused or answer.error == OUT_OF_ORDER:
+            if not self.may_be_refused or answer.error == GAP:
                 asked.refused()
             return
         self._story.tell("told", f"{self.name} {answer.number} {asked.what}")

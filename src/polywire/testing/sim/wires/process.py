@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from polywire.protocols.cursus.context import CursusSettings
+from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
@@ -30,6 +35,7 @@ LIMITS: Final = ConnectionLimits(
     backlog_bytes_max=12 * 1024,
 )
 """What must be small so that it is reached."""
+PATIENT: Final = CursusSettings(idle_timeout_s=86_400.0, unused_s=86_400.0)  # peers may say nothing for long
 
 
 class WorkClock:
@@ -61,7 +67,15 @@ class WiresProcess(BrokerProcess):
         self.hub = Hub(
             self.broker, LIMITS, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
         )
-        factories = (FluxFactory(self.broker), KafkaFactory(self.broker), PolywireFactory(self.broker))
+        off_loop = OffLoopQueue(self.loop)
+        factories = (
+            FluxFactory(self.broker),
+            CursusFactory(self.broker, PATIENT, off_loop=off_loop),
+            IggyFactory(self.broker),
+            Kafka07Factory(self.broker, off_loop=off_loop),
+            KafkaFactory(self.broker, off_loop=off_loop),
+            PolywireFactory(self.broker),
+        )
         self._factories = {factory.wire: factory for factory in factories}
         self.network = Network(self.loop, self.files.story)
         self.loop.call_later(SWEEP_S, self._sweep)

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from polywire.testing.sim.wires.ledger import Owner, Place
+from polywire.testing.sim.wires.ledger import PLACES, Owner, Place
 from polywire.types import Level, PositionKind
 
 ACTS: Final = frozenset({"produce", "fetch", "commit", "position", "ping"})
+GAP: Final = "gap"  # what comes behind numbered records that were refused, or lost with the power, is refused with
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,24 @@ class Answer:
 class Words:
     """What a wire can say.
 
-    acts: what may be asked for. is_ordered: whether answers come in the order of requests. records_max: of one request. is_text: whether
-    values are words of text. tells_offsets: whether an answer says where a record is. positions: whose they are.
+    acts: what may be asked for. places: where records may be sent to. is_ordered: whether answers come in the order of requests.
+    records_max: of one request. is_text: whether values are words of text. tells_offsets, tells_repeats: whether an answer says where a
+    record is, and one to what was sent before. hangs_up: whether that is how records are refused. positions: whose they are; whether they
+    may go back, and must be of records that are there.
     """
 
     wire: str
     acts: Collection[str] = ACTS
+    places: Sequence[Place] = PLACES
     is_ordered: bool = True
     records_max: int = 3
     is_text: bool = False
     tells_offsets: bool = True
+    tells_repeats: bool = True
+    hangs_up: bool = False
     positions: PositionKind = PositionKind.GROUP
+    goes_back: bool = True
+    positions_within: bool = False
 
 
 class Speech(ABC):

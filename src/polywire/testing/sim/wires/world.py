@@ -23,9 +23,12 @@ from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.wires.cursus_speech import CursusApiSpeech, CursusSpeech, Producer
 from polywire.testing.sim.wires.flux_speech import FluxSpeech
+from polywire.testing.sim.wires.iggy_speech import IggySpeech
+from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
-from polywire.testing.sim.wires.ledger import TOPICS, Ledger, Place
+from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
 from polywire.testing.sim.wires.peer import PATIENCE, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
@@ -33,7 +36,6 @@ from polywire.testing.sim.wires.speech import Speech
 from polywire.testing.sim.world import World
 from polywire.types import Level, TopicName
 
-PLACES: Final[tuple[Place, ...]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
 PEERS: Final = 5  # one more than there are slots
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
 REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
@@ -53,10 +55,18 @@ ACTS: Final = {
 """What peers do, and how often."""
 
 
-def _speaking(chance: Chance) -> Callable[[], Speech]:
-    """How a peer speaks, over all of its connections."""
-    chosen = chance.one_of((PolywireSpeech, KafkaSpeech, FluxSpeech))
-    return partial(KafkaSpeech, Identity()) if chosen is KafkaSpeech else chosen
+def _speaking(chance: Chance, number: int) -> Callable[[], Speech]:
+    """How the peer of this number speaks, over all of its connections."""
+    speakers: Sequence[Callable[[], Speech]] = (
+        PolywireSpeech,
+        partial(KafkaSpeech, Identity()),
+        FluxSpeech,
+        partial(CursusSpeech, Producer(f"p{number}")),
+        CursusApiSpeech,
+        IggySpeech,
+        Kafka07Speech,
+    )
+    return chance.one_of(speakers)
 
 
 class WiresWorld(World):
@@ -94,8 +104,10 @@ class WiresWorld(World):
         own = replace(BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max)
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
-        self._ledger = Ledger(PLACES, durability)
-        self._peers = [Peer(number, _speaking(chance), self._ledger, chance, self.story) for number in range(PEERS)]
+        self._ledger = Ledger(durability)
+        self._peers = [
+            Peer(number, _speaking(chance, number), self._ledger, chance, self.story) for number in range(PEERS)
+        ]
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 
