@@ -8,12 +8,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from polywire.client.connect import connect
 from polywire.records.columns import Record
+from polywire.server.standby_health import CARRYING
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 from tests.crash.test_broker_kill import Producer, check
@@ -24,7 +26,19 @@ WIRES = ("polywire", "cursus", "iggy")
 
 
 def broker_of(tmp_path: Path, node: str) -> BrokerProcess:
-    return BrokerProcess(tmp_path / node, "--bucket", f"file://{tmp_path / 'bucket'}", "--node", node, wires=WIRES)
+    wires = (*WIRES, "http")
+    return BrokerProcess(tmp_path / node, "--bucket", f"file://{tmp_path / 'bucket'}", "--node", node, wires=wires)
+
+
+def ask(broker: BrokerProcess, path: str) -> tuple[int, bytes]:
+    host, port = broker.addresses["http"]
+    connection = HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -91,6 +105,10 @@ def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
         until(lambda: leads(two, 1))
         os.kill(one.pid, signal.SIGCONT)
         until(lambda: stands_by(one, 1))
+        assert ask(one, "/readyz") == (200, CARRYING.encode())
+        assert ask(one, "/livez") == ask(two, "/livez") == (200, b"alive\n")
+        assert ask(two, "/readyz") == (200, b"ready\n")
+        assert ask(one, "/metrics")[0] == 503
         asyncio.run(_produce(two, b"after"))
         assert asyncio.run(_values(one)) == [b"before", b"after"]
         assert one.stop() == 0, one.log_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final, TypeVar
@@ -41,7 +42,7 @@ class RemoteBlob:
         return self._store.size(self._name)
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        found = self._store.get(self._name, position, position + len(out))
+        found = self._store.fetch(self._name, position, position + len(out))
         memoryview(out)[: len(found)] = found
         return len(found)
 
@@ -49,9 +50,37 @@ class RemoteBlob:
         return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
-        found = self._store.get(self._name, start, stop)
+        found = self._store.fetch(self._name, start, stop)
         block[: len(found)] = found
         return block[: len(found)]
+
+
+class KeptBlob:
+    """A blob whose file is at hand, too. What the file does not give, for it is a cache, the bucket gives: it is no damage."""
+
+    __slots__ = ("_file", "_remote", "size")
+
+    def __init__(self, file: Blob, remote: RemoteBlob, size: int) -> None:
+        self._file = file
+        self._remote = remote
+        self.size: Final = size
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        with suppress(Unavailable):
+            count = self._file.pread_into(out, position)
+            if count == min(len(out), self.size - position):
+                return count
+        return self._remote.pread_into(out, position)
+
+    def read_now(self, out: Buffer, position: int) -> bool:
+        return self._file.read_now(out, position)
+
+    def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
+        with suppress(Unavailable):
+            found = self._file.read_direct(block, start, stop)
+            if len(found) == min(stop, self.size) - start:
+                return found
+        return self._remote.read_direct(block, start, stop)
 
 
 class BucketStore:
@@ -110,11 +139,15 @@ class BucketStore:
         self._repeated(lambda: self._objects.put(SHARD + name, content))
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        if self._use(name):
-            try:
-                return self._cache.get(name, start, stop)
-            except BlobMissing:
-                self._forget(name)
+        blob = self.open(name)
+        if isinstance(blob, RemoteBlob):
+            return self.fetch(name, start, stop)
+        found = bytearray(max((blob.size if stop is None else min(stop, blob.size)) - start, 0))
+        count = blob.pread_into(found, start)
+        return bytes(found[:count])
+
+    def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """What ``get`` returns, from the bucket."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(SHARD + name)).content
         end = self.size(name) if stop is None else stop
@@ -123,12 +156,14 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(SHARD + name, start, end))
 
     def open(self, name: str) -> Blob:
-        if self._use(name):
-            try:
-                return self._cache.open(name)
-            except BlobMissing:
-                self._forget(name)
-        return RemoteBlob(self, name)
+        remote, size = RemoteBlob(self, name), self._use(name)
+        if size is None:
+            return remote
+        try:
+            return KeptBlob(self._cache.open(name), remote, size)
+        except (BlobMissing, Unavailable):
+            self._forget(name)
+        return remote
 
     def list(self, prefix: str) -> list[str]:
         names = self._repeated(lambda: self._objects.list(SHARD + prefix))
@@ -162,12 +197,13 @@ class BucketStore:
         for oldest in old:
             self._cache.delete(oldest)
 
-    def _use(self, name: str) -> bool:
+    def _use(self, name: str) -> int | None:
+        """Size of a blob whose file is whole."""
         with self._lock:
-            if name not in self._kept:
-                return False
-            self._kept.move_to_end(name)
-            return True
+            size = self._kept.get(name)
+            if size is not None:
+                self._kept.move_to_end(name)
+            return size
 
     def _forget(self, name: str) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from polywire.cluster.bucket_store import BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
 from polywire.cluster.uploader import uploading
-from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.journal.recovery import Chain, FoundGroup
@@ -85,7 +85,10 @@ def open_shard(
             undone.callback(unlock)
             opening = _Opening(place, data_directory, settings, loop, clock, replay, files, make_worker)
             undone.callback(opening.give_up)
-            log = opening.run(unlock)
+            try:
+                log = opening.run(unlock)
+            except Busy as error:  # the bucket's: nobody holds the directory
+                raise Unavailable(ErrorCode.STORAGE_FAILED, error.message) from error
             undone.pop_all()
             return log
     except OSError as error:

@@ -27,6 +27,7 @@ OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size waits for nothin
 OBJECT_BYTES_MAX: Final = 16 * 1024 * 1024  # and none is larger: what one group may be
 PUT_INTERVAL_S: Final = 0.1  # between the beginnings of two puts: each costs, however small
 OBJECTS_MAX: Final = 1000  # before a slot is sealed: recovery reads them in a second
+STEP_DOWN_S: Final = 30.0  # for one object: who cannot write for so long lets another try
 FINISH_S: Final = 10.0  # for the last objects, when the broker stops
 
 
@@ -154,6 +155,18 @@ class Uploader:
         self._begun_at = self._clock.monotonic()
         self._number += 1
         self._sender.run(partial(self._bucket.run, self._steps(unsent)), self._settled)
+        self._loop.call_later(STEP_DOWN_S, self._overdue, self._number)
+
+    def _overdue(self, number: int) -> None:
+        """Give up leading while an object is still under way: who waits is told, and another may reach the bucket. If it arrives after all,
+        whoever leads next finds it."""
+        if self._running is not None and self._number == number and not self._over:
+            self._failed(
+                NotOwner(
+                    ErrorCode.NOT_OWNER,
+                    f"the bucket took nothing for too long object={number:016x} limit_s={STEP_DOWN_S:g}",
+                )
+            )
 
     def _steps(self, unsent: _Unsent) -> protocol.Steps[bool]:
         return protocol.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])

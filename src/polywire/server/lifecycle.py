@@ -13,7 +13,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import structlog
@@ -23,7 +22,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode, NotOwner
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, NotOwner, Unavailable
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
@@ -61,7 +60,7 @@ from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
 
-Say = Callable[[Mapping[str, Address], int, Callable[[], object]], None]
+Say = Callable[[Mapping[str, Address], int, Callable[[str], object]], None]
 
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
@@ -106,17 +105,27 @@ async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool)
     """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start."""
     from polywire.server.standby import Presence, Standby
 
-    presence = Presence(config)
+    presence, standby = Presence(config), Standby(config, deposed=deposed)
     try:
-        if not await Standby(config, presence, deposed=deposed).wait():
+        if not await standby.wait(presence):
             return EXIT_OK
         presence.say({}, -1)
-        return await serve(config, lines, presence.say)
+        return await _serve_in_bucket(config, lines, presence.say, has_waited=standby.has_waited)
     except NotOwner as error:
         log.info("standing by", reason=error.message)
         return EXIT_DEPOSED
     finally:
         await asyncio.to_thread(presence.end)
+
+
+async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, say: Say, *, has_waited: bool) -> int:
+    """Serve; a bucket that does not answer is no reason to end for who stood by already. Raises BrokerError."""
+    try:
+        return await serve(config, lines, say)
+    except Unavailable as error:
+        if not has_waited:
+            raise
+        raise NotOwner(ErrorCode.NOT_OWNER, error.message) from error
 
 
 async def serve(config: ServeConfig, lines: LineLimit | None = None, say: Say | None = None) -> int:
@@ -160,8 +169,10 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, say: Say | 
     server.watch_signals(Reload(broker.access, config.users, tls, audit))
     _announce(config, listeners, broker.access)
     if say is not None:
-        later = NotOwner(ErrorCode.NOT_OWNER, "another broker leads under a later start")
-        deposed = partial(broker.loop.call_soon_threadsafe, server.storage_failed, later)
+
+        def deposed(reason: str) -> None:
+            broker.loop.call_soon_threadsafe(server.storage_failed, NotOwner(ErrorCode.NOT_OWNER, reason))
+
         say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 

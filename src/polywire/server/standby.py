@@ -25,14 +25,24 @@ from polywire.server.bucket import node_name
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
+from polywire.server.standby_health import StandbyHealth
+from polywire.server.tls import server_tls
 
 LOOK_S: Final = 0.5  # between two looks at the leader
 RANK_S: Final = 0.5  # that a candidate lets each before it try
 REFUSED_MAX: Final = 2  # looks that find the leader's port closed, before its broker is taken for dead
 KNOCK_TIMEOUT_S: Final = 2.0
+SILENT_S: Final = 30.0  # without a word of its own in the bucket, a leader gives up: others have long taken it for dead
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 log = structlog.get_logger("polywire.server")
+
+Deposed = Callable[[str], object]
+"""Told that this broker is not to lead any longer, and why."""
+
+
+def _nobody(_: str) -> None:
+    """Who does not lead need not be told."""
 
 
 class Presence:
@@ -46,15 +56,19 @@ class Presence:
         self._id = secrets.token_hex(16)
         self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
-        self._deposed: Callable[[], object] = lambda: None
+        self._deposed: Deposed = _nobody
+        self._clock = SystemClock()
+        self._written_at = 0.0
         self._changed = threading.Event()
         self._over = False
         self._thread: threading.Thread | None = None
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[], object] = lambda: None) -> None:
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: Deposed = _nobody) -> None:
         """Say from now on where this broker listens, and what it leads under; see ``Node``. Calls back in its thread, perhaps several times,
-        when another broker says that it leads under a later start: who has nothing to write would not notice."""
+        when another broker says that it leads under a later start, or nothing could be said for ``SILENT_S``: who has nothing to write would
+        not notice."""
         self._deposed = deposed
+        self._written_at = self._clock.monotonic()
         self._said = {name: (self._reached_at(address), address.port) for name, address in addresses.items()}, start
         self._changed.set()
         if self._thread is None:
@@ -87,8 +101,10 @@ class Presence:
     def _look(self) -> None:
         start = self._said[1]
         with suppress(BrokerError):
-            if start > 0 and any(node.start > start for node in self._nodes.read()):
-                self._deposed()
+            if start > 0 and self._clock.monotonic() - self._written_at > SILENT_S:
+                self._deposed("the bucket could not be written to for too long")
+            elif start > 0 and any(node.start > start for node in self._nodes.read()):
+                self._deposed("another broker leads under a later start")
 
     def _put(self) -> None:
         """What fails is written the next time: others go by what they see."""
@@ -96,15 +112,15 @@ class Presence:
         addresses, start = self._said
         with suppress(BrokerError):
             self._nodes.put(Node(self._name, self._id, addresses, start, self._counter))
+            self._written_at = self._clock.monotonic()
 
 
 class Standby:
     """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
 
-    def __init__(self, config: ServeConfig, presence: Presence, *, deposed: bool) -> None:
-        """deposed: another broker has just been quicker, and may not have said so yet."""
+    def __init__(self, config: ServeConfig, *, deposed: bool) -> None:
+        """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached."""
         self._config = config
-        self._presence = presence
         self._name = node_name(config)
         self._nodes = Nodes(open_bucket(config.bucket))
         self._watch = Watch(self._name)
@@ -114,22 +130,25 @@ class Standby:
         self._clock = SystemClock()
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
         self._stopping = asyncio.Event()
+        self._addresses: dict[str, Address] = {}
+        self._is_listening = self._has_health = False
+        self.has_waited = deposed
+        """Whether this broker was of use already: then it outlives a bucket that does not answer."""
 
-    async def wait(self) -> bool:
+    async def wait(self, presence: Presence) -> bool:
         """Until it is this broker's turn; False when it was told to stop before. Raises BrokerError."""
-        relay = Relay(self._find)
+        relay, health = Relay(self._find), StandbyHealth(lambda: self._is_listening and self._can_carry())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        listening = False
         try:
             while await self._is_led():
-                if not listening and self._leader is not None and self._refused == 0 and self._leader.addresses:
-                    addresses = await relay.listen(self._carried())
-                    self._presence.say(addresses, 0)
-                    write_ready(self._config.ready_file, addresses)
-                    log.info("standing by, connections are carried to the leader", leader=self._leader.name)
-                    listening = True
+                self.has_waited = True
+                if not self._has_health:
+                    self._has_health = True
+                    await self._answer_health(health)
+                if self._can_carry():
+                    await self._carry(relay, presence)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), LOOK_S)
                 if self._stopping.is_set():
@@ -137,12 +156,40 @@ class Standby:
             return True
         finally:
             await relay.stop()
+            await health.stop()
             withdraw_ready(self._config.ready_file)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    def _can_carry(self) -> bool:
+        """Whether a leader was seen that takes connections."""
+        return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
+
+    async def _carry(self, relay: Relay, presence: Presence) -> None:
+        """Listen for who is carried. Raises Unavailable."""
+        if self._is_listening:
+            return
+        assert self._leader is not None, "who carries knows where to"
+        self._is_listening = True
+        self._addresses |= await relay.listen(self._carried())
+        presence.say(self._addresses, 0)
+        write_ready(self._config.ready_file, self._addresses)
+        log.info("standing by, connections are carried to the leader", leader=self._leader.name)
+
+    async def _answer_health(self, health: StandbyHealth) -> None:
+        """HTTP, where it is while this broker leads; without it where its port is taken."""
+        tls = server_tls(self._config)
+        for name, address in self._config.listeners().items():
+            if name.removesuffix(TLS_SUFFIX) != HTTP:
+                continue
+            context = tls.context if tls is not None and name.endswith(TLS_SUFFIX) else None
+            try:
+                self._addresses[name] = await health.listen(address, context)
+            except OSError as error:
+                log.warning("HTTP is off while standing by", address=str(address), reason=error.strerror)
+
     def _carried(self) -> dict[str, Address]:
-        """Where clients of the leader may come; not HTTP, which tells of this broker."""
+        """Where clients of the leader may come; not HTTP, which tells of this broker itself."""
         given = self._config.listeners()
         return {name: address for name, address in given.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
 
@@ -155,7 +202,7 @@ class Standby:
             nodes = await asyncio.to_thread(self._nodes.read)
         except BrokerError as error:
             log.warning("cannot see who leads", reason=error.message)
-            return self._leader is not None  # whoever leads has the same bucket
+            return self.has_waited  # whoever leads has the same bucket
         now = self._clock.monotonic()
         leader = self._leader = self._watch.leader(nodes, now)
         if leader is None:

@@ -1,0 +1,98 @@
+"""HTTP of a broker that stands by: whether it lives, and whether it is of use.
+
+Promises: a request has limits in bytes and in time, and so has the number of who ask; nothing is told but yes or no, for who asks is
+not known here. Must not know: the broker that leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from polywire.http.framing import HEAD_BYTES_MAX
+from polywire.server.config import Address
+
+ASKING_MAX: Final = 64  # connections: each is answered once
+REQUEST_S: Final = 5.0
+CARRYING: Final = "standby: connections are carried to the broker that leads\n"
+ALONE: Final = "not ready: standing by, and nobody leads\n"
+_END: Final = b"\r\n\r\n"
+
+log = structlog.get_logger("polywire.server")
+
+
+class StandbyHealth:
+    """Guards: at most ``ASKING_MAX`` connections; all end with ``stop``."""
+
+    def __init__(self, is_carrying: Callable[[], bool]) -> None:
+        """is_carrying: whether connections that come are carried."""
+        self._is_carrying = is_carrying
+        self._servers: list[asyncio.Server] = []
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
+        """Answer there; returns the address with its real port. Raises OSError."""
+        server = await asyncio.start_server(
+            self._came, address.host, address.port, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True
+        )
+        self._servers.append(server)
+        return Address(address.host, server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Answer nobody any more."""
+        for server in self._servers:
+            server.close()
+        for task in list(self._asking):
+            task.cancel()
+        await asyncio.sleep(0)
+        self._servers.clear()
+
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._asking) >= ASKING_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, and hang up."""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(_END)
+                writer.write(self._answer_to(head))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            log.debug("no whole request came")
+        finally:
+            with suppress(OSError, RuntimeError):
+                writer.transport.abort()
+
+    def _answer_to(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _answer("405 Method Not Allowed", "this broker stands by: ask the one that leads\n")
+        whole = words[0] == b"GET"
+        match words[1].partition(b"?")[0]:
+            case b"/livez":
+                return _answer("200 OK", "alive\n", whole=whole)
+            case b"/readyz" if self._is_carrying():
+                return _answer("200 OK", CARRYING, whole=whole)
+            case b"/readyz":
+                return _answer("503 Service Unavailable", ALONE, whole=whole)
+        return _answer("503 Service Unavailable", "this broker stands by: ask the one that leads\n", whole=whole)
+
+
+def _answer(status: str, text: str, *, whole: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n"
+        "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return (head + (text if whole else "")).encode()

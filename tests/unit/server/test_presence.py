@@ -1,0 +1,50 @@
+"""A leader that can say nothing in the bucket for long is told to lead no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from polywire.cluster.nodes import Node, Nodes
+from polywire.cluster.url import open_bucket
+from polywire.errors import ErrorCode, Unavailable
+from polywire.server import standby
+from polywire.server.config import ServeConfig
+from polywire.server.standby import Presence
+
+
+def test_who_can_say_nothing_is_deposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Event()
+    put = Nodes.put
+
+    def put_or_fail(nodes: Nodes, node: Node) -> None:
+        if out.is_set():
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket is out")
+        put(nodes, node)
+
+    monkeypatch.setattr(Nodes, "put", put_or_fail)
+    monkeypatch.setattr(standby, "NODE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(standby, "SILENT_S", 0.2)
+    told: list[str] = []
+    deposed = Event()
+
+    def on_deposed(reason: str) -> None:
+        told.append(reason)
+        deposed.set()
+
+    presence = Presence(ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one"))
+    presence.say({}, 3, on_deposed)
+    assert not deposed.wait(0.5), "it is heard"
+    out.set()
+    assert deposed.wait(20)
+    assert told[0] == "the bucket could not be written to for too long"
+    out.clear()
+    presence.say({}, 3)
+    Nodes(open_bucket(f"file://{tmp_path / 'bucket'}")).put(Node("two", "x", {}, start=4))
+    deposed.clear()
+    presence.say({}, 3, on_deposed)
+    assert deposed.wait(20)
+    assert told[-1] == "another broker leads under a later start"
+    presence.end()

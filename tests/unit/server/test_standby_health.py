@@ -1,0 +1,63 @@
+"""HTTP of a broker that stands by: yes or no, to few at a time, and to nobody for long."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from polywire.server import standby_health
+from polywire.server.config import Address
+from polywire.server.standby_health import ALONE, ASKING_MAX, CARRYING, StandbyHealth
+
+
+async def ask(address: Address, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        writer.write(request)
+        with suppress(ConnectionError):
+            return await reader.read()
+        return b""
+    finally:
+        writer.close()
+
+
+def test_what_is_told() -> None:
+    async def run() -> None:
+        carrying = [False]
+        health = StandbyHealth(lambda: carrying[0])
+        address = await health.listen(Address("127.0.0.1", 0), None)
+        found = await ask(address, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 503 ")
+        assert found.endswith(ALONE.encode())
+        carrying[0] = True
+        found = await ask(address, b"GET /readyz?x HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 200 ")
+        assert found.endswith(CARRYING.encode())
+        assert (await ask(address, b"HEAD /livez HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert (await ask(address, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        for wrong in (b"POST /livez HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"\x00 \xff\r\n\r\n"):
+            assert (await ask(address, wrong)).startswith(b"HTTP/1.1 405 ")
+        assert await ask(address, b"GET " + bytes(40_000)) == b""
+        await health.stop()
+
+    asyncio.run(run())
+
+
+def test_who_does_not_ask_is_let_go_and_takes_no_more_than_his_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        health = StandbyHealth(lambda: True)
+        address = await health.listen(Address("127.0.0.1", 0), None)
+        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(ASKING_MAX)]
+        await asyncio.sleep(0.05)
+        assert await ask(address, b"GET /livez HTTP/1.1\r\n\r\n") == b""
+        for reader, writer in silent:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        assert (await ask(address, b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"alive\n")
+        await health.stop()
+
+    monkeypatch.setattr(standby_health, "REQUEST_S", 0.3)
+    asyncio.run(run())
