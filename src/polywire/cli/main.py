@@ -30,6 +30,7 @@ NOUNS: Final = (
     "writer",
     "pipeline",
     "user",
+    "backup",
     "segment",
     "log",
     "cluster",

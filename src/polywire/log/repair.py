@@ -78,10 +78,12 @@ class Diagnosis:
 class OfflineLog:
     """A data directory that no broker owns meanwhile, looked at without changing anything."""
 
-    def __init__(self, directory: Path, replay: Callable[[], Replay], loop: Loop) -> None:
-        """replay: makes an empty broker's state."""
+    def __init__(
+        self, directory: Path, replay: Callable[[], Replay], loop: Loop, store: FileStore | None = None
+    ) -> None:
+        """replay: makes an empty broker's state. store: of the blobs, where they lie elsewhere than the journal."""
         self.directory: Final = directory
-        self.store: Final = FileStore(directory)
+        self.store: Final = FileStore(directory) if store is None else store
         self.state: Replay = replay()
         self._replay = replay
         self._loop = loop

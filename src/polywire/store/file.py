@@ -245,7 +245,9 @@ class FileStore:
                 self._open.drop(name)
                 while (others := file.is_shared()) is True:  # a reader would find its end, or worse, where it is cut
                     yield 0
-                if others is None:  # it is freed when it is closed
+                if (
+                    others is None
+                ):  # it is freed when it is closed, or stays under a name that somebody has linked it to
                     return
                 size = file.size
                 while size > 0:

@@ -97,7 +97,8 @@ class File(Protocol):
         """Keep others from locking it until it is closed. Raises BlockingIOError while another holds the lock."""
 
     def is_shared(self) -> bool | None:
-        """Whether anybody else, in any process, has this file open or mapped; None where the system does not know."""
+        """Whether anybody else, in any process, has this unlinked file open or mapped; None where the system does not know, or another name
+        keeps it."""
 
     def close(self) -> None:
         """Let go of it."""

@@ -129,7 +129,7 @@ class SystemFile:
 
     def is_shared(self) -> bool | None:
         take, give_back = getattr(fcntl, "F_SETLEASE", None), fcntl.F_UNLCK
-        if take is None:
+        if take is None or os.fstat(self._descriptor).st_nlink > 0:
             return None
         try:
             fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)  # Linux gives the lease to the only one

@@ -171,3 +171,12 @@ def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
     stopped.join()
     loop.run_pass()
     assert order[-1] == "d"
+
+
+def test_a_file_that_has_another_name_is_not_cut(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("a", [b"x" * 1000])
+    (tmp_path / "kept").hardlink_to(tmp_path / "a")
+    assert list(store.delete_in_steps("a")) == []
+    assert store.list("") == ["kept"]
+    assert (tmp_path / "kept").read_bytes() == b"x" * 1000

@@ -1,0 +1,124 @@
+"""``polywire backup``: what it says of a directory, of backups that are sound or damaged, and where it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polywire.cli.backup_files import find_backup
+from polywire.cli.doctor import EXIT_BROKEN, EXIT_DAMAGED
+from polywire.cli.main import run
+from polywire.log.opening import lock_directory
+from tests.unit.cli.test_doctor import TOPIC, flip, write_records
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_records(tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, directory: Path) -> Path:
+    assert run(["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]) == 0
+    return tmp_path / "shelf"
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_backup_changes_nothing_and_comes_back(
+    tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(directory)
+    assert run(["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]) == 0
+    assert contents(directory) == before
+    assert run(["backup", "restore", str(tmp_path / "shelf"), "--data-dir", str(tmp_path / "restored")]) == 0
+    capsys.readouterr()
+    listed = []
+    for data in (directory, tmp_path / "restored"):
+        assert run(["segment", "list", "--data-dir", str(data), "-o", "json"]) == 0
+        listed.append([row for row in json.loads(capsys.readouterr().out) if row["state"] == "live"])
+        assert run(["log", "verify", "--data-dir", str(data)]) == 0
+        capsys.readouterr()
+    assert listed[0] == listed[1] != []
+    assert (tmp_path / "shelf").stat().st_mode & 0o077 == 0, "it holds what others may not read"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "restored").rglob("*"))
+
+
+def test_the_list_says_what_each_has_added(shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["backup", "create", str(shelf), "--data-dir", str(directory)]) == 0
+    capsys.readouterr()
+    assert run(["backup", "list", str(shelf), "-o", "json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["copied_segments"] == first["segments"] == second["segments"] > 0
+    assert (second["copied_segments"], second["copied_bytes"]) == (0, 0)
+    assert first["backup"] < second["backup"]
+
+
+def test_segments_of_another_log_are_not_taken_for_ours(tmp_path: Path, shelf: Path) -> None:
+    write_records(tmp_path / "other")  # whose segments have the same names and sizes
+    assert run(["backup", "create", str(shelf), "--data-dir", str(tmp_path / "other")]) == 0
+    ours = sorted(find_backup(shelf).glob("segments/*"))
+    assert [path.name for path in ours] == [path.name for path in sorted((tmp_path / "other/segments").glob("*"))]
+    assert all(path.read_bytes() == (tmp_path / "other/segments" / path.name).read_bytes() for path in ours)
+
+
+def test_damage_of_a_backup_is_named(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["backup", "verify", str(shelf)]) == 0
+    segment = min(find_backup(shelf).glob("segments/*"))
+    flip(segment, segment.stat().st_size // 4)
+    capsys.readouterr()
+    assert run(["backup", "verify", str(shelf), "-o", "json"]) == EXIT_DAMAGED
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["topic"]) == (f"segments/{segment.name}", TOPIC)
+    segment.unlink()
+    assert run(["backup", "verify", str(shelf)]) == EXIT_BROKEN
+
+
+def test_damage_of_the_log_is_told_and_not_shared_with_later_backups(tmp_path: Path, directory: Path) -> None:
+    segment = min(directory.glob("segments/*"))
+    sound = segment.read_bytes()
+    flip(segment, len(sound) // 4)
+    words = ["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]
+    assert run(words) == EXIT_DAMAGED
+    segment.write_bytes(sound)
+    assert run(words) == 0
+    assert run(["backup", "verify", str(tmp_path / "shelf")]) == 0
+
+
+def test_a_broken_backup_is_not_restored(tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(find_backup(shelf) / "segments")
+    assert run(["backup", "restore", str(shelf), "--data-dir", str(tmp_path / "restored")]) == 1
+    assert "code=corrupt" in capsys.readouterr().err.replace("\n", " ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "shelf"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["create", "{}/new", "--data-dir", "{}/nothing"], "no data directory of a broker"),
+        (["restore", "{}/shelf", "--data-dir", "{}/data"], "data directory is not empty"),
+        (["restore", "{}/data", "--data-dir", "{}/new"], "no backup here"),
+        (["verify", "{}/nothing"], "no backup here"),
+    ],
+)
+def test_what_is_refused(
+    words: list[str], said: str, tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run(["backup", *(word.format(tmp_path) for word in words)]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_one_backup_at_a_time(shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unlock = lock_directory(shelf)
+    try:
+        assert run(["backup", "create", str(shelf), "--data-dir", str(directory)]) == 1
+    finally:
+        unlock()
+    assert "another backup is being taken" in capsys.readouterr().err
