@@ -1,4 +1,4 @@
-"""Backups of a data directory, taken while a broker writes it, and put back (decision 0065).
+"""Backups of a data directory, taken while a broker writes it, and put back (decision 0061).
 
 Promises: a backup holds everything that was acknowledged before it began, and is one moment of the log; under its name it is whole and on
 the disk, or it is not there; nothing in the data directory is changed. Must not know: topics, how anything is printed.
