@@ -103,6 +103,7 @@ def response(api: Api) -> RecordType:
     return message(api).response.record
 
 
+@cache
 def is_flexible(api: Api, version: int) -> bool:
     """Whether a version of an api has tags and compact lengths."""
     return version >= message(api).flexible_from

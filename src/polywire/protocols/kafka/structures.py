@@ -34,11 +34,14 @@ class Record:
     DEFAULTS: ClassVar[dict[str, object]] = {}
 
     def __init__(self, **values: object) -> None:
-        for name, default in self.DEFAULTS.items():
-            setattr(self, name, values.get(name, default))
-        unknown = values.keys() - self.DEFAULTS.keys() if values else ()
-        if unknown:
-            raise TypeError(f"no such field type={type(self).__name__} names={sorted(unknown)}")
+        defaults: dict[str, object] = self.DEFAULTS
+        for name, default in defaults.items():
+            setattr(self, name, default)
+        for name, value in values.items():
+            if name not in defaults:
+                unknown = sorted(values.keys() - defaults.keys())
+                raise TypeError(f"no such field type={type(self).__name__} names={unknown}")
+            setattr(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
