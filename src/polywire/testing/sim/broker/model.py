@@ -16,6 +16,7 @@ from polywire.testing.sim.broker.members import Members
 from polywire.testing.sim.log.model import Content, KeptPartition
 
 OFFSET_FORGOTTEN: Final = -1
+NO_EPOCH: Final = -1
 OLD_MAX: Final = 6  # answered batches that a producer may still send again
 
 
@@ -94,12 +95,19 @@ class Repeat(NamedTuple):
 
 @dataclass(slots=True)
 class Holder:
-    """Who holds a transactional id, or did. numbered: its wire numbers producers. synced: whether what it stages is synced."""
+    """Who holds a transactional id, or did. numbered: its wire numbers producers. unsynced: epochs of those of whom nothing is synced."""
 
     id: str
     numbered: bool
-    epoch: int = -1
-    synced: bool = True
+    epoch: int = NO_EPOCH
+    unsynced: set[int] = field(default_factory=set)
+
+    def begin_epoch(self, epoch: int, *, synced: bool) -> None:
+        """It is held from here on; a start may find the one before, if this one was lost."""
+        self.epoch = epoch
+        self.unsynced.discard(epoch)
+        if not synced:
+            self.unsynced.add(epoch)
 
 
 @dataclass(slots=True)
@@ -218,8 +226,12 @@ class Model:
         for token, known in self.tokens.items():
             known.is_gone = ("staged", "", token.hex()) not in self.history.latest
         for holder in self.holders:
-            if not holder.synced:
+            state = self.history.latest.get(("transaction", "", holder.id))
+            epoch = state[0] if isinstance(state, tuple) else NO_EPOCH
+            if epoch in holder.unsynced:
                 self.began_at[holder.id] = -math.inf  # what is not synced ends with the process
+            if epoch < holder.epoch:
+                holder.epoch = NO_EPOCH  # that it was held was lost
         for incarnation in [number for number in self.partitions if number not in ends]:
             del self.partitions[incarnation]
         for incarnation, kept in self.partitions.items():

@@ -81,7 +81,7 @@ class TransactionPart(Part):
             free=("holds",),
         )
         if found is not None:
-            holder.epoch, holder.synced = found.epoch, level is Level.SYNCED
+            holder.begin_epoch(found.epoch, synced=level is Level.SYNCED)
 
     def begin(self) -> None:
         holder = self.chance.one_of(self.model.holders)
@@ -102,7 +102,7 @@ class TransactionPart(Part):
 
     @staticmethod
     def _level(holder: Holder) -> Level:
-        return Level.SYNCED if holder.synced else Level.WRITTEN
+        return Level.WRITTEN if holder.epoch in holder.unsynced else Level.SYNCED
 
     def stage_in_transaction(self) -> None:
         """A record that nobody sees yet; or the last one once more, which changes nothing."""

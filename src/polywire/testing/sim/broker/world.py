@@ -12,14 +12,12 @@ from typing import ClassVar, Final
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError
-from polywire.log.base import Read
 from polywire.testing.sim.broker.asking import Asking, look
 from polywire.testing.sim.broker.client import ACTS, Client
 from polywire.testing.sim.broker.model import Model
 from polywire.testing.sim.broker.part import LEVELS
 from polywire.testing.sim.broker.process import BrokerProcess
-from polywire.testing.sim.log.client import records_of
-from polywire.testing.sim.log.model import KeptPartition
+from polywire.testing.sim.log.reading import read_back
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
@@ -144,25 +142,9 @@ class BrokerWorld(World):
         """Everything can be read, and is what was asked for."""
         for topic in self._process.broker.topics():
             for partition in topic.partitions:
-                self._check_partition(self._model.partitions[partition.incarnation])
-
-    def _check_partition(self, kept: KeptPartition) -> None:
-        log = self._process.log.partition(kept.incarnation)
-        offset, end, seen = log.first_offset, log.readable_offset, set[int]()
-        kept.first = offset
-        while offset < end:
-            found = self._process.read(kept.incarnation, offset)
-            if isinstance(found, BrokerError):
-                require(False, "every record can be read", partition=kept.incarnation, offset=offset, error=str(found))
-            assert isinstance(found, Read), "an answer is a read or an error"
-            require(found.next_offset > offset, "a read goes on", partition=kept.incarnation, offset=offset)
-            records = [record for record in records_of(found.chunks) if record.offset >= offset]
-            kept.check_records(records, offset, found.next_offset)
-            seen.update(record.offset for record in records)
-            kept.shown = max(kept.shown, found.next_offset)
-            offset = found.next_offset
-            found.pin.release()
-        kept.check_nulls(seen)
+                kept = self._model.partitions[partition.incarnation]
+                kept.first = partition.log.first_offset
+                read_back(self._process, kept)
 
     def _come_to_rest(self) -> None:
         told: list[int | BrokerError] = []

@@ -357,6 +357,9 @@ class Client:
             return
         if isinstance(found, BrokerError):
             self._story.tell("unread", str(found))
+            if kept.rotten and not (self.failure or self.may_fail_reads):
+                kept.pass_damage(offset, found)
+                return
             require(self.failure or self.may_fail_reads, "a record can be read", offset=offset, error=str(found))
             return
         self.judge(kept, offset, found)

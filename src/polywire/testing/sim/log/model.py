@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from polywire.errors import BrokerError, Corrupt
 from polywire.records.columns import Record
 from polywire.testing.sim.promises import Acknowledged, require
 
@@ -21,7 +22,7 @@ class KeptPartition:
     """One partition. ``records`` are all that were asked for, by offset; ``gone`` those that compaction took.
 
     first: where it begins by what was asked for; ``first_known`` by what was acknowledged. opened, dropped: whether that was asked for, and
-        acknowledged. shown: what readers have seen is below this offset.
+        acknowledged. shown: what readers have seen is below this offset. rotten: offsets of records that a disk has damaged.
     """
 
     incarnation: int
@@ -35,6 +36,7 @@ class KeptPartition:
     dropped: bool = False
     dropped_known: Acknowledged = field(default_factory=Acknowledged)
     shown: int = 0
+    rotten: set[int] = field(default_factory=set)
 
     def check_records(self, found: list[Record], first: int, end: int) -> None:
         """Judge what was read of offsets [first, end)."""
@@ -57,6 +59,21 @@ class KeptPartition:
             require(newer or value is None, "the newest record of a key stays", offset=offset, key=key)
             self.gone.add(offset)
 
+    def pass_damage(self, offset: int, error: BrokerError, *, damaged: str = "") -> int:
+        """A record was refused, as one that is damaged may be: where reading goes on, by what the reader was told.
+
+        damaged: a file of which something is; without one, it is known which records are."""
+        facts: dict[str, object] = {"partition": self.incarnation, "offset": offset, "error": error.message}
+        told = isinstance(error, Corrupt) and "segment=" in error.message
+        if not damaged:
+            require(told and offset in self.rotten, "every record can be read", **facts)
+        require(told, "a reader is told what is damaged", damaged=damaged, **facts)
+        first, end = _fact(error.message, "first_offset", offset), _fact(error.message, "next_offset", offset + 1)
+        require(first <= offset < end, "what is around damage stays readable", **facts)
+        spared = [] if damaged else [sound for sound in range(offset, end) if sound not in self.rotten]
+        require(not spared, "what is around damage stays readable", sound=spared, **facts)
+        return end
+
     def check_nulls(self, found: set[int]) -> None:
         """The newest null of a key goes only after all that was older: nothing that was deleted is back. ``found``: offsets there are."""
         for offset in self.gone:
@@ -65,6 +82,12 @@ class KeptPartition:
                 back = [older for older in found if older < offset and self.records[older][0] == key]
                 newer = any(later == key for later, _ in self.records[offset + 1 :])
                 require(newer or not back, "what was deleted is not back", offset=offset, older=back)
+
+
+def _fact(message: str, name: str, otherwise: int) -> int:
+    _, _, rest = message.partition(f" {name}=")
+    number = rest.partition(" ")[0]
+    return int(number) if number else otherwise
 
 
 @dataclass(slots=True)
@@ -152,6 +175,11 @@ class Model:
         found += [(staged.known, 1) for staged in self.tokens.values() if not staged.leaving]
         return found
 
+    def forget_acknowledged(self) -> None:
+        """Whatever was acknowledged may be lost."""
+        for acknowledged, _ in self.everything():
+            acknowledged.written = acknowledged.synced = 0
+
     # After a start
 
     def check_prefix(self, ends: dict[int, int]) -> None:
@@ -209,6 +237,7 @@ class Model:
         kept.trimmed, kept.opened = Acknowledged(first, first), Acknowledged(1, 1)
         kept.dropped_known = Acknowledged()
         kept.gone = {offset for offset in kept.gone if offset < end}
+        kept.rotten = {offset for offset in kept.rotten if offset < end}
 
     def check_loss(self, kept: KeptPartition, *, powerless: bool) -> None:
         """Judge a partition that is not there."""

@@ -1,4 +1,4 @@
-"""What if something of a sound disk were damaged: a start on a copy of it, judged by what was there before.
+"""What if something of a disk were damaged: a start on a copy of it, judged by what was there before.
 
 Promises: the disk that is asked about stays as it is. Must not know: what the files hold.
 """
@@ -9,22 +9,22 @@ from copy import deepcopy
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
-from polywire.log.base import Read
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.disk import SECTOR_BYTES, Inode, SimulatedDisk
-from polywire.testing.sim.log.client import records_of
-from polywire.testing.sim.log.model import KeptPartition, Model
+from polywire.testing.sim.log.model import Model
 from polywire.testing.sim.log.process import LogProcess
+from polywire.testing.sim.log.reading import check_start, read_back
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 
+JOURNAL: Final = ".pwj"
 UNNEEDED: Final = ("LOCK",)  # written anew by every start
 
 
 class Rot:
-    """Damage to one place of a disk that was stopped cleanly."""
+    """Damage to one place of a disk."""
 
     def __init__(
         self, model: Model, settings: LogSettings, clock: SimulatedClock, chance: Chance, story: Story
@@ -36,11 +36,35 @@ class Rot:
         self._story = story
 
     def judge(self, disk: SimulatedDisk) -> None:
-        """Damage a copy of the disk somewhere and start on it: everything is there, or it is said what is damaged."""
+        """The log was closed. Damage a copy of the disk somewhere and start on it: everything is there, or it is said what is damaged."""
+        path, process = self._start(disk)
+        if process is None:
+            return
+        changes = self._model.changes
+        require(process.state.changes == changes, "damage changes nothing unnoticed", damaged=path)
+        for kept in [kept for kept in self._model.partitions.values() if not kept.dropped]:
+            end = process.log.partition(kept.incarnation).next_offset
+            require(end == len(kept.records), "damage takes no number", damaged=path, partition=kept.incarnation)
+            read_back(process, kept, damaged=path)
+        process.log.close()
+
+    def judge_killed(self, disk: SimulatedDisk) -> None:
+        """What if the process were killed now, too. Of a journal nobody can tell its damaged end from one that was never written whole."""
+        path, process = self._start(disk)
+        if process is None:
+            return
+        if path.endswith(JOURNAL):
+            self._model.forget_acknowledged()
+        check_start(process, self._model, powerless=False, shown_stays=False, damaged=path)
+        process.log.close()
+
+    def _start(self, disk: SimulatedDisk) -> tuple[str, LogProcess | None]:
+        """Damage a copy and start on it: what was damaged, and the process, if it said nothing of that."""
         copy = deepcopy(disk)
+        copy.close_all()
         path, cut = self._spoil(copy)
         process = LogProcess(copy, self._settings, self._clock, self._chance, self._story)
-        self._story.actor = "rot"
+        before, self._story.actor = self._story.actor, "rot"
         try:
             process.open()
         except Corrupt as error:
@@ -48,14 +72,12 @@ class Rot:
             require(path in error.message, "a start says what is damaged", damaged=path, error=error.message)
             twice = not cut and (path.endswith(".pwt") or "seed" in path)
             require(not twice, "what is kept twice may be damaged once", damaged=path, error=error.message)
-            return
+            return path, None
         except BrokerError as error:
             require(False, "damage is called damage", damaged=path, error=error.message)
-        changes = self._model.changes
-        require(process.state.changes == changes, "damage changes nothing unnoticed", damaged=path)
-        for kept in [kept for kept in self._model.partitions.values() if not kept.dropped]:
-            self._read(process, kept, path)
-        process.log.close()
+        finally:
+            self._story.actor = before
+        return path, process
 
     def _spoil(self, disk: SimulatedDisk) -> tuple[str, bool]:
         """Change something: the file's path in the data directory, and whether it was cut."""
@@ -64,7 +86,7 @@ class Rot:
         path, inode = chance.one_of(sorted(files, key=lambda file: file[0]))
         place = self._some_place(inode)
         kind = chance.below(4)
-        if kind == 0 and not path.endswith(".pwj"):
+        if kind == 0 and not path.endswith(JOURNAL):
             self._put(inode, place, b"", cut=True)
         elif kind == 1:
             start = place // SECTOR_BYTES * SECTOR_BYTES
@@ -73,7 +95,7 @@ class Rot:
             self._put(inode, place, bytes((inode.data[place] ^ 1 << chance.below(8),)))
         short = "/".join(path.split("/")[-2:])
         self._story.tell("rot", f"{short} at={place} kind={kind}")
-        return short, kind == 0 and not path.endswith(".pwj")
+        return short, kind == 0 and not path.endswith(JOURNAL)
 
     def _some_place(self, inode: Inode) -> int:
         """A byte of the file, mostly one that says something."""
@@ -90,34 +112,3 @@ class Rot:
                 del data[place:]
             else:
                 data[place : place + len(content)] = content
-
-    def _read(self, process: LogProcess, kept: KeptPartition, path: str) -> None:
-        """Everything of a partition, past what is damaged."""
-        partition = process.log.partition(kept.incarnation)
-        end = len(kept.records)
-        require(partition.next_offset == end, "damage takes no number", damaged=path, partition=kept.incarnation)
-        offset = partition.first_offset
-        while offset < end:
-            found = process.read(kept.incarnation, offset)
-            if isinstance(found, Read):
-                require(found.next_offset > offset, "a read goes on", offset=offset)
-                for record in [record for record in records_of(found.chunks) if record.offset >= offset]:
-                    asked = kept.records[record.offset]
-                    require(asked == (record.key, record.value), "what is damaged is not served", damaged=path)
-                kept.check_records(
-                    [r for r in records_of(found.chunks) if r.offset >= offset], offset, found.next_offset
-                )
-                offset = found.next_offset
-                found.pin.release()
-            else:
-                told = (
-                    isinstance(found, Corrupt) and "segment=" in found.message
-                )  # the start may have sealed it in another
-                require(told, "a reader is told what is damaged", damaged=path, error=found.message)
-                offset = self._behind(found.message, offset)
-
-    @staticmethod
-    def _behind(message: str, offset: int) -> int:
-        """Where reading goes on behind damage, by what the reader is told."""
-        _, _, rest = message.partition(" next_offset=")
-        return max(int(rest.partition(" ")[0] or 0), offset + 1)

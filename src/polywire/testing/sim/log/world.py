@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from polywire.errors import BrokerError
-from polywire.log.base import Read
 from polywire.log.segments import compaction
 from polywire.log.settings import LogSettings
-from polywire.testing.sim.log.client import ACTS, LEVELS, Client, records_of
+from polywire.testing.sim.log.client import ACTS, LEVELS, Client
+from polywire.testing.sim.log.decay import Decay
 from polywire.testing.sim.log.model import Model
 from polywire.testing.sim.log.process import LogProcess
+from polywire.testing.sim.log.reading import check_start, read_back
 from polywire.testing.sim.log.rot import Rot
-from polywire.testing.sim.promises import require
-from polywire.testing.sim.world import World
+from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level
 
 ROTS: Final = 3  # damages tried at the end of a run
@@ -49,11 +49,13 @@ class LogWorld(World):
 
     NAME = "log"
     ACTS = tuple(act.__name__ for act in ACTS)
+    TROUBLES: ClassVar = {**TROUBLES, "decay": 0.2}
 
     client: Client
     _process: LogProcess
     _settings: LogSettings
     _model: Model
+    _decay: Decay
     _weights: list[float]
 
     def _small(self) -> AbstractContextManager[None]:
@@ -81,6 +83,7 @@ class LogWorld(World):
     def _meet(self) -> None:
         process = self._process
         self.client = Client(process.log, process.state, self._model, self._chance, self.story)
+        self._decay = Decay(self._disk, self._model, process, self._chance, self.story)
         self._weights = list(ACTS.values())
 
     def _act(self) -> None:
@@ -91,13 +94,36 @@ class LogWorld(World):
         return self.client.failure
 
     def _change_minds(self) -> None:
+        self._mend()
         self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
         self.client.levels = self._chance.one_of(LEVELS)
+
+    def _make_trouble(self, trouble: str) -> None:
+        if trouble != "decay":
+            super()._make_trouble(trouble)
+        elif self._chance.happens(0.5):
+            self._decay.begin()
+        else:
+            self._rot().judge_killed(self._disk)
+
+    def _mend(self) -> None:
+        """The disk has what it was given once more."""
+        if self._failure is None and not self._process.log.uncommitted:
+            self._decay.judge()
+        self._decay.end()
+
+    def _restart(self) -> None:
+        self._decay.end()
+        super()._restart()
+
+    def _rot(self) -> Rot:
+        return Rot(deepcopy(self._model), self._settings, self._clock, self._chance, self.story)
 
     def _expect_failed_reads(self) -> None:
         self.client.may_fail_reads = True
 
     def _let_go(self) -> None:
+        self._decay.end()
         self.client.let_go()
 
     def _closed(self) -> None:
@@ -107,64 +133,18 @@ class LogWorld(World):
     def _check_closed(self) -> None:
         """The disk as a clean stop has left it, and what if something of it were damaged."""
         for _ in range(0 if "rot" in self._without else ROTS):
-            Rot(deepcopy(self._model), self._settings, self._clock, self._chance, self.story).judge(self._disk)
+            self._rot().judge(self._disk)
 
     # Checks
 
     def _check_start(self) -> None:
-        model, powerless = self._model, self._powerless
-        log = self._process.log
-        ends = {0: len(self._process.state.changes)}
-        found = {incarnation: log.partition(incarnation) for incarnation in log.incarnations()}
-        ends.update((incarnation, partition.next_offset) for incarnation, partition in found.items())
-        unknown = sorted(set(found) - set(model.partitions))
-        require(not unknown, "no partition appears", unknown=unknown)
-        model.check_prefix(ends)
-        model.check_changes(self._process.state.changes, powerless=powerless)
-        model.check_publications(ends)
-        shown_stays = not powerless or self._settings.durability is Level.SYNCED
-        for kept in list(model.partitions.values()):
-            partition = found.get(kept.incarnation)
-            if partition is None:
-                model.check_loss(kept, powerless=powerless)
-                continue
-            first, end = partition.first_offset, partition.next_offset
-            model.check_survival(kept, first, end, powerless=powerless, shown_stays=shown_stays)
-        for token, staged in list(model.tokens.items()):
-            if self._process.is_staged(token):
-                staged.leaving = staged.spent = False
-                staged.known.note(1, Level.SYNCED)
-            else:
-                lost = not staged.known.floor(powerless=powerless)
-                require(lost or staged.leaving, "an acknowledged staged batch is there", token=token.hex())
-                del model.tokens[token]
-        self._check_records()
+        shown_stays = not self._powerless or self._settings.durability is Level.SYNCED
+        check_start(self._process, self._model, powerless=self._powerless, shown_stays=shown_stays)
 
     def _check_records(self) -> None:
         """Everything can be read."""
-        for kept in list(self._model.partitions.values()):
-            if kept.dropped:
-                continue
-            partition = self._process.log.partition(kept.incarnation)
-            offset, end = partition.first_offset, partition.readable_offset
-            seen: set[int] = set()
-            while offset < end:
-                found = self._read(kept.incarnation, offset)
-                require(found.next_offset > offset, "a read goes on", partition=kept.incarnation, offset=offset)
-                records = [record for record in records_of(found.chunks) if record.offset >= offset]
-                kept.check_records(records, offset, found.next_offset)
-                seen.update(record.offset for record in records)
-                kept.shown = max(kept.shown, found.next_offset)
-                offset = found.next_offset
-                found.pin.release()
-            kept.check_nulls(seen)
-
-    def _read(self, incarnation: int, offset: int) -> Read:
-        answer = self._process.read(incarnation, offset)
-        if isinstance(answer, BrokerError):
-            require(False, "every record can be read", partition=incarnation, offset=offset, error=answer.message)
-        assert isinstance(answer, Read), "an answer is a read or an error"
-        return answer
+        for kept in [kept for kept in self._model.partitions.values() if not kept.dropped]:
+            read_back(self._process, kept)
 
     def _come_to_rest(self) -> None:
         told: list[int | BrokerError] = []

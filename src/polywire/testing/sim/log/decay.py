@@ -1,0 +1,131 @@
+"""A disk that flips a bit of a sealed segment while the log goes on, and flips it back before the process ends.
+
+Promises: the model knows which records may be refused meanwhile, and after that where the damage was copied; the scrub finds it.
+Must not know: who reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from polywire.log.segments.format import SegmentRun, read_info
+from polywire.records.batch import read_header
+from polywire.records.columns import HEADER_BYTES
+from polywire.store.memory import MemoryStore
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.disk import Inode, SimulatedDisk
+from polywire.testing.sim.log.model import KeptPartition, Model
+from polywire.testing.sim.log.process import LogProcess
+from polywire.testing.sim.log.reading import read_back
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+
+SEGMENTS: Final = "/segments/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flip:
+    """What was flipped: a bit of a file, which lies in a batch of these records, or in none."""
+
+    name: str
+    inode: Inode
+    at: int
+    bit: int
+    kept: KeptPartition | None
+    offsets: frozenset[int]
+    links: int
+    """Names that files had been given by then."""
+
+    def apply(self) -> None:
+        for data in (self.inode.data, self.inode.durable):
+            if self.at < len(data):
+                data[self.at] ^= self.bit
+
+
+class Decay:
+    """Guards: one bit at a time is flipped, and what it damages is in the model."""
+
+    def __init__(self, disk: SimulatedDisk, model: Model, process: LogProcess, chance: Chance, story: Story) -> None:
+        self._disk = disk
+        self._model = model
+        self._process = process
+        self._chance = chance
+        self._story = story
+        self._flip: _Flip | None = None
+        self._begun_without: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Flip a bit of a segment that is there; the system has to ask the disk for whatever is read from now on."""
+        names = [(path, inode) for path, inode in self._disk.files() if SEGMENTS in path and "/." not in path]
+        if self._flip is not None or not names:
+            return
+        path, inode = self._chance.one_of(sorted(names, key=lambda file: file[0]))
+        name = path[path.index(SEGMENTS) + 1 :]
+        store = MemoryStore()
+        store.put_new(name, [inode.data])
+        info = read_info(store, name)
+        runs = [run for run in info if not run.token and run.partition in self._model.partitions]
+        if not runs or self._chance.happens(0.2):  # a footer, of which there are two
+            at = info.data_bytes + self._chance.below(info.size - info.data_bytes)
+            kept, offsets = None, frozenset[int]()
+        else:
+            run = self._chance.one_of(runs)
+            kept, (at, offsets) = self._model.partitions[run.partition], self._place(inode, run)
+        self._flip = _Flip(name, inode, at, 1 << self._chance.below(8), kept, offsets, self._story.counts["link"])
+        self._flip.apply()
+        self._process.files.cold = 1.0
+        if kept is not None:
+            self._begun_without = frozenset(offsets - kept.rotten)
+            kept.rotten |= offsets
+        self._story.tell("decay", f"{name} at={at} records={sorted(offsets)[:1]}+{len(offsets)}")
+
+    def _place(self, inode: Inode, run: SegmentRun) -> tuple[int, frozenset[int]]:
+        """A byte of a run, and the offsets that are damaged with it: of its batch, or of all that lie behind a header."""
+        at = run.position + self._chance.below(run.size)
+        begin = run.position
+        while begin + (header := read_header(inode.data, begin)).length <= at:
+            begin += header.length
+        last = header.next_offset if at - begin >= HEADER_BYTES else run.next_offset
+        return at, frozenset(range(header.base_offset, last))
+
+    def judge(self) -> None:
+        """Who reads what is damaged is told so, and everything around it is there; the scrub finds it."""
+        flip = self._flip
+        if flip is None or flip.kept is None or flip.kept.dropped:
+            return
+        partition = self._process.log.partition(flip.kept.incarnation)
+        self._process.log._state.reader.forget(partition)
+        begun = partition.first_offset
+        refused = read_back(self._process, flip.kept)
+        due = [offset for offset in flip.offsets if begun <= offset and self._lies_there(flip, offset)]
+        require(not due or refused, "what is damaged is not served", damaged=flip.name, offsets=due)
+        self._process.until(lambda: self._is_found(flip.name) or not self._lives(flip.name))
+        self._story.tell("refused rot", f"{flip.name} records={sorted(refused)}")
+
+    def _lies_there(self, flip: _Flip, offset: int) -> bool:
+        """Whether a record is read from the damaged file still."""
+        assert flip.kept is not None, "it is one of a partition"
+        runs = self._process.log._state.partitions[flip.kept.incarnation].runs
+        if not len(runs) or offset < runs.entry(0)[0]:
+            return False
+        location = runs.entry(runs.find_offset(offset))[3]
+        return self._process.log._state.segments.by_location[location].segment.name == flip.name
+
+    def _is_found(self, name: str) -> bool:
+        return any(damage.segment == name for damage in self._process.log._state.segments.notes.found)
+
+    def _lives(self, name: str) -> bool:
+        segments = self._process.log._state.segments.by_location.values()
+        return any(sealed.segment.name == name for sealed in segments)
+
+    def end(self) -> None:
+        """Flip it back. What may have been read of it by who merges or compacts segments stays damaged."""
+        flip, self._flip = self._flip, None
+        if flip is None:
+            return
+        flip.apply()
+        self._story.tell("mended", flip.name)
+        copied = self._process.log.sealing or self._story.counts["link"] > flip.links
+        if flip.kept is not None and not copied:
+            flip.kept.rotten -= self._begun_without

@@ -1,0 +1,27 @@
+"""The order in which a log answers, where one answer leads to another."""
+
+from __future__ import annotations
+
+from polywire.errors import BrokerError
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.sim.machine import Machine
+
+
+def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    log.append(log.partition(1), from_records([Record(b"value")]), level=Level.WRITTEN, done=None)
+    log.commit()
+    flusher, told = log._flusher, list[str]()
+
+    def first(_: BrokerError | None) -> None:
+        told.append("first")
+        flusher.wait(flusher.synced, lambda _: told.append("late"))
+
+    for waiting in (first, lambda _: told.append("second")):
+        flusher.wait(flusher.written, waiting)
+    machine.process.until(lambda: len(told) == 3)
+    assert told == ["first", "second", "late"]
