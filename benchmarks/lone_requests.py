@@ -26,7 +26,7 @@ VALUE: Final = b"x" * 100
 ANSWER_S: Final = 60.0  # under a counting machine everything takes fifty times as long
 RECEIVE_BYTES: Final = 4096  # more than any answer has
 _KAFKA_VERSION: Final = 8
-_KAFKA_ERROR_AT: Final = -38  # error code of the only partition of an answer without record errors, from its end
+_KAFKA_ERROR_AT: Final = -36  # error code of the only partition of an answer without record errors, from its end
 _POLYWIRE_FLAGS_AT: Final = 5
 
 

@@ -85,6 +85,12 @@ def _workloads(scale: float) -> dict[str, Workload]:
             found.append(workloads.consume(peer, server, topic, batched))
         return found
 
+    def wide(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
+        if not isinstance(peer, KafkaWire):
+            return []
+        peer.create(server.address, f"{topic}-wide", workloads.PARTITIONS)
+        return [workloads.produce_widely(peer, server, f"{topic}-wide", batched)]
+
     def alone(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
         return [workloads.lone_us(peer, server, topic, small // 4)]
 
@@ -112,6 +118,7 @@ def _workloads(scale: float) -> dict[str, Workload]:
             True,
             batches,
         ),
+        "wide": Workload([f"produce, {batch}, to {workloads.PARTITIONS} partitions in turn"], "records/s", True, wide),
         "lone": Workload(["lone produce and confirmation, p50"], "us", False, alone),
         "eight": Workload(["8 connections, one record each"], "records/s", True, eight),
         "paced": Workload(ends, "us", False, paced),
@@ -132,7 +139,8 @@ def _workloads(scale: float) -> dict[str, Workload]:
 def run(
     *,
     only: Annotated[
-        str, Parameter(help="Workloads whose names begin so: batches, lone, eight, paced, idle, librdkafka, java.")
+        str,
+        Parameter(help="Workloads whose names begin so: batches, wide, lone, eight, paced, idle, librdkafka, java."),
     ] = "",
     peers: Annotated[str, Parameter(help="Peers whose names contain one of these words, separated by commas.")] = "",
     rounds: Annotated[int, Parameter(help="Rounds of every workload; all peers take turns in each.")] = 5,

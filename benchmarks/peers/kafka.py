@@ -37,7 +37,7 @@ WAIT_MS: Final = 10_000
 _PRODUCE_VERSION: Final = 8
 _FETCH_VERSION: Final = 4
 _CREATE_VERSION: Final = 4
-_PRODUCED_ERROR_AT: Final = -38  # error code of the only partition of an answer without record errors, from its end
+_PRODUCED_ERROR_AT: Final = -36  # error code of the only partition of an answer without record errors, from its end
 _BATCHES_AT: Final = (
     4 + 4 + 4 + 2 + 4 + 4 + 2 + 8 + 8 + 4 + 4
 )  # in an answer that names one partition, less its topic's name
@@ -51,30 +51,28 @@ class KafkaWire:
 
     pushes = True
 
-    def create(self, address: Address, topic: str) -> None:
+    def create(self, address: Address, topic: str, partitions: int = 1) -> None:
         """See Peer."""
         request = schema.request(Api.CREATE_TOPICS)
-        body = request(
-            topics=[request.Topics(name=topic, num_partitions=1, replication_factor=1)], timeout_ms=int(ANSWER_S) * 1000
-        )
+        made = request.Topics(name=topic, num_partitions=partitions, replication_factor=1)
+        body = request(topics=[made], timeout_ms=int(ANSWER_S) * 1000)
         with closing(connect(address)) as peer:
             peer.sendall(encode_request(Api.CREATE_TOPICS, _CREATE_VERSION, 1, body, client_id="bench"))
             answer = receive_until(peer, lambda found: any(Frames().cut(memoryview(found))))
-        _, made = decode_response(Api.CREATE_TOPICS, _CREATE_VERSION, answer[4:])
-        if made.topics[0].error not in (0, _TOPIC_EXISTS):
-            raise AssertionError(f"no topic answer={made!r}")
+        _, told = decode_response(Api.CREATE_TOPICS, _CREATE_VERSION, answer[4:])
+        if told.topics[0].error not in (0, _TOPIC_EXISTS):
+            raise AssertionError(f"no topic answer={told!r}")
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
         return connect(address)
 
-    def request(self, topic: str, values: Sequence[bytes]) -> bytes:
+    def request(self, topic: str, values: Sequence[bytes], partition: int = 0) -> bytes:
         """See Peer: one batch, to be confirmed by the leader."""
         topics = schema.request(Api.PRODUCE).Topics
-        partition = topics.Partitions(records=encode_batch([Record(value) for value in values]))
-        body = schema.request(Api.PRODUCE)(
-            acks=1, timeout_ms=int(ANSWER_S) * 1000, topics=[topics(name=topic, partitions=[partition])]
-        )
+        batch = encode_batch([Record(value) for value in values])
+        one = topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])
+        body = schema.request(Api.PRODUCE)(acks=1, timeout_ms=int(ANSWER_S) * 1000, topics=[one])
         return encode_request(Api.PRODUCE, _PRODUCE_VERSION, len(values), body, client_id="bench")
 
     def confirmations(self) -> Callable[[memoryview], int]:

@@ -1,7 +1,7 @@
 """The workloads that peers are compared by. Each returns a figure and what the server's processor paid for it.
 
 Promises: requests are encoded before the clock starts; every record is counted when it is confirmed, or when it comes.
-Must not know: any peer.
+Must not know: any peer, but what Kafka's wire can do more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
+from benchmarks.peers.kafka import KafkaWire
 from benchmarks.peers.peer import ANSWER_S, RECEIVE_BYTES, Address, Peer, Server
 from benchmarks.receiving import receive
 
@@ -24,6 +25,7 @@ VALUE: Final = b"x" * 100
 BATCH: Final = 1000
 WINDOW: Final = 8  # batches under way
 PACE: Final = 10_000  # records a second
+PARTITIONS: Final = 1000  # of a wide topic
 IDLE: Final = 1000  # connections that do nothing
 
 Client = Callable[[Address, str, int], tuple[float, float]]
@@ -58,15 +60,24 @@ class _Costs:
 
 def produce(peer: Peer, server: Server, topic: str, records: int) -> Round:
     """Records per second of one connection that sends batches, ``WINDOW`` of them ahead of what is confirmed."""
-    request = peer.request(topic, [VALUE] * BATCH)
-    confirmed = peer.confirmations()
+    return _produce(peer, server, topic, [peer.request(topic, [VALUE] * BATCH)], records)
+
+
+def produce_widely(peer: KafkaWire, server: Server, topic: str, records: int) -> Round:
+    """The same with one batch for each of ``PARTITIONS`` partitions in turn. The peer is one that ``KafkaWire`` speaks to."""
+    requests = [peer.request(topic, [VALUE] * BATCH, partition) for partition in range(PARTITIONS)]
+    return _produce(peer, server, topic, requests, records)
+
+
+def _produce(speaker: Peer | KafkaWire, server: Server, topic: str, requests: Sequence[bytes], records: int) -> Round:
+    confirmed = speaker.confirmations()
     buffer = memoryview(bytearray(RECEIVE_BYTES))
     sent = done = 0
-    with closing(peer.producer(server.address, topic)) as connection:
+    with closing(speaker.producer(server.address, topic)) as connection:
         costs = _Costs(server)
         while done < records:
             while sent < records and sent - done <= (WINDOW - 1) * BATCH:
-                connection.sendall(request)
+                connection.sendall(requests[sent // BATCH % len(requests)])
                 sent += BATCH
             done += confirmed(_some(connection, buffer))
         return costs.round(records)
