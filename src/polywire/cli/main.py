@@ -35,6 +35,7 @@ NOUNS: Final = (
     "log",
     "cluster",
     "top",
+    "bench",
     "doctor",
     "config",
 )

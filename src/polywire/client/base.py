@@ -164,7 +164,8 @@ class RecordClient(Protocol):
             topic: full name.
             partition: its number, from 0.
             offset: of the first record wanted; compaction may have left only later ones.
-            records_max: most records to return. Fewer may come although there are more: ask again behind the last one.
+            records_max: most records to return; the default is what the wire hands out at once. Fewer may come although there are more: ask
+                again behind the last one.
             wait_ms: how long to wait, in milliseconds, for the first record, where the wire can (``Ability.LONG_POLL``).
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
 from polywire.client.consumer import Consumer
-from polywire.client.link import RECONNECT_S, Link
+from polywire.client.link import CONNECT_S, RECONNECT_S, Link
 from polywire.client.producer import Producer
 from polywire.client.record import Headers, Record, Text, from_stored
 from polywire.errors import ErrorCode, Invalid
@@ -29,14 +29,14 @@ class Client:
                     print(record.text)
     """
 
-    def __init__(self, url: str, *, reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
         """Remember where the broker is; ``connect`` connects as well. Arguments as there."""
         if not isinstance(url, str):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f'a URL is a str like "polywire://127.0.0.1:9555" got={type(url).__name__}'
             )
         self.url: Final = url
-        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        self._link: Final = Link(url, connect_s=connect_s, reconnect_s=reconnect_s)
         self._producer: Producer | None = None
         self._made: list[Producer | Consumer] = []
 
@@ -165,22 +165,23 @@ class Connecting:
         return self._client
 
 
-def connect(url: str, *, reconnect_s: float = RECONNECT_S) -> Connecting:
+def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> Connecting:
     """Connect to a broker: ``async with`` what is returned, or await it, to get a ``Client``.
 
     Args:
         url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire. The scheme is cursus, flux, iggy, kafka, kafka07 or
             polywire, with ``+tls`` behind it for TLS. ``polywire://name:password@host:port`` logs in. ``memory://name`` is a broker in this
             process, for tests.
+        connect_s: how long a broker that is not there yet is waited for, in seconds, asking it again with growing pauses.
         reconnect_s: how long a broker that is gone is looked for, in seconds, before a call fails.
 
     Raises:
         Invalid: INVALID_REQUEST: another scheme, or a broken address.
-        Unavailable: nobody answers.
+        Unavailable: nobody answers in time.
         Denied: LOGIN_FAILED.
 
     Example:
         async with polywire.connect("127.0.0.1:9555") as client:
             print(await client.topics())
     """
-    return Connecting(Client(url, reconnect_s=reconnect_s))
+    return Connecting(Client(url, connect_s=connect_s, reconnect_s=reconnect_s))

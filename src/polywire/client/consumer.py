@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
@@ -31,7 +31,6 @@ COMMIT_INTERVAL_S: Final = 1.0
 BUFFER_BYTES: Final = 32 << 20
 FETCH_BYTES_MIN: Final = 64 << 10
 FETCH_BYTES_MAX: Final = 512 << 10  # what a processor's cache holds, with the records made of it
-FETCH_RECORDS: Final = 1000  # of one fetch on wires that count records
 FETCHES_MAX: Final = 32  # open at a time; the broker takes 64 of a connection
 SHARED_WAIT_MS: Final = 100  # length of a long poll where partitions take turns at it
 BATCH_RECORDS: Final = 10_000
@@ -434,7 +433,6 @@ class Consumer:
                         part.topic,
                         part.partition,
                         asked,
-                        records_max=FETCH_RECORDS,
                         wait_ms=wait_ms if waits else 0,
                     )
                     records = [from_stored(record, part.topic, part.partition) for record in found]
@@ -512,7 +510,16 @@ def _another_members(lost: set[tuple[str, int]]) -> Conflict:
     return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member has these now: {named}")
 
 
+@runtime_checkable
+class _CountsPartitions(Protocol):
+    """A wire that tells how many partitions a topic has, and can list neither topics nor bounds."""
+
+    async def partition_count(self, topic: str) -> int: ...
+
+
 async def _partition_count(wire: WireClient, topic: str) -> int:
+    if isinstance(wire, _CountsPartitions):
+        return await wire.partition_count(topic)
     if Ability.BOUNDS in wire.abilities:
         return len(await wire.bounds(topic))
     counts = [found.partition_count for found in await wire.topics() if found.name == topic]

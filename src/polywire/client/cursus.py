@@ -34,6 +34,7 @@ from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, To
 OPEN_TIMEOUT_S: Final = 10.0
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch that is sent, one record always
 BATCH_RECORDS_MAX: Final = 10_000
+FETCH_RECORDS: Final = 1_000  # asked for at a time: the wire counts them, however large they are
 WAIT_MS_MAX: Final = 25_000  # of one request; a longer wait is several
 MEMBER: Final = "polywire"  # a read must name one; nobody looks at it
 
@@ -225,7 +226,7 @@ class CursusClient(Scope):
         return produced
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+        self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``. A read that waits (``wait_ms``) has a connection of its own."""
         if records_max < 1:

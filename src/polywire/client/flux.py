@@ -33,7 +33,8 @@ from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cannot be asked for less may send long ones
-FETCH_BYTES: Final = 8 * 1024 * 1024  # asked for at a time
+FETCH_BYTES: Final = 1024 * 1024  # asked for at a time
+FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
 PIPELINE_RECORDS: Final = 1_000  # of one ``produce`` under way at a time
 SETTLE_MAX: Final = 16  # doubtful records settled by one ``fetch``; the next call goes on
 OFFSET_MAX: Final = 2**63 - 1
@@ -198,7 +199,7 @@ class FluxClient(Scope):
         return produced
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+        self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         text, hw = await self._consume(topic, partition, offset)

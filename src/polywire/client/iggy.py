@@ -30,6 +30,7 @@ from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Le
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # what a broker may send in one reply
 SEND_RECORDS: Final = 1_000  # of one request
+FETCH_RECORDS: Final = 1_000  # asked for at a time: the wire counts them, however large they are
 SEND_BYTES: Final = 4 * 1024 * 1024  # of one request's payloads, well below the 10 MiB that the wire allows
 LOOK_BACK_RECORDS: Final = 1_000  # read at a time when others wrote between a send and the look for its records
 CREATE_TRIES_MAX: Final = 8  # numbers are chosen by clients here, so that two may choose the same
@@ -318,7 +319,7 @@ class IggyClient(Scope):
         )
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+        self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         if offset < 0:

@@ -36,7 +36,8 @@ from polywire.types import Assignor, Level
 
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-FETCH_BYTES: Final = 8 * 1024 * 1024  # asked for at a time
+FETCH_BYTES: Final = 1024 * 1024  # asked for at a time; a batch that is longer comes whole
+FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
 BATCH_BYTES: Final = 900_000  # of the records of one batch, unless one alone has more: brokers take 1 MiB
 RECORD_ROOM_BYTES: Final = 64  # of a record beside its key and value
 TIMEOUT_MS: Final = 30_000
@@ -261,7 +262,7 @@ class KafkaClient(Scope):
         return offset
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+        self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``."""
         asked = schema.request(Api.FETCH).Topics

@@ -46,6 +46,7 @@ from polywire.types import PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
+FETCH_RECORDS: Final = 1_000_000  # of one answer, which is limited in bytes: what was decoded is not thrown away
 FETCH_BYTES_MAX: Final = (
     64 * 1024 * 1024
 )  # a first message that does not fit is asked for again, twice as large, up to this
@@ -341,7 +342,7 @@ class Kafka07Client(Scope):
         return -1
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+        self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait.
 

@@ -15,6 +15,7 @@ from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.errors import Busy, ErrorCode, Unavailable
 
+CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
 RECONNECT_S: Final = 60.0  # a broker's restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
@@ -26,19 +27,26 @@ T = TypeVar("T")
 class Link:
     """The connection of one client, producer or consumer. Guards: there is at most one connection, and none once it is closed."""
 
-    __slots__ = ("_closed", "_opening", "_wire", "reconnect_s", "url")
+    __slots__ = ("_closed", "_connect_s", "_opening", "_wire", "reconnect_s", "url")
 
-    def __init__(self, url: str, *, reconnect_s: float = RECONNECT_S) -> None:
-        """Remember where the broker is; ``reconnect_s`` limits each search for one that is gone, in seconds."""
+    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
+        """Remember where the broker is.
+
+        Args:
+            url: as for ``connect``.
+            connect_s: limits the search for a broker that is not there yet, in seconds.
+            reconnect_s: limits each search for one that is gone, in seconds.
+        """
         self.url: Final = url
+        self._connect_s: Final = connect_s
         self.reconnect_s: Final = reconnect_s
         self._wire: WireClient | None = None
         self._opening: asyncio.Task[WireClient] | None = None
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, once. Raises Invalid, Unavailable, Denied."""
-        self._wire = await connect(self.url)
+        """Connect, to a broker that is there within ``connect_s``. Raises Invalid, Unavailable, Denied."""
+        await self._search(self._connect_s)
 
     async def wire(self) -> WireClient:
         """Return the connection, made anew if it was lost.
@@ -50,7 +58,7 @@ class Link:
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "client was closed")
         if self._opening is None or self._opening.done():
-            self._opening = asyncio.ensure_future(self._search())
+            self._opening = asyncio.ensure_future(self._search(self.reconnect_s))
         return await asyncio.shield(self._opening)
 
     async def lost(self, wire: WireClient) -> None:
@@ -91,9 +99,9 @@ class Link:
             await self.lost(wire)
             raise
 
-    async def _search(self) -> WireClient:
+    async def _search(self, limit_s: float) -> WireClient:
         loop = asyncio.get_running_loop()
-        end = loop.time() + self.reconnect_s
+        end = loop.time() + limit_s
         pause_s = BACKOFF_MIN_S
         while True:
             try:

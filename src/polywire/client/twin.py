@@ -16,7 +16,7 @@ from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
 from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer
-from polywire.client.link import RECONNECT_S
+from polywire.client.link import CONNECT_S, RECONNECT_S
 from polywire.client.producer import Producer, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text
 
@@ -226,9 +226,9 @@ class SyncClient:
                     print(record.text)
     """
 
-    def __init__(self, url: str, *, reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
         """Connect, as ``connect_sync`` does. Arguments and errors as there."""
-        client = Client(url, reconnect_s=reconnect_s)
+        client = Client(url, connect_s=connect_s, reconnect_s=reconnect_s)
         self._thread: Final = LoopThread()
         self._client: Final = client
         with ExitStack() as undo:
@@ -301,14 +301,14 @@ class SyncClient:
         return self._thread.run(self._client.position(group, topic, partition))
 
 
-def connect_sync(url: str, *, reconnect_s: float = RECONNECT_S) -> SyncClient:
+def connect_sync(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> SyncClient:
     """Connect to a broker for a program without asyncio; arguments and errors as for ``polywire.connect``.
 
     Example:
         with polywire.connect_sync("127.0.0.1:9555") as client:
             print(client.topics())
     """
-    return SyncClient(url, reconnect_s=reconnect_s)
+    return SyncClient(url, connect_s=connect_s, reconnect_s=reconnect_s)
 
 
 async def _called(work: Callable[[], T]) -> T:

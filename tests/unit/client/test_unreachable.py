@@ -7,9 +7,12 @@ from typing import Final
 
 import pytest
 
+import polywire
+from polywire.client import link
+from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.unreachable import cannot_connect
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Denied, ErrorCode, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread
 
@@ -77,3 +80,56 @@ def test_a_port_that_hangs_up() -> None:
 )
 def test_every_cause_has_words(error: Exception, cause: str) -> None:
     assert cannot_connect(error, "h", 1).message == f"cannot connect: {cause} address=h:1"
+
+
+def test_a_broker_that_is_not_there_yet_is_waited_for() -> None:
+    async def scenario() -> None:
+        port, begun = lasting_port(), asyncio.Event()
+        tries = 0
+
+        async def late() -> BrokerThread:
+            await begun.wait()
+            broker = BrokerThread(wires=["polywire"])
+            broker.addresses = {"polywire": ("127.0.0.1", port)}
+            await asyncio.to_thread(broker.start)
+            return broker
+
+        starting = asyncio.create_task(late())
+        real = connect
+
+        async def counted(url: str) -> WireClient:
+            nonlocal tries
+            tries += 1
+            if tries == 2:
+                begun.set()
+            return await real(url)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(link, "connect", counted)
+            async with polywire.connect(f"127.0.0.1:{port}", connect_s=60) as client:
+                assert await client.topics() == []
+        assert tries > 2
+        (await starting).stop()
+
+    asyncio.run(scenario())
+
+
+def test_waiting_has_an_end_and_wrong_logins_are_not_tried_again() -> None:
+    async def refused(url: str) -> int:
+        tries = 0
+
+        async def counted(_: str) -> WireClient:
+            nonlocal tries
+            tries += 1
+            if "denied" in url:
+                raise Denied(ErrorCode.LOGIN_FAILED, "no")
+            raise Unavailable(ErrorCode.STOPPING, "cannot connect")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(link, "connect", counted)
+            with pytest.raises(BrokerError):
+                await polywire.connect(url, connect_s=0.2)
+        return tries
+
+    assert asyncio.run(refused("polywire://denied:1")) == 1
+    assert asyncio.run(refused("polywire://nobody:1")) > 1
