@@ -216,7 +216,8 @@ def _report(rows: Sequence[Row], absent: dict[str, str], keep: Path | None) -> N
     lines += ["|---|---|---:|---:|---:|---|---:|---:|---:|"]
     table = Table(title="Polywire and its peers on " + ", ".join(facts.values()))
     for column in ("workload", "peer", "median", "min", "max", "unit", "server us", "generator", "ratio"):
-        table.add_column(column, justify="left" if column in ("workload", "peer", "unit") else "right", no_wrap=True)
+        named = column in ("workload", "peer", "unit")
+        table.add_column(column, justify="left" if named else "right", no_wrap=not named)
     for row in rows:
         for peer, found in row.rounds.items():
             values = [one.value for one in found]

@@ -7,10 +7,11 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.peers.peer import (
     ANSWER_S,
@@ -37,6 +38,7 @@ WAIT_MS: Final = 10_000
 _PRODUCE_VERSION: Final = 8
 _FETCH_VERSION: Final = 4
 _CREATE_VERSION: Final = 4
+_LIST_VERSION: Final = 1
 _PRODUCED_ERROR_AT: Final = -36  # error code of the only partition of an answer without record errors, from its end
 _BATCHES_AT: Final = (
     4 + 4 + 4 + 2 + 4 + 4 + 2 + 8 + 8 + 4 + 4
@@ -57,11 +59,11 @@ class KafkaWire:
         made = request.Topics(name=topic, num_partitions=partitions, replication_factor=1)
         body = request(topics=[made], timeout_ms=int(ANSWER_S) * 1000)
         with closing(connect(address)) as peer:
-            peer.sendall(encode_request(Api.CREATE_TOPICS, _CREATE_VERSION, 1, body, client_id="bench"))
-            answer = receive_until(peer, lambda found: any(Frames().cut(memoryview(found))))
-        _, told = decode_response(Api.CREATE_TOPICS, _CREATE_VERSION, answer[4:])
-        if told.topics[0].error not in (0, _TOPIC_EXISTS):
-            raise AssertionError(f"no topic answer={told!r}")
+            told = _ask(peer, Api.CREATE_TOPICS, _CREATE_VERSION, body)
+            if told.topics[0].error not in (0, _TOPIC_EXISTS):
+                raise AssertionError(f"no topic answer={told!r}")
+            while not _is_led(peer, topic, partitions):
+                time.sleep(0.1)
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
@@ -167,6 +169,21 @@ class Kafka(KafkaWire):
 
     def _ready(self, address: Address) -> None:
         self.create(address, "ready")
+
+
+def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:
+    """Whether every partition answers: a topic is there before its leaders are."""
+    request = schema.request(Api.LIST_OFFSETS)
+    ends = [request.Topics.Partitions(index=index, timestamp=-1) for index in range(partitions)]
+    body = request(replica_id=-1, topics=[request.Topics(name=topic, partitions=ends)])
+    (told,) = _ask(peer, Api.LIST_OFFSETS, _LIST_VERSION, body).topics
+    return not any(one.error for one in told.partitions)
+
+
+def _ask(peer: socket.socket, api: Api, version: int, body: Any) -> Any:
+    peer.sendall(encode_request(api, version, 1, body, client_id="bench"))
+    answer = receive_until(peer, lambda found: any(Frames().cut(memoryview(found))))
+    return decode_response(api, version, answer[4:])[1]
 
 
 def _fetch(topic: str, offset: int) -> bytes:
