@@ -24,6 +24,7 @@ SIM_COUNT ?= 0
 SIM_FIRST ?= 0
 SIM_WORLD ?=
 SECONDS ?= 60
+COUNT ?= 30
 SEED_OF_HISTORIES = $(or $(SEED),1)
 WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
@@ -33,7 +34,7 @@ QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/p
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories sim-mutations bench bench-gate bench-peers docs site audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers sim-mutations bench bench-gate bench-peers docs site audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -95,6 +96,9 @@ sim: dev ## Run simulated worlds until a promise is broken; SEED=7 tells one run
 
 histories: dev ## Mistreat real brokers while clients on five wires note what they are told; SECONDS=600 SEED=7 say how long and how
 	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES)
+
+takeovers: dev ## Kill, stop and race three brokers on one bucket, and judge what clients were told; COUNT=500 SEED=7 say how often and how
+	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES)
 
 sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
 	$(PYTHON) -m tests.sim.mutate

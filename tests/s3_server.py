@@ -22,30 +22,58 @@ START_S: Final = 20.0
 _KEY: Final = "polywire-test"
 
 
-@contextmanager
-def s3_server(directory: Path) -> Iterator[Mapping[str, str]]:
-    """Serve a directory; yields the environment by which clients find it. Skips where there is no server."""
-    binary = os.environ.get(VARIABLE)
-    if not binary:
-        pytest.skip(f"no S3 server: set {VARIABLE} to the path of a versitygw binary")
-    (directory / BUCKET).mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [binary, "--port", f"127.0.0.1:{port}", "--access", _KEY, "--secret", _KEY, "--quiet", "posix"]
-    server = subprocess.Popen([*command, str(directory)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait(port, server)
-        yield {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+class S3Server:
+    """A server over a directory; it can be stopped and started again."""
+
+    def __init__(self, binary: str, directory: Path) -> None:
+        (directory / BUCKET).mkdir(parents=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: Final = probe.getsockname()[1]
+        command = [binary, "--port", f"127.0.0.1:{self._port}", "--access", _KEY, "--secret", _KEY, "--quiet", "posix"]
+        self._command: Final = [*command, str(directory)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """By which clients find it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _KEY,
             "AWS_REGION": "us-east-1",
             "AWS_ALLOW_HTTP": "true",
         }
+
+    def start(self) -> None:
+        """Serve; waits until it accepts."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait(self._port, self._process)
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def s3_binary() -> str | None:
+    """The server's program, where there is one."""
+    return os.environ.get(VARIABLE) or None
+
+
+@contextmanager
+def s3_server(directory: Path) -> Iterator[Mapping[str, str]]:
+    """Serve a directory; yields the environment by which clients find it. Skips where there is no server."""
+    binary = s3_binary()
+    if binary is None:
+        pytest.skip(f"no S3 server: set {VARIABLE} to the path of a versitygw binary")
+    server = S3Server(binary, directory)
+    try:
+        server.start()
+        yield server.environment
     finally:
         server.kill()
-        server.wait()
 
 
 def _wait(port: int, server: subprocess.Popen[bytes]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from csv import DictReader
 from http.client import HTTPConnection
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,7 +22,7 @@ from polywire.client.connect import connect
 from polywire.records.columns import Record
 from polywire.server.standby_health import CARRYING
 from polywire.types import Level
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import Producer, check
 
 KILLS = 3
@@ -123,6 +128,46 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(AssertionError, match="another broker of this name leads"):
             other.start()
+
+
+@pytest.mark.timeout(120)
+def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
+    """And what the command line tells of who is there."""
+    url = f"file://{tmp_path / 'bucket'}"
+    assert "no log in this bucket" in _cluster("status", url, code=1)
+    _cluster("init", url)
+    with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
+        asyncio.run(_produce(one, b"before"))
+        assert _states(url) == {"one": ("leads", 1), "two": ("stands by", None)}
+        assert "it leads already" in _cluster("takeover", url, "--node", "one", code=1)
+        assert "two leads now start=2" in _cluster("takeover", url)
+        until(lambda: stands_by(one, 1))
+        assert _states(url) == {"one": ("stands by", None), "two": ("leads", 2)}
+        asyncio.run(_produce(one, b"after"))
+        assert asyncio.run(_values(two)) == [b"before", b"after"]
+        os.kill(one.pid, signal.SIGSTOP)
+        assert _states(url)["one"][0] == "silent"
+        assert "nobody stands by" in _cluster("takeover", url, code=1)
+        os.kill(one.pid, signal.SIGCONT)
+        assert one.stop() == 0, one.log_text()
+        assert _states(url) == {"two": ("leads", 2)}, "who has ended is forgotten"
+        (row,) = DictReader(StringIO(_cluster("status", url, "-o", "csv")))
+        assert row["node"] == "two"
+        table = _cluster("status", url)
+        assert all(word in table for word in ("two", "leads", "polywire=127.0.0.1:", "log id="))
+
+
+def _states(url: str) -> dict[str, tuple[str, int | None]]:
+    rows = json.loads(_cluster("status", url, "-o", "json"))
+    return {row["node"]: (row["state"], row["start"]) for row in rows}
+
+
+def _cluster(*words: str, code: int = 0) -> str:
+    """What ``polywire cluster`` prints."""
+    command = [sys.executable, "-m", "polywire", "cluster", *words]
+    found = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    assert found.returncode == code, found.stdout + found.stderr
+    return found.stdout + found.stderr
 
 
 async def _produce(broker: BrokerProcess, value: bytes) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from polywire.client.base import Membership, WireClient
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing, Unavailable
+from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing, NotOwner, Unavailable
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -37,7 +37,7 @@ PAUSE_S: Final = 0.04  # between two requests of one client
 CONNECT_S: Final = 0.15  # between two attempts to connect
 READ_MAX: Final = 200
 ANSWER_S: Final = 60.0  # every request is answered, or its connection ends, by then
-LOST: Final = (Unavailable, OSError)
+LOST: Final = (Unavailable, NotOwner, OSError)  # of a broker that leads no longer nothing is known either
 STALE: Final = (Conflict, Missing)
 now = time.monotonic_ns
 

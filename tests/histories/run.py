@@ -99,7 +99,7 @@ async def _run(broker: BrokerProcess, disk: SmallDisk, chance: random.Random, se
             await asyncio.sleep(chance.uniform(*LIVES_S))
             await nemesis.act()
             done += 1
-        await _everybody_is_answered(clients)
+        await everybody_is_answered(clients)
         for client in clients:
             client.running = False
     for client in clients:
@@ -110,7 +110,7 @@ async def _run(broker: BrokerProcess, disk: SmallDisk, chance: random.Random, se
     return history
 
 
-async def _everybody_is_answered(clients: Sequence[Client | KafkaClient | Driven]) -> None:
+async def everybody_is_answered(clients: Sequence[Client | KafkaClient | Driven]) -> None:
     """Wait until all are served again."""
     before = {client: client.answers for client in clients}
     try:

@@ -5,24 +5,39 @@ Promises: nothing is changed that a running broker rests on. Must not know: how 
 
 from __future__ import annotations
 
+import secrets
+import time
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from polywire.cli.output import ListFormat, print_list
+from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
+from polywire.clock import SystemClock
+from polywire.cluster.identity import Identity, find_identity, make_identity
+from polywire.cluster.nodes import LOOK_S, Node, Nodes, Watch, Wish
 from polywire.cluster.probe import probe
 from polywire.cluster.url import open_bucket
+from polywire.store.objects import Objects
 
 EXIT_UNFIT: Final = 3
+POLL_S: Final = 0.25
+NODE_COLUMNS: Final = ("node", "state", "start", "addresses")
+LEADS: Final = "leads"
+STANDS_BY: Final = "stands by"
 
 app = App(
     name="cluster",
     help="Work with a log in a bucket.",
-    help_epilogue=examples("polywire cluster check s3://my-bucket/polywire"),
+    help_epilogue=examples(
+        "polywire cluster check s3://my-bucket/polywire", "polywire cluster status s3://my-bucket/polywire"
+    ),
 )
 
 Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @app.command(
@@ -32,13 +47,125 @@ Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or
         exits={EXIT_UNFIT: "the bucket does not have them"},
     )
 )
-def check(
-    url: Url,
-    *,
-    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
-) -> int:
+def check(url: Url, *, output: Output = ListFormat.TABLE) -> int:
     """Check whether a bucket has the conditional writes that a log needs. Exits with 0 if it has, with 3 if not."""
     findings = probe(open_bucket(url))
     rows = [{"check": finding.what, "result": finding.defect or "ok"} for finding in findings]
     print_list(rows, columns=("check", "result"), form=output)
     return EXIT_UNFIT if any(finding.defect for finding in findings) else 0
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire cluster init s3://my-bucket/polywire",
+        exits={EXIT_UNFIT: "the bucket does not have the conditional writes that a log needs"},
+    )
+)
+def init(url: Url) -> int:
+    """Check a bucket, and make it one that holds a log, which brokers do at their first start as well.
+
+    A bucket that holds a log already is left as it is.
+    """
+    objects = open_bucket(url)
+    defects = [f"{finding.what}: {finding.defect}" for finding in probe(objects) if finding.defect]
+    if defects:
+        note(f"this bucket cannot hold a log: {defects[0]}", style="red")
+        return EXIT_UNFIT
+    identity, made = make_identity(objects, secrets.token_bytes, SystemClock().now_us())
+    note(f"{'made' if made else 'there is'} a log in this bucket id={identity.id}")
+    return 0
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire cluster status s3://my-bucket/polywire", "polywire cluster status s3://my-bucket/polywire -o json"
+    )
+)
+def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
+    """List the brokers of a bucket: who leads, who stands by, who is silent. Looks twice, some seconds apart.
+
+    A broker is silent that has said nothing in between; one that leads is followed when it has been silent for 8 seconds.
+    """
+    objects = open_bucket(url)
+    identity = _identity(objects)
+    rows = [
+        {
+            "node": node.name,
+            "state": state,
+            "start": node.start if node.start > 0 else None,
+            "addresses": " ".join(f"{wire}={host}:{port}" for wire, (host, port) in sorted(node.addresses.items())),
+        }
+        for node, state in _seen(objects)
+    ]
+    print_list(rows, columns=NODE_COLUMNS, form=output)
+    if output is ListFormat.TABLE:
+        note(f"log id={identity.id} made={format_time(identity.created_at_us)}")
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire cluster takeover s3://my-bucket/polywire",
+        "polywire cluster takeover s3://my-bucket/polywire --node broker-2",
+    )
+)
+def takeover(
+    url: Url,
+    *,
+    node: Annotated[str | None, Parameter(help="Who is to lead; without it the first of those that stand by.")] = None,
+    timeout_s: Annotated[float, Parameter(help="How long to wait for it.", validator=Number(gt=0, lte=3600))] = 60.0,
+) -> None:
+    """Have a broker that stands by lead instead of the one that does, for instance before its machine is looked after.
+
+    What was acknowledged stays; clients of both connect anew.
+    """
+    objects = open_bucket(url)
+    _identity(objects)
+    seen = _seen(objects)
+    leader = next((one for one, state in seen if state == LEADS), None)
+    if leader is None:
+        raise Failed("nobody leads: whoever stands by does so by itself")
+    able = [one.name for one, state in seen if state == STANDS_BY]
+    if node == leader.name:
+        raise Failed(f"it leads already node={node}")
+    if not able or (node is not None and node not in able):
+        raise Failed("nobody stands by" if node is None else f"this broker does not stand by node={node}")
+    chosen = node or able[0]
+    Nodes(objects).wish(Wish(chosen, leader.start))
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        found = max(Nodes(objects).read(), key=lambda one: one.start, default=None)
+        if found is not None and found.start > leader.start:
+            note(f"{found.name} leads now start={found.start}")
+            return
+        time.sleep(POLL_S)
+    raise Failed(f"nobody has taken over node={chosen} timeout_s={timeout_s:g}")
+
+
+def _identity(objects: Objects) -> Identity:
+    """What the bucket is. Raises Failed."""
+    found = find_identity(objects)
+    if found is None:
+        raise Failed(
+            "there is no log in this bucket: polywire cluster init makes one, and so does a broker's first start"
+        )
+    return found
+
+
+def _seen(objects: Objects) -> list[tuple[Node, str]]:
+    """Everybody, and what they do."""
+    nodes, clock = Nodes(objects), SystemClock()
+    watch = Watch("")
+    watch.see(nodes.read(), clock.monotonic())
+    time.sleep(LOOK_S)
+    found = nodes.read()
+    watch.see(found, clock.monotonic())
+    leader = max((node.start for node in found), default=0)
+    return [(node, _state(node, leader, heard=watch.silent_s(node) == 0)) for node in found]
+
+
+def _state(node: Node, leader: int, *, heard: bool) -> str:
+    if not heard:
+        return "silent"
+    if node.start < 0:
+        return "takes over"
+    return LEADS if 0 < node.start == leader else STANDS_BY

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
+from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, NotOwner, Unavailable
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import decoded, encoded
 from polywire.records.columns import Event, Record
@@ -46,6 +46,7 @@ _KINDS: Final[Mapping[str, BrokerError]] = {
     "authentication_failed": Denied(ErrorCode.DENIED, ""),
     "NOT_AUTHORIZED_FOR_OPERATION": Denied(ErrorCode.DENIED, ""),
     "NOT_AUTHORIZED_FOR_TOPIC": Denied(ErrorCode.DENIED, ""),
+    "NOT_PARTITION_LEADER": NotOwner(ErrorCode.NOT_OWNER, ""),
     "request_cancelled": Unavailable(ErrorCode.STOPPING, ""),
 }
 

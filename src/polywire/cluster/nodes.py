@@ -17,7 +17,10 @@ DIRECTORY: Final = "nodes/"
 NODES_MAX: Final = 64
 NODE_INTERVAL_S: Final = 2.0  # between two writes: a put each, however many look
 NODE_TIMEOUT_S: Final = 8.0  # without a new one, its broker is taken for dead
+LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two looks that tell who lives
+NODE_FORGOTTEN_S: Final = 3600.0  # without a new one, it is removed: names of pods are never used again
 NODE_BYTES_MAX: Final = 4096
+WISH: Final = "takeover"
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -29,6 +32,14 @@ class Node(msgspec.Struct, frozen=True):
     addresses: dict[str, tuple[str, int]]
     start: int = 0
     counter: int = 0
+    version: int = 1
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Somebody wants this node to take over from the leader of this start. It means nothing once there is a later one."""
+
+    node: str
+    start: int
     version: int = 1
 
 
@@ -51,6 +62,21 @@ class Nodes:
                 found.append(node)
         return found
 
+    def remove(self, name: str) -> None:
+        """Forget a node. Raises Unavailable."""
+        self._objects.delete(DIRECTORY + name)
+
+    def wish(self, wish: Wish) -> None:
+        """Ask a node to take over. Raises Unavailable."""
+        self._objects.put(WISH, msgspec.json.encode(wish))
+
+    def wished(self) -> Wish | None:
+        """Who was asked to take over last, if anybody. Raises Unavailable."""
+        try:
+            return msgspec.json.decode(self._objects.read(WISH).content[:NODE_BYTES_MAX], type=Wish)
+        except (BlobMissing, msgspec.DecodeError):
+            return None
+
     def _node(self, name: str) -> Node | None:
         try:
             content = self._objects.read(name).content
@@ -72,18 +98,32 @@ class Watch:
         self._now = 0.0
         self._seen: dict[str, tuple[Node, float]] = {}
 
-    def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
-        """The broker that leads, or is about to, if one does that was heard of within the timeout."""
+    def see(self, nodes: Sequence[Node], now: float) -> None:
+        """Note who is there, and who has said something new."""
         self._now = now
         for node in nodes:
             known = self._seen.get(node.name)
             if known is None or known[0] != node:
                 self._seen[node.name] = (node, now)
+        for name in self._seen.keys() - {node.name for node in nodes}:
+            del self._seen[name]
+
+    def silent_s(self, node: Node) -> float:
+        """How long a node that was seen just now has said nothing."""
+        return self._now - self._seen[node.name][1]
+
+    def forgotten(self, nodes: Sequence[Node]) -> list[str]:
+        """Names of those that have said nothing for so long that nobody misses them."""
+        return [node.name for node in nodes if self.silent_s(node) >= NODE_FORGOTTEN_S]
+
+    def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
+        """The broker that leads, or is about to, if one does that was heard of within the timeout."""
+        self.see(nodes, now)
         leaders = [node for node in nodes if node.start and self._is_alive(node)]
         return max(leaders, key=lambda node: node.start, default=None)
 
     def _is_alive(self, node: Node) -> bool:
-        return self._now - self._seen[node.name][1] < NODE_TIMEOUT_S
+        return self.silent_s(node) < NODE_TIMEOUT_S
 
     def rank(self, nodes: Sequence[Node]) -> int:
         """How many other brokers come before this one when all want to lead: those that were heard of lately."""

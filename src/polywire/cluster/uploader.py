@@ -17,7 +17,7 @@ from polywire.clock import Clock
 from polywire.cluster import protocol
 from polywire.cluster.floor import Floor
 from polywire.cluster.journal_objects import JournalObjects
-from polywire.errors import BrokerError, ErrorCode, NotOwner
+from polywire.errors import BrokerError, ErrorCode, NotOwner, Unavailable
 from polywire.log.base import Completion, Loop
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.syncer import MakeSyncer
@@ -164,12 +164,8 @@ class Uploader:
         """Give up leading while an object is still under way: who waits is told, and another may reach the bucket. If it arrives after all,
         whoever leads next finds it."""
         if self._running is not None and self._number == number and not self._over:
-            self._failed(
-                NotOwner(
-                    ErrorCode.NOT_OWNER,
-                    f"the bucket took nothing for too long object={number:016x} limit_s={STEP_DOWN_S:g}",
-                )
-            )
+            limit = f"object={number:016x} limit_s={STEP_DOWN_S:g}"
+            self._failed(Unavailable(ErrorCode.REPLICATION_TIMEOUT, f"the bucket took nothing for too long {limit}"))
 
     def _steps(self, unsent: _Unsent) -> protocol.Steps[bool]:
         return protocol.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])
@@ -180,7 +176,7 @@ class Uploader:
         if isinstance(mine, BrokerError):
             self._failed(mine)
         elif not mine:
-            self._failed(NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard"))
+            self._failed(_deposed())
         else:
             self._stored()
 
@@ -199,7 +195,7 @@ class Uploader:
     # Ends
 
     def finish(self) -> None:
-        """Send what is left, in this thread. Raises OSError."""
+        """Send what is left, in this thread. Raises NotOwner, Unavailable."""
         self._over = True
         if self._running is not None:
             self._unsent.appendleft(self._running)
@@ -212,10 +208,10 @@ class Uploader:
                 self._running = unsent = self._unsent.popleft()
                 self._number += 1
                 if not self._bucket.run(self._steps(unsent)):
-                    raise OSError(0, "another broker leads this shard")
+                    raise _deposed()
                 self._stored()
-        except BrokerError as error:
-            raise OSError(0, error.message) from error
+        except Unavailable as error:
+            raise Unavailable(ErrorCode.REPLICATION_TIMEOUT, error.message) from error
 
     def abandon(self) -> Sequence[Completion[None]]:
         self._over = True
@@ -251,6 +247,10 @@ def uploading(
         )
 
     return make
+
+
+def _deposed() -> NotOwner:
+    return NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard")
 
 
 def _ignore(_: BrokerError | None) -> None:

@@ -591,8 +591,8 @@ class FileLog:
                 self._flusher.finish()
                 last = (self.epoch, self._sequence, self._checksum)
                 self._journal.close_with(self._draft.head, *last, self._clock.now_us())
-            except OSError as error:
-                self._fail(storage_failed(error))
+            except (OSError, BrokerError) as error:
+                self._fail(error if isinstance(error, BrokerError) else storage_failed(error))
         self._flusher.stop()
         self._notifications.notify()
         self._reader_worker.stop()

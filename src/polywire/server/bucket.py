@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -31,12 +32,14 @@ def open_in_bucket(
     blobs_max: int,
 ) -> Broker:
     """Lead the log in the bucket. Raises BrokerError."""
+    from polywire.cluster.identity import make_identity
     from polywire.cluster.opening import Place, open_shard
     from polywire.cluster.probe import check
     from polywire.cluster.url import open_bucket
 
-    objects = open_bucket(config.bucket)
+    objects, clock = open_bucket(config.bucket), SystemClock()
     check(objects)
+    make_identity(objects, secrets.token_bytes, clock.now_us())
     place = Place(
         objects=objects,
         blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),
@@ -51,7 +54,6 @@ def open_in_bucket(
         staged_bytes_max=settings.staged_bytes_max,
         open_blobs_max=blobs_max,
     )
-    clock = SystemClock()
 
     def recover(state: Replay) -> Log:
         log = open_shard(place, settings=own, loop=loop, clock=clock, replay=state)

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -60,7 +60,17 @@ from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
 
-Say = Callable[[Mapping[str, Address], int, Callable[[str], object]], None]
+
+class Others(Protocol):
+    """Other brokers of the same bucket."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether they know that this one lives."""
+
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
+        """Tell them where this one listens, and under which start it leads; calls back, in any thread, when it is to lead no longer."""
+
 
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
@@ -110,7 +120,7 @@ async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool)
         if not await standby.wait(presence):
             return EXIT_OK
         presence.say({}, -1)
-        return await _serve_in_bucket(config, lines, presence.say, has_waited=standby.has_waited)
+        return await _serve_in_bucket(config, lines, presence, has_waited=standby.has_waited)
     except NotOwner as error:
         log.info("standing by", reason=error.message)
         return EXIT_DEPOSED
@@ -118,19 +128,18 @@ async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool)
         await asyncio.to_thread(presence.end)
 
 
-async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, say: Say, *, has_waited: bool) -> int:
+async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, others: Others, *, has_waited: bool) -> int:
     """Serve; a bucket that does not answer is no reason to end for who stood by already. Raises BrokerError."""
     try:
-        return await serve(config, lines, say)
+        return await serve(config, lines, others)
     except Unavailable as error:
         if not has_waited:
             raise
         raise NotOwner(ErrorCode.NOT_OWNER, error.message) from error
 
 
-async def serve(config: ServeConfig, lines: LineLimit | None = None, say: Say | None = None) -> int:
-    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed, ``say`` where it listens, and under which start
-    of the log. Raises BrokerError when it cannot start."""
+async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Others | None = None) -> int:
+    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
     config.listeners()  # what cannot be is refused before anything is opened
     users = None if config.users is None else load_users(config.users)
     close_to_others(config.data_dir)
@@ -168,12 +177,13 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, say: Say | 
         raise
     server.watch_signals(Reload(broker.access, config.users, tls, audit))
     _announce(config, listeners, broker.access)
-    if say is not None:
+    if others is not None:
+        server.others = others
 
         def deposed(reason: str) -> None:
             broker.loop.call_soon_threadsafe(server.storage_failed, NotOwner(ErrorCode.NOT_OWNER, reason))
 
-        say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
+        others.say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 
 
@@ -219,6 +229,7 @@ class Server:
         "_loop",
         "_stopping",
         "exports",
+        "others",
         "registration",
         "shares",
         "work",
@@ -232,6 +243,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
         self.exports: exports.Exports | None = None
+        self.others: Others | None = None
         self.registration: Registration | None = None
         self.work: Final = WorkTimes()
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
@@ -268,10 +280,10 @@ class Server:
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
-        if isinstance(error, NotOwner):
-            if self._stopping.is_set():
-                return
-            log.warning("another broker has taken over; nothing further is acknowledged here", reason=error.message)
+        if self._config.bucket and self._stopping.is_set():
+            return  # the last objects found no way into the bucket: nothing of them was acknowledged
+        if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):
+            log.warning("leading no longer; nothing further is acknowledged here", reason=error.message)
             self._exit_code = EXIT_DEPOSED
         else:
             log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
@@ -324,6 +336,8 @@ class Server:
             if self.registration is not None:
                 self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
+            if self.others is not None and not self.others.is_heard:
+                self.storage_failed(NotOwner(ErrorCode.NOT_OWNER, "others may have taken this broker for dead"))
             hub.sweep()
             collector.sweep(alone=not hub.connections)
             self._audit.sweep()

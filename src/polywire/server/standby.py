@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch
+from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish
 from polywire.cluster.url import open_bucket
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.server.bucket import node_name
@@ -32,7 +32,10 @@ LOOK_S: Final = 0.5  # between two looks at the leader
 RANK_S: Final = 0.5  # that a candidate lets each before it try
 REFUSED_MAX: Final = 2  # looks that find the leader's port closed, before its broker is taken for dead
 KNOCK_TIMEOUT_S: Final = 2.0
-SILENT_S: Final = 30.0  # without a word of its own in the bucket, a leader gives up: others have long taken it for dead
+SILENT_S: Final = (
+    0.75 * NODE_TIMEOUT_S
+)  # without a word of its own in the bucket a leader gives up, before others take it for dead
+UNHEARD: Final = "nothing could be said in the bucket for too long"
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 log = structlog.get_logger("polywire.server")
@@ -50,12 +53,13 @@ class Presence:
     grows with every write, so that they see that it lives."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self._nodes = Nodes(open_bucket(config.bucket))
+        self._nodes = Nodes(open_bucket(config.bucket, timeout_s=NODE_INTERVAL_S))  # one that hangs is asked again
         self._advertise = config.advertise
         self._name = node_name(config)
         self._id = secrets.token_hex(16)
         self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
+        self._watch = Watch(self._name)
         self._deposed: Deposed = _nobody
         self._clock = SystemClock()
         self._written_at = 0.0
@@ -65,8 +69,7 @@ class Presence:
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: Deposed = _nobody) -> None:
         """Say from now on where this broker listens, and what it leads under; see ``Node``. Calls back in its thread, perhaps several times,
-        when another broker says that it leads under a later start, or nothing could be said for ``SILENT_S``: who has nothing to write would
-        not notice."""
+        when another broker says that it leads under a later start, or this one was not heard: who has nothing to write would not notice."""
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
         self._said = {name: (self._reached_at(address), address.port) for name, address in addresses.items()}, start
@@ -77,13 +80,13 @@ class Presence:
             self._thread.start()
 
     def end(self) -> None:
-        """Say that it leads no more: others need not wait. Takes as long as the bucket does."""
+        """Say no more: others need not wait. Takes as long as the bucket does."""
         self._over = True
         self._changed.set()
         if self._thread is not None:
             self._thread.join()
-            self._said = self._said[0], 0
-            self._put()
+            with suppress(BrokerError):
+                self._nodes.remove(self._name)
 
     def _reached_at(self, address: Address) -> str:
         if self._advertise:
@@ -98,21 +101,35 @@ class Presence:
                 self._put()
                 self._look()
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether others cannot have taken this broker for dead. Who slept longer must not answer from what it remembers."""
+        return self._clock.monotonic() - self._written_at < SILENT_S
+
     def _look(self) -> None:
+        """A leader watches for another, and forgets who has long been gone."""
         start = self._said[1]
+        if start <= 0:
+            return
         with suppress(BrokerError):
-            if start > 0 and self._clock.monotonic() - self._written_at > SILENT_S:
-                self._deposed("the bucket could not be written to for too long")
-            elif start > 0 and any(node.start > start for node in self._nodes.read()):
+            nodes = self._nodes.read()
+            if any(node.start > start for node in nodes):
                 self._deposed("another broker leads under a later start")
+                return
+            self._watch.see(nodes, self._clock.monotonic())
+            for name in self._watch.forgotten(nodes):
+                self._nodes.remove(name)
 
     def _put(self) -> None:
-        """What fails is written the next time: others go by what they see."""
+        """What fails is written the next time: others go by what they see. Who was silent for too long leads no more."""
         self._counter += 1
-        addresses, start = self._said
+        (addresses, start), begun = self._said, self._clock.monotonic()
+        if start > 0 and not self.is_heard:
+            self._deposed(UNHEARD)
+            return
         with suppress(BrokerError):
             self._nodes.put(Node(self._name, self._id, addresses, start, self._counter))
-            self._written_at = self._clock.monotonic()
+            self._written_at = begun
 
 
 class Standby:
@@ -125,7 +142,9 @@ class Standby:
         self._nodes = Nodes(open_bucket(config.bucket))
         self._watch = Watch(self._name)
         self._leader: Node | None = None
+        self._read_at = -NODE_INTERVAL_S
         self._refused = 0
+        self._rank = 0
         self._waited = 0.0
         self._clock = SystemClock()
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
@@ -197,19 +216,22 @@ class Standby:
         return None if self._leader is None else self._leader.addresses.get(listener)
 
     async def _is_led(self) -> bool:
-        """Whether somebody leads and is alive, as far as can be seen."""
-        try:
-            nodes = await asyncio.to_thread(self._nodes.read)
-        except BrokerError as error:
-            log.warning("cannot see who leads", reason=error.message)
-            return self.has_waited  # whoever leads has the same bucket
-        now = self._clock.monotonic()
-        leader = self._leader = self._watch.leader(nodes, now)
-        if leader is None:
-            if now >= self._patient_until and self._waited >= RANK_S * self._watch.rank(nodes):
+        """Whether somebody leads and is alive, as far as can be seen, and nobody wants this broker to take over."""
+        now, leader = self._clock.monotonic(), self._leader
+        if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
+            self._read_at = now
+            try:
+                leader, wish = await asyncio.to_thread(self._look, now)
+            except BrokerError as error:
+                log.warning("cannot see who leads", reason=error.message)
+                return self.has_waited  # whoever leads has the same bucket
+            self._leader = leader
+            if leader is not None and wish == Wish(self._name, leader.start):
+                log.info("taking over, as was asked for", leader=leader.name)
                 return False
+        if leader is None:
             self._waited += LOOK_S
-            return True
+            return now < self._patient_until or self._waited <= RANK_S * self._rank
         self._waited = 0.0
         if await self._answers(leader):
             self._refused = 0
@@ -217,6 +239,13 @@ class Standby:
             return True
         self._refused += 1
         return self._refused < REFUSED_MAX
+
+    def _look(self, now: float) -> tuple[Node | None, Wish | None]:
+        """Who leads, and what somebody wants. Raises BrokerError."""
+        nodes = self._nodes.read()
+        leader = self._watch.leader(nodes, now)
+        self._rank = self._watch.rank(nodes)
+        return leader, self._nodes.wished()
 
     def _check_name(self, leader: Node) -> None:
         if leader.name == self._name:

@@ -25,6 +25,7 @@ LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
 OFFLINE: Final = {
     ("log", "repair"): "tests/crash/test_repair.py damages what it lists",
     ("cluster", "check"): "needs a bucket",
+    ("cluster", "status"): "tests/crash/test_standby.py has brokers that it lists",
     ("log", "verify"): "tests/unit/cli/test_segment.py",
     ("segment", "list"): "tests/unit/cli/test_segment.py",
     ("segment", "inspect"): "tests/unit/cli/test_segment.py",

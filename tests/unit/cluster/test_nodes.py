@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.cluster.nodes import DIRECTORY, NODE_TIMEOUT_S, Node, Nodes, Watch
+from polywire.cluster.nodes import DIRECTORY, NODE_FORGOTTEN_S, NODE_TIMEOUT_S, WISH, Node, Nodes, Watch, Wish
 from polywire.testing.memory_objects import MemoryObjects
 
 
@@ -45,3 +45,27 @@ def test_candidates_come_one_after_the_other() -> None:
     living = [Node("a", "a", {}), Node("b", "b", {}, counter=1)]
     assert watch.leader(living, NODE_TIMEOUT_S) is None
     assert watch.rank(living) == 1
+
+
+def test_who_is_gone_for_long_is_forgotten() -> None:
+    watch, gone, here = Watch("me"), Node("gone", "a", {}), Node("here", "b", {})
+    watch.see([gone, here], 0.0)
+    later = Node("here", "b", {}, counter=1)
+    watch.see([gone, later], NODE_FORGOTTEN_S - 1)
+    assert watch.forgotten([gone, later]) == []
+    watch.see([gone, later], NODE_FORGOTTEN_S)
+    assert watch.forgotten([gone, later]) == ["gone"]
+    watch.see([later], NODE_FORGOTTEN_S)
+    watch.see([gone, later], NODE_FORGOTTEN_S + 1)
+    assert watch.forgotten([gone, later]) == [], "it is back"
+
+
+def test_a_wish_is_found_and_nonsense_is_none() -> None:
+    objects = MemoryObjects()
+    nodes = Nodes(objects)
+    assert nodes.wished() is None
+    nodes.wish(Wish("one", 3))
+    nodes.wish(Wish("two", 4))
+    assert nodes.wished() == Wish("two", 4)
+    objects.put(WISH, b"{}")
+    assert nodes.wished() is None

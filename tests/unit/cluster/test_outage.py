@@ -166,8 +166,30 @@ def test_who_cannot_write_steps_down(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with objects.out():
         rig.log.append(partition, batch_of([b"unanswered"]), level=Level.WRITTEN, done=answers.append)
         rig.loop.run_until(lambda: failures and answers)
-    assert [error.code for error in failures] == [ErrorCode.NOT_OWNER]
-    assert [answer.code for answer in answers if isinstance(answer, BrokerError)] == [ErrorCode.NOT_OWNER]
+    assert [error.code for error in failures] == [ErrorCode.REPLICATION_TIMEOUT]
+    assert [answer.code for answer in answers if isinstance(answer, BrokerError)] == [ErrorCode.REPLICATION_TIMEOUT]
     rig.kill()
     rig.open()
     rig.log.close()
+
+
+@pytest.mark.parametrize("why", ["another leads", "the bucket is out"])
+def test_what_finds_no_way_at_the_end_is_refused_as_undone_or_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Not as failed storage, which nobody would ask again."""
+    monkeypatch.setattr(uploader, "FINISH_S", 0.2)
+    objects = WatchedObjects()
+    rig = BucketRig(objects, tmp_path)
+    rig.settle()
+    partition = rig.log.open_partition(1)
+    answers: list[int | BrokerError] = []
+    rig.log.append(partition, batch_of([b"late"]), level=Level.WRITTEN, done=answers.append)
+    if why == "another leads":
+        BucketRig(objects, tmp_path, "other").log.close()
+        rig.log.close()
+    else:
+        with objects.out():
+            rig.log.close()
+    wanted = ErrorCode.NOT_OWNER if why == "another leads" else ErrorCode.REPLICATION_TIMEOUT
+    assert [answer.code for answer in answers if isinstance(answer, BrokerError)] == [wanted]

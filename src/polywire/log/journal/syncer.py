@@ -46,7 +46,7 @@ class Syncer(Protocol):
         """Everything up to ``sequence`` is in segments; the group that says so, ``naming``, is durable."""
 
     def finish(self) -> None:
-        """Make everything durable here and now; for closing. Raises OSError."""
+        """Make everything durable here and now; for closing. Raises OSError, NotOwner, Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
         """The log has failed: nothing becomes durable any more; returns who waited."""

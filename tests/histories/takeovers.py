@@ -1,0 +1,278 @@
+"""Histories of three brokers on one bucket: the one that leads is killed, stopped, raced and told to go, and another takes over.
+
+``python -m tests.histories.takeovers --count 30 --seed 7``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it,
+a directory without.
+
+Promises: the seed says what is done in which order; every broker that was killed is started again. Must not know: what is wrong with
+a history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from polywire.client.connect import connect
+from tests.broker_process import BrokerProcess
+from tests.histories.checkers import judge
+from tests.histories.clients import IdempotentProducer, read_everything
+from tests.histories.history import Fault, History
+from tests.histories.kafka_clients import IdempotentKafkaProducer
+from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, everybody, everybody_is_answered
+from tests.s3_server import BUCKET, S3Server, s3_binary
+
+BROKERS: Final = ("a", "b", "c")
+LED: Final = "leading the shard"
+PART: Final = 25  # takeovers of one history: what it holds is kept in memory
+CALM_S: Final = (0.5, 2.5)  # in which clients get on
+LED_S: Final = 60.0  # in which somebody leads again
+SHOWN_MAX: Final = 20
+KEPT: Final = Path("build/takeovers")
+
+
+class Cluster:
+    """Three brokers, and who of them leads as far as their logs say."""
+
+    def __init__(self, folder: Path, bucket: str, chance: random.Random) -> None:
+        self.brokers: Final = [
+            BrokerProcess(folder / name, "--bucket", bucket, "--node", name, "--slot-mib", "17", wires=WIRES)
+            for name in BROKERS
+        ]
+        self._chance: Final = chance
+
+    def url(self, wire: str) -> str:
+        """Any of them: whoever does not lead carries its clients."""
+        return self._chance.choice(self.brokers).url(wire)
+
+    def takeovers(self) -> int:
+        """How often anybody has begun to lead."""
+        return sum(self._led(broker) for broker in self.brokers)
+
+    def leader(self) -> BrokerProcess:
+        """Who began last."""
+        lines = [(line, broker) for broker in self.brokers for line in self._lines(broker)]
+        return max(lines, key=lambda item: int(item[0].rpartition("start=")[2].split()[0]))[1]
+
+    def others(self) -> list[BrokerProcess]:
+        """Who does not lead."""
+        leader = self.leader()
+        return [broker for broker in self.brokers if broker is not leader]
+
+    def _led(self, broker: BrokerProcess) -> int:
+        return len(self._lines(broker))
+
+    def _lines(self, broker: BrokerProcess) -> list[str]:
+        with suppress(FileNotFoundError):
+            return [line for line in broker.log_text().splitlines() if LED in line]
+        return []
+
+
+class Nemesis:
+    """What is done to the brokers."""
+
+    def __init__(self, cluster: Cluster, server: S3Server | None, history: History, chance: random.Random) -> None:
+        self._cluster: Final = cluster
+        self._server: Final = server
+        self._history: Final = history
+        self._chance: Final = chance
+        deeds: Mapping[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+            "kill -9": (8, self._kill),
+            "stop": (4, self._stop),
+            "race": (3, self._race),
+            "kill who tries": (3, self._kill_twice),
+            "go": (2, self._go),
+            "pause": (2, self._pause),
+            "bucket restarts": (2 if server is not None else 0, self._restart_bucket),
+        }
+        self._deeds: Final = {name: deed for name, (_, deed) in deeds.items()}
+        self._weights: Final = [weight for weight, _ in deeds.values()]
+
+    async def act(self) -> None:
+        """Do one thing, and see to it that all three run afterwards, and one leads."""
+        (name,) = self._chance.choices(list(self._deeds), self._weights)
+        begun = time.monotonic_ns()
+        for broker in self._cluster.brokers:
+            assert not broker.stopped, f"a broker has ended by itself\n{broker.log_text()[-4000:]}"
+        await self._deeds[name]()
+        self._history.events.append(Fault(name, begun, time.monotonic_ns()))
+
+    async def _led_anew(self, before: int) -> None:
+        async with asyncio.timeout(LED_S):
+            while self._cluster.takeovers() <= before:  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.05)
+
+    async def _kill(self) -> None:
+        leader, before = self._cluster.leader(), self._cluster.takeovers()
+        await asyncio.to_thread(leader.kill)
+        await self._led_anew(before)
+        await asyncio.to_thread(leader.start)
+
+    async def _go(self) -> None:
+        leader, before = self._cluster.leader(), self._cluster.takeovers()
+        assert await asyncio.to_thread(leader.stop) == 0, leader.log_text()[-4000:]
+        await self._led_anew(before)
+        await asyncio.to_thread(leader.start)
+
+    async def _stop(self) -> None:
+        """It sleeps through another's start, and perhaps longer."""
+        leader, before = self._cluster.leader(), self._cluster.takeovers()
+        os.kill(leader.pid, signal.SIGSTOP)
+        try:
+            await self._led_anew(before)
+            await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, 1.0)))
+        finally:
+            os.kill(leader.pid, signal.SIGCONT)
+
+    async def _race(self) -> None:
+        """Both others find the leader gone at once, and one that slept wakes among them."""
+        leader, before = self._cluster.leader(), self._cluster.takeovers()
+        sleeper, other = self._chance.sample(self._cluster.others(), 2)
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        os.kill(leader.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self._chance.uniform(6.0, 9.5))
+            os.kill(sleeper.pid, signal.SIGCONT)
+            await asyncio.sleep(self._chance.uniform(0.0, 0.6))
+            os.kill(other.pid, signal.SIGSTOP)
+            await asyncio.sleep(self._chance.uniform(0.0, 0.6))
+        finally:
+            for broker in (other, leader, sleeper):
+                os.kill(broker.pid, signal.SIGCONT)
+        await asyncio.sleep(1.0)
+        if self._cluster.takeovers() <= before:  # the leader woke in time
+            await self._kill()
+
+    async def _kill_twice(self) -> None:
+        """The second one while it takes over, or just after."""
+        first, before = self._cluster.leader(), self._cluster.takeovers()
+        await asyncio.to_thread(first.kill)
+        await asyncio.sleep(self._chance.uniform(0.5, 3.0))
+        second = self._chance.choice([broker for broker in self._cluster.brokers if broker is not first])
+        await asyncio.to_thread(second.kill)
+        await self._led_anew(before)
+        for broker in (first, second):
+            await asyncio.to_thread(broker.start)
+
+    async def _pause(self) -> None:
+        """Shorter than anybody waits."""
+        leader = self._cluster.leader()
+        os.kill(leader.pid, signal.SIGSTOP)
+        await asyncio.sleep(self._chance.uniform(0.1, 3.0))
+        os.kill(leader.pid, signal.SIGCONT)
+
+    async def _restart_bucket(self) -> None:
+        assert self._server is not None, "else it has no weight"
+        await asyncio.to_thread(self._server.kill)
+        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        await asyncio.to_thread(self._server.start)
+
+
+@contextmanager
+def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
+    """A bucket: its URL, and its server where it has one."""
+    binary = s3_binary()
+    if binary is None:
+        yield f"file://{folder / 'bucket'}", None
+        return
+    server = S3Server(binary, folder / "bucket")
+    server.start()
+    os.environ.update(server.environment)
+    try:
+        yield f"s3://{BUCKET}/log", server
+    finally:
+        server.kill()
+        for name in server.environment:
+            del os.environ[name]
+
+
+def run(folder: Path, *, seed: int, count: int) -> History:
+    """Make a history in which so many brokers begin to lead."""
+    chance = random.Random(seed)
+    with bucket_in(folder) as (url, server), ExitStack() as running:
+        cluster = Cluster(folder, url, chance)
+        for broker in cluster.brokers:
+            running.enter_context(broker)
+        history = asyncio.run(_run(cluster, server, chance, count))
+        for broker in (*cluster.others(), cluster.leader()):
+            assert broker.stop() == 0, broker.log_text()[-4000:]
+    return history
+
+
+async def _run(cluster: Cluster, server: S3Server | None, chance: random.Random, count: int) -> History:
+    history = History()
+    clients = everybody(cluster.url, history)
+    first = await connect(cluster.leader().url("polywire"))
+    for topic in (TOPIC, ONCE, COPY):
+        await first.create_topic(topic, PARTITIONS)
+    await first.close()
+    nemesis = Nemesis(cluster, server, history, chance)
+    begun = cluster.takeovers()
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(client.run())
+        while cluster.takeovers() < begun + count:
+            await asyncio.sleep(chance.uniform(*CALM_S))
+            await nemesis.act()
+        await everybody_is_answered(clients)
+        for client in clients:
+            client.running = False
+    for client in clients:
+        if isinstance(client, IdempotentProducer | IdempotentKafkaProducer):
+            client.in_doubt()
+    moment = time.monotonic_ns()
+    history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]
+    topics = dict.fromkeys((TOPIC, ONCE, COPY), PARTITIONS)
+    await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
+    return history
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Make histories until there were enough takeovers, or one of them is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.histories.takeovers", description=__doc__)
+    parser.add_argument("--count", type=int, default=30, help="how often a broker takes over")
+    parser.add_argument("--seed", type=int, default=1, help="what is done to the brokers, and when")
+    given = parser.parse_args(words)
+    totals: Counter[str] = Counter()
+    seed, begun = given.seed, time.monotonic()
+    while totals["takeover"] < given.count:
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            try:
+                history = run(folder, seed=seed, count=min(PART, given.count - totals["takeover"]))
+                wrong = judge(history)
+            except BaseException:
+                _keep(folder, seed)
+                raise
+            if wrong:
+                _keep(folder, seed)
+        totals += history.counts()
+        print(f"{time.monotonic() - begun:.0f} s, {totals['takeover']} takeovers, seed {seed}", flush=True)
+        if wrong:
+            print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={seed}", sep="\n")
+            break
+        seed += 1
+    for name, number in sorted(totals.items()):
+        print(f"{name:28} {number}")
+    return 1 if wrong else 0
+
+
+def _keep(folder: Path, seed: int) -> None:
+    target = KEPT / f"seed-{seed}"
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    print(f"kept in {target}: the bucket, and what the brokers logged", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""What a bucket says it is: made once, and refused where it is not known."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from polywire.cluster.identity import NAME, find_identity, make_identity
+from polywire.errors import Invalid
+from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+
+
+def test_all_get_the_same() -> None:
+    objects = MemoryObjects()
+    assert find_identity(objects) is None
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda now: make_identity(objects, secrets.token_bytes, now), range(8)))
+    assert sum(made for _, made in found) == 1
+    assert {identity for identity, _ in found} == {find_identity(objects)}
+
+
+def test_a_store_that_says_so_too_early_is_asked_again() -> None:
+    objects = MemoryObjects()
+    objects.fail("create", ObjectFault.BUSY)
+    assert make_identity(objects, secrets.token_bytes, 1)[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"id": "x", "created_at_us": 1, "version": 2}',
+        b'{"id": "x", "created_at_us": 1, "shards": 8}',
+    ],
+)
+def test_what_is_not_known_is_refused(content: bytes) -> None:
+    objects = MemoryObjects()
+    objects.put(NAME, content)
+    with pytest.raises(Invalid):
+        make_identity(objects, secrets.token_bytes, 1)
