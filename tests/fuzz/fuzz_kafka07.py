@@ -29,7 +29,8 @@ from polywire.protocols.kafka07.messages import (
 from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.kafka07.dialogue import World
 
-INPUTS: Final = 2  # of a round
+STREAMS: Final = 8  # of a round, one after the other to the same broker
+INPUTS: Final = 2 * STREAMS
 FRAMES_MAX: Final = 10
 PLAIN: Final = encode_set([b"one", b"", b"three" * 20]) + encode_message(b"old", 0)
 SETS: Final = [
@@ -66,9 +67,8 @@ def mutated(chance: random.Random) -> bytes:
     return damaged(frames, chance, times_max=chance.choice((0, 2, 5)), odd=ODD)
 
 
-def converse(stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
+def converse(world: World, stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     """Send a stream in pieces and close; returns the answers, and what another peer finds afterwards."""
-    world = World()
     peer = world.connect()
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         peer.feed(stream[start:end])
@@ -85,9 +85,9 @@ def converse(stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     return peer.take(), found
 
 
-def check(stream: bytes, chance: random.Random) -> None:
+def check(stream: bytes, chance: random.Random, whole: World, cut: World) -> None:
     """Answers are whole frames, and the same, as is what was stored, however the stream was cut; -1 partitions are not used here."""
-    answers, stored = converse(stream, [])
+    answers, stored = converse(whole, stream, [])
     at = 0
     while at < len(answers):
         (size,) = struct.unpack_from(">i", answers, at)
@@ -95,8 +95,7 @@ def check(stream: bytes, chance: random.Random) -> None:
         at += 4 + size
     assert at == len(answers), "an answer was cut"
     cuts = cuts_of(stream, chance)
-    if b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is any
-        assert converse(stream, cuts) == (answers, stored), f"cut at {cuts} the answers differ stream={stream.hex()}"
+    assert converse(cut, stream, cuts) == (answers, stored), f"cut at {cuts} the answers differ stream={stream.hex()}"
 
 
 def check_parsers(chance: random.Random) -> None:
@@ -119,10 +118,14 @@ def check_parsers(chance: random.Random) -> None:
 
 def check_all(chance: random.Random) -> None:
     """One round."""
-    stream = mutated(chance)
-    if stream:
-        check(stream, chance)
-    check_parsers(chance)
+    whole, cut = World(), World()
+    for _ in range(STREAMS):
+        stream = mutated(chance)
+        if stream and b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is any
+            check(stream, chance, whole, cut)
+        elif stream:
+            converse(World(), stream, [])
+        check_parsers(chance)
 
 
 if __name__ == "__main__":

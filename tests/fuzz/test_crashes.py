@@ -7,12 +7,12 @@ from typing import Final
 
 import pytest
 
-from tests.fuzz import fuzz_input, fuzz_logins, fuzz_replies, fuzz_stored
+from tests.fuzz import fuzz_http, fuzz_input, fuzz_logins, fuzz_replies, fuzz_stored
 from tests.fuzz.decoders import CRASHES, Decoder, check, run
 
 DECODERS: Final = {
     decoder.name: decoder
-    for target in (fuzz_input, fuzz_logins, fuzz_replies, fuzz_stored)
+    for target in (fuzz_http, fuzz_input, fuzz_logins, fuzz_replies, fuzz_stored)
     for decoder in target.DECODERS
 }
 FILES: Final = sorted(path.name for path in CRASHES.glob("*"))

@@ -53,7 +53,7 @@ def _answered_at_once(admission: Admission, repeated: Any, base: int, level: Lev
         admission._log.barrier(Level.MEMORY, lambda _: done(repeated.offset_of(base)))
 
 
-def _any_generation(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def any_generation(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
     group, topic, member, _ = args[1:]
     return old(args[0], group, topic, member, None, **named)
 
@@ -81,7 +81,7 @@ def _seen_by_the_wall(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Coordinator, "__init__", begun)
 
 
-def _any_partition(old: Callable[..., Any], self: Coordinator, *args: Any, **named: Any) -> None:
+def any_partition(old: Callable[..., Any], self: Coordinator, *args: Any, **named: Any) -> None:
     """A member stores positions of others' partitions."""
     old(self, *args[:4], (), **named)
 
@@ -131,11 +131,9 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     # Groups
     BrokerMutation(
-        "generation", "a generation that is over is refused", wrapped(Coordinator, "_check", _any_generation)
+        "generation", "a generation that is over is refused", wrapped(Coordinator, "_check", any_generation)
     ),
-    BrokerMutation(
-        "ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", _any_partition)
-    ),
+    BrokerMutation("ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", any_partition)),
     BrokerMutation("silence", "who is silent is put out", replaced(Coordinator, "_expired", lambda *_: [])),
     BrokerMutation("member-clock", "members are timed by the monotonic clock", _seen_by_the_wall),
     # Transactions and publishes

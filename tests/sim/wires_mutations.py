@@ -12,8 +12,14 @@ from typing import Any, Final
 
 import pytest
 
+from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.producers import Producers
+from polywire.protocols.flux.session import FluxSession
+from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.kafka import produce
+from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka07.session import KafkaSession
+from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.server.connection import Connection
@@ -24,6 +30,7 @@ from polywire.server.run_queue import RunQueue
 from polywire.server.sending import SendingHalf
 from polywire.testing.sim.wires.network import SimulatedTransport
 from polywire.types import Level
+from tests.sim.broker_mutations import any_generation, any_partition
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 
 WiresMutation: Final = partial(Mutation, world="wires")
@@ -61,6 +68,31 @@ def _answered_in_any_order(old: Callable[[Any], None], session: PipelinedSession
     old(session)
 
 
+def _told_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
+    """An answer behind sets is given before they are stored."""
+    session._dirty = False
+    session.broker.commit()
+    then()
+
+
+def _overtakes(old: Callable[..., None], queue: AppendQueue, *args: Any, **named: Any) -> None:
+    """What comes behind records that wait for the log goes first."""
+    held = list(queue.waiting)
+    queue.waiting.clear()
+    old(queue, *args, **named)
+    queue.waiting.extendleft(reversed(held))
+
+
+def _takes_more(old: Callable[..., bool], session: PipelinedSession[Any, Any]) -> bool:
+    """While records wait for the log further requests are taken."""
+    return PipelinedSession._waits(session)
+
+
+def _recognised_early(old: Callable[..., bool | None], factory: KafkaFactory, prefix: bytes) -> bool | None:
+    """What may become a request of Kafka's is taken for one."""
+    return old(factory, prefix) is not False
+
+
 def _never_repeats(old: Callable[..., Any], *args: Any, **named: Any) -> None:
     """Nothing repeats what was stored before."""
     old(*args, **named)
@@ -70,6 +102,13 @@ def _all_is_one(patch: pytest.MonkeyPatch) -> None:
     """All acknowledgements are as one."""
     patch.setattr(produce, "ALL", None)
     patch.setattr(produce, "LEVELS", {0: Level.MEMORY, 1: Level.WRITTEN, -1: Level.WRITTEN})
+
+
+def _overtaken(patch: pytest.MonkeyPatch) -> None:
+    """Further requests are taken while records wait, and go first."""
+    wrapped(AppendQueue, "produce", _overtakes)(patch)
+    for kind in (FluxSession, IggySession):
+        wrapped(kind, "_waits", _takes_more)(patch)
 
 
 WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
@@ -107,4 +146,30 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation("sent-again", "what is sent again is stored once", wrapped(Producers, "find", _never_repeats)),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
+    WiresMutation(
+        "wire-generation",
+        "a member of an old generation stores nothing",
+        wrapped(Coordinator, "_check", any_generation),
+    ),
+    WiresMutation(
+        "wire-ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", any_partition)
+    ),
+    WiresMutation(
+        "stored-first",
+        "over Kafka 0.7 an answer waits for the sets before it",
+        replaced(KafkaSession, "_settle", _told_at_once),
+    ),
+    WiresMutation(
+        "settled",
+        "who reads is shown what this connection has stored",
+        replaced(PipelinedSession, "_settled", lambda _: True),
+    ),
+    WiresMutation(
+        "busy-order",
+        "what waits for the log is not overtaken",
+        _overtaken,
+    ),
+    WiresMutation(
+        "recognised", "a wire is recognised once enough has come", wrapped(KafkaFactory, "recognise", _recognised_early)
+    ),
 )

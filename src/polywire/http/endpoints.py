@@ -94,9 +94,10 @@ class Endpoints:
         """What an endpoint answers, to be spelled as JSON. Raises BrokerError."""
         raw = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
         segments = [unquote(segment) for segment in raw.strip("/").split("/")]
+        method = "GET" if request.method == "HEAD" else request.method
         for endpoint in self.table:
             path = endpoint.matches(segments)
-            if path is not None and endpoint.method == request.method:
+            if path is not None and endpoint.method == method:
                 asked = await self._asked(request, path)
                 self.authorize(endpoint, asked)
                 return await endpoint.answer(asked)
@@ -110,7 +111,7 @@ class Endpoints:
                 raise Invalid(ErrorCode.INVALID_REQUEST, "a body is application/json")
             try:
                 body = msgspec.json.decode(content)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"the body is no JSON: {error}") from error
         if not isinstance(body, dict):
             raise Invalid(ErrorCode.INVALID_REQUEST, "a body is a JSON object")

@@ -36,6 +36,7 @@ class AsgiExchange:
         self._conn: Final = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._body = b""
         self._given = False
+        self._is_head = False
         self._start: MutableMapping[str, Any] = {}
 
     async def run(self, request: bytes) -> bool:
@@ -47,6 +48,7 @@ class AsgiExchange:
         if head is None:
             self._output.write(Refusal.MALFORMED.answer)
             return False
+        self._is_head = head.method == b"HEAD"
         await self._app(self._scope(head), self._receive, self._send)
         return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
 
@@ -101,7 +103,7 @@ class AsgiExchange:
             parts.append(self._conn.send(h11.Response(status_code=status, headers=headers, reason=reason)))
             self._start = {}
         body = message.get("body", b"")
-        if body:
+        if body and not self._is_head:
             parts.append(self._conn.send(h11.Data(data=body)))
         if not message.get("more_body", False):
             parts.append(self._conn.send(h11.EndOfMessage()))

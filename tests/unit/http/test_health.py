@@ -46,3 +46,10 @@ def test_asking_stores_nothing(site: Site) -> None:
     assert site.ask("GET", "/readyz").status == 200
     assert site.broker.appended == before
     assert PROBE_BYTES > 0
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/api/v1/topics", "/api/v1/topics/none"])
+def test_head_is_answered_as_get_without_a_body(site: Site, path: str) -> None:
+    asked, looked = site.ask("GET", path), site.ask("HEAD", path)
+    assert (looked.status, looked.body) == (asked.status, b"")
+    assert looked.headers["content-type"] == asked.headers["content-type"]

@@ -9,25 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from polywire.client.cursus_replies import decode_batch, encode_batch, error_of, fields, last_offset, number
+from polywire.client.cursus_replies import decode_batch, encode_batch, error_of, fields, last_offset, number, numbers
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.cursus.messages import decoded, enveloped, frame
 from polywire.records.columns import Record
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, Membership
 from polywire.testing.sim.wires.ledger import Owner, Place
 from polywire.testing.sim.wires.ordered_speech import Marks, OrderedSpeech, Request, framed_end
-from polywire.testing.sim.wires.speech import GAP, Answer, Words
+from polywire.testing.sim.wires.speech import ACTS, GAP, GROUP_ACTS, Answer, Words
 from polywire.types import Level
 
 ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 LATER: Final = ("disk is full", "the log has no room", "too much waits", "broker_busy")
 GAPS: Final = ("idempotency gap", "must have seqNum 1")
+FENCED: Final = ("GEN_MISMATCH", "NOT_OWNER", "member_not_found", "group_not_found", "offset_regression")
+PARTIAL: Final = b'"status":"PARTIAL"'
 HELP: Final = b"Available commands:"
 VALUE_HEAD_BYTES: Final = 4  # of each value, where offsets count bytes
 
 
 def _refused(own: int, error: str) -> Answer:
     is_gap = any(text in error for text in GAPS)
-    return Answer(own, error=GAP if is_gap else error, later=any(text in error for text in LATER))
+    later, is_fenced = any(text in error for text in LATER), error.startswith(FENCED)
+    return Answer(own, error=GAP if is_gap else error, later=later, is_fenced=is_fenced)
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class Producer:
 class CursusSpeech(OrderedSpeech):
     """Batches of idempotent producers, and commands of keys and values. Implements ``Speech``."""
 
-    words = Words("cursus", tells_repeats=False, goes_back=False)
+    words = Words("cursus", ACTS | GROUP_ACTS, tells_repeats=False, goes_back=False)
 
     def __init__(self, producer: Producer) -> None:
         super().__init__()
@@ -80,6 +84,23 @@ class CursusSpeech(OrderedSpeech):
         at = f"topic={place[0]} partition={place[1]} group={owner[1]}"
         return self._command(Request(number, "position"), f"FETCH_OFFSET {at}")
 
+    def join(self, number: int, name: str) -> bytes:
+        at = f"topic={TOPIC} group={GROUP[1]} member={name}"
+        return self._command(Request(number, "join"), f"JOIN_GROUP {at}")
+
+    def _as_member(self, number: int, act: str, command: str, place: Membership) -> bytes:
+        at = f"topic={TOPIC} group={GROUP[1]} member={place.name} generation={place.generation}"
+        return self._command(Request(number, act, name=place.name), f"{command} {at}")
+
+    def stay(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, "join", "SYNC_GROUP", place)
+
+    def leave(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, "leave", "LEAVE_GROUP", place)
+
+    def move(self, number: int, place: Membership, partition: int, offset: int) -> bytes:
+        return self._as_member(number, "move", f"COMMIT_OFFSET partition={partition} offset={offset}", place)
+
     def ping(self, number: int) -> bytes:
         return self._command(Request(number, "ping"), "PROTOCOL_INFO")
 
@@ -94,12 +115,18 @@ class CursusSpeech(OrderedSpeech):
             if body.startswith(b"ERROR:"):
                 raise error_of(decoded(body))
         except BrokerError as error:
+            if PARTIAL in body:
+                return Answer(own, error=error.message, later=True, is_partial=True)
             if request.act == "position" and error.code is ErrorCode.GROUP_MISSING:
                 return Answer(own)
             return _refused(own, error.message)
         if request.act == "fetch":
             records = [(record.offset, record.value) for record in decode_batch(body)]
             return Answer(own, offset=records[-1][0] + 1 if records else request.offset, records=records)
+        if request.act == "join":
+            told = fields(body)
+            partitions = numbers(told, "assignments")
+            return Answer(own, place=Membership(told["member"], number(told, "generation"), partitions))
         if request.act == "position":
             return Answer(own, offset=number(fields(body), "offset") or None)
         return Answer(own)

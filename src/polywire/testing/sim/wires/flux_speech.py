@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from polywire.client.flux_replies import Reply, number, parse_reply, read_records, split_consumed
+from polywire.client.flux_replies import Reply, items, number, parse_reply, read_records, split_consumed
+from polywire.errors import Conflict
 from polywire.records.partitioner import partition_of
 from polywire.testing.sim.promises import require
-from polywire.testing.sim.wires.ledger import TOPICS, Place
-from polywire.testing.sim.wires.speech import Answer, Speech, Words
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, Membership
+from polywire.testing.sim.wires.ledger import NOWHERE, TOPICS, Owner, Place
+from polywire.testing.sim.wires.speech import GROUP_ACTS, Answer, Speech, Words
 from polywire.types import KeyHash, Level
 
 LATER: Final = ("disk is full", "the log has no room")  # texts: the wire has one code for both
@@ -34,14 +36,16 @@ KEYS: Final = keys_of(KeyHash.FNV32)
 class FluxSpeech(Speech):
     """One line a record, of which a key chooses the partition. Implements ``Speech``."""
 
-    words = Words("flux", frozenset({"produce", "fetch", "ping"}), records_max=1, is_text=True)
+    words = Words("flux", GROUP_ACTS | {"produce", "fetch", "ping"}, records_max=1, is_text=True, reads_all=True)
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._asked: dict[int, tuple[str, Place, int]] = {}
+        self._asked: dict[int, tuple[str, Place, int, str]] = {}
 
-    def _request(self, number: int, command: str, place: Place, arguments: bytes, offset: int = 0) -> bytes:
-        self._asked[number] = command, place, offset
+    def _request(
+        self, number: int, command: str, place: Place, arguments: bytes, *, offset: int = 0, name: str = ""
+    ) -> bytes:
+        self._asked[number] = command, place, offset, name
         return b"V1|%d|%b|%b\n" % (number, command.encode(), arguments)
 
     def level(self, level: Level) -> Level:
@@ -67,10 +71,32 @@ class FluxSpeech(Speech):
         return self._request(number, "PRODUCE", place, record + b" acks=1" * (number % 2))
 
     def fetch(self, number: int, place: Place, offset: int, wait_ms: int) -> bytes:
-        return self._request(number, "CONSUME", place, b"%b %d %d" % (place[0].encode(), place[1], offset), offset)
+        return self._request(
+            number, "CONSUME", place, b"%b %d %d" % (place[0].encode(), place[1], offset), offset=offset
+        )
+
+    def position(self, number: int, owner: Owner, place: Place) -> bytes:
+        arguments = b"%b %b %d" % (owner[1].encode(), place[0].encode(), place[1])
+        return self._request(number, "OFFSET", place, arguments)
+
+    def join(self, number: int, name: str) -> bytes:
+        return self._request(number, "JOIN", NOWHERE, f"{GROUP[1]} {TOPIC} {name}".encode(), name=name)
+
+    def _as_member(self, number: int, command: str, place: Membership, arguments: str = "") -> bytes:
+        words = f"{GROUP[1]} {TOPIC} {place.name} {place.generation}{arguments}".encode()
+        return self._request(number, command, NOWHERE, words, name=place.name)
+
+    def stay(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, "SYNC", place)
+
+    def leave(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, "LEAVE", place)
+
+    def move(self, number: int, place: Membership, partition: int, offset: int) -> bytes:
+        return self._as_member(number, "COMMIT", place, f" {partition} {offset}")
 
     def ping(self, number: int) -> bytes:
-        return self._request(number, "PING", ("", 0), b"")
+        return self._request(number, "PING", NOWHERE, b"")
 
     def take(self, data: bytes) -> Iterator[Answer]:
         buffer = self._buffer
@@ -84,10 +110,16 @@ class FluxSpeech(Speech):
             yield _answer(reply, *asked)
 
 
-def _answer(reply: Reply, command: str, place: Place, offset: int) -> Answer:
-    own = int(reply.id)
-    if reply.error is not None:
-        return Answer(own, error=reply.error.message, later=reply.error.message.startswith(LATER))
+def _answer(reply: Reply, command: str, place: Place, offset: int, name: str) -> Answer:
+    own, error = int(reply.id), reply.error
+    if error is not None:
+        later, is_fenced = error.message.startswith(LATER), isinstance(error, Conflict)
+        return Answer(own, error=error.message, later=later, is_fenced=is_fenced)
+    if command in ("JOIN", "SYNC"):
+        partitions = tuple(map(int, items(reply.payload, b"assigned")))
+        return Answer(own, place=Membership(name, number(reply.payload, b"generation"), partitions))
+    if command == "OFFSET":
+        return Answer(own, offset=number(reply.payload, b"offset") or None)
     if command == "PRODUCE":
         partition = number(reply.payload, b"partition")
         require(partition == place[1], "a key chooses a partition", place=place, found=partition)

@@ -16,7 +16,7 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.wires.ledger import Owner, Place
-from polywire.testing.sim.wires.speech import GAP, Answer, Speech, Words
+from polywire.testing.sim.wires.speech import ACTS, GAP, Answer, Speech, Words
 from polywire.types import Level
 
 VERSIONS: Final = {
@@ -48,7 +48,7 @@ class Identity:
 class KafkaSpeech(Speech):
     """Implements ``Speech``."""
 
-    words = Words("kafka")
+    words = Words("kafka", ACTS | {"look"})
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity

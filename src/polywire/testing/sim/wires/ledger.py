@@ -21,6 +21,8 @@ Place = tuple[str, int]
 
 PLACES: Final[Sequence[Place]] = tuple((name, number) for name, count in TOPICS.items() for number in range(count))
 
+NOWHERE: Final[Place] = ("", 0)
+
 Owner = tuple[PositionKind, str]
 """Whose a position is."""
 
@@ -44,11 +46,13 @@ class Sending:
 
 @dataclass(slots=True)
 class Shelf:
-    """What is known of one partition. known: values by offset; ``base``: below it everything is stored. shown: what was shown is below."""
+    """What is known of one partition. known: values by offset; ``base``: below it everything is stored. shown: what was shown is below.
+    readable: readers are shown what is below."""
 
     known: dict[int, bytes] = field(default_factory=dict)
     base: int = 0
     shown: int = 0
+    readable: int = 0
 
 
 @dataclass(slots=True)
@@ -92,6 +96,16 @@ class Ledger:
         self._answered.append(sending)
         for index, value in enumerate(sending.values):
             self._learn(sending.place, offset + index, value)
+        if sending.level is not Level.MEMORY:
+            self._is_readable(sending.place, offset + len(sending.values))
+
+    def _is_readable(self, place: Place, end: int) -> None:
+        shelf = self.shelves[place]
+        shelf.readable = max(shelf.readable, end)
+
+    def readable(self, place: Place) -> int:
+        """Readers are shown what is below."""
+        return self.shelves[place].readable
 
     def _learn(self, place: Place, offset: int, value: bytes) -> None:
         known = self.shelves[place].known.setdefault(offset, value)
@@ -120,6 +134,7 @@ class Ledger:
         require(offset == next_offset, "every offset has its record", place=place, end=offset, next_offset=next_offset)
         shelf = self.shelves[place]
         shelf.shown = max(shelf.shown, offset if records else 0)
+        self._is_readable(place, shelf.shown)
 
     def _original(self, place: Place, offset: int, seen: bytes, spelled: Callable[[bytes], bytes]) -> bytes:
         """The value that was sent, which a reader sees as this."""
@@ -150,7 +165,7 @@ class Ledger:
         self._answered = [sending for sending in self._answered if sending.place != place]
         self._judge(place, content)
         shelf.known = dict(enumerate(content))
-        shelf.base = shelf.shown = end
+        shelf.base = shelf.shown = shelf.readable = end
 
     def _judge(self, place: Place, content: Sequence[bytes]) -> None:
         latest: dict[str, tuple[int, int]] = {}

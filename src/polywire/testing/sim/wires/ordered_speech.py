@@ -9,24 +9,22 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from polywire.testing.sim.promises import require
-from polywire.testing.sim.wires.ledger import Place
+from polywire.testing.sim.wires.ledger import NOWHERE, Place
 from polywire.testing.sim.wires.speech import Answer, Speech
-
-NOWHERE: Final[Place] = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for, and where. offset, address: of the record that is read first."""
+    """What was asked for, and where. offset, address: of the record that is read first. name: of a member."""
 
     number: int
     act: str
     place: Place = NOWHERE
     offset: int = 0
     address: int = 0
+    name: str = ""
 
 
 class Marks:

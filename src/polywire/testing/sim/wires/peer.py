@@ -14,9 +14,11 @@ from typing import Final
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.group_ledger import GroupLedger
 from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending
+from polywire.testing.sim.wires.member import Member
 from polywire.testing.sim.wires.network import Link
-from polywire.testing.sim.wires.speech import ACTS, GAP, Answer, Speech, Words
+from polywire.testing.sim.wires.speech import ACTS, GAP, GROUP_ACTS, Answer, Speech, Words
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
@@ -36,7 +38,15 @@ class Asked:
 class Peer:
     """Guards: ``link`` is the connection it has now; ``asked`` are requests on it that are not answered."""
 
-    def __init__(self, number: int, speak: Callable[[], Speech], ledger: Ledger, chance: Chance, story: Story) -> None:
+    def __init__(
+        self,
+        number: int,
+        speak: Callable[[], Speech],
+        ledger: Ledger,
+        group: GroupLedger,
+        chance: Chance,
+        story: Story,
+    ) -> None:
         self.name: Final = f"p{number}"
         self.reads = True
         self.link: Link | None = None
@@ -47,9 +57,12 @@ class Peer:
         self._story = story
         self._speech = speak()
         self._owner: Final[Owner] = self._speech.words.positions, str(1 + number)
+        self._member = Member(self.name, group, chance, self._ask)
         self._unsent = bytearray()
         self._numbered: list[Sending] = []
         """What is sent again until it is answered."""
+        self._own_ends: dict[Place, int] = {}
+        """Behind the last record that was stored over this connection."""
         self._lives = 0
         self._count = 0
         self.patience = PATIENCE[0]
@@ -65,6 +78,7 @@ class Peer:
         """There is a connection."""
         self.link, self._speech, self.reads = link, self._speak(), True
         self._lives += 1
+        self._own_ends = {}
         self._unsent = bytearray(self._speech.greeting())
         for sending in self._numbered:
             sending.tries += 1
@@ -160,19 +174,24 @@ class Peer:
         is_told = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
         require(is_told, "what is sent once is no repeat", place=sending.place)
         self._ledger.stored(sending, answer.offset if sending.tries == 1 or words.tells_repeats else None)
+        self._own_ends[sending.place] = 0 if answer.offset is None else answer.offset + len(sending.values)
         self._numbered = [other for other in self._numbered if other is not sending]
 
     def _refused(self, sending: Sending) -> None:
         sending.is_refused = sending.tries == 1  # else it may have been stored before
         if sending.sequence is not None:
-            self._numbered.clear()
-            self._speech.give_up()
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Be another producer: what the one before has sent is not sent again."""
+        self._numbered.clear()
+        self._speech.give_up()
 
     def fetch(self) -> None:
         place = self._place()
         end = self._end(place)
         first, wait_ms = self._chance.below(end + 1), self._chance.one_of(WAITS_MS)
-        at = [first]
+        at, readable = [first], self._ledger.readable(place)
 
         def judge(answer: Answer) -> None:
             next_offset = at[0] if answer.offset is None else answer.offset
@@ -180,6 +199,12 @@ class Peer:
             require(before <= at[0], "records come from the offset on", place=place, offset=at[0], found=before)
             self._ledger.shown(place, before, answer.records, next_offset, self._speech.spelled)
             at[0] = max(at[0], next_offset)
+            if self.may_be_refused:  # reads that fail end an answer early
+                return
+            shown = answer.records or not answer.is_last or at[0] >= readable
+            require(shown, "readers are shown what is there", place=place, offset=first, readable=readable)
+            end = self._own_ends.get(place, 0) if self._speech.words.reads_all else 0
+            require(at[0] >= end, "who reads is shown what this connection has stored", place=place, end=end)
 
         self._ask(
             f"fetch {place[0]}/{place[1]} from {first} wait={wait_ms}",
@@ -215,13 +240,17 @@ class Peer:
             _nothing,
         )
 
+    def do_as_member(self, act: str) -> None:
+        """Ask for something of the group."""
+        self._member.do(act, self._speech)
+
     def ping(self) -> None:
         self._ask("ping", lambda number: self._speech.ping(number), lambda _: None, _nothing)
 
     def may_ask(self, act: str) -> bool:
         """Whether its wire can say that, and it has a connection and not too much to wait for."""
         link = self.link
-        if act in ACTS and act not in self._speech.words.acts:
+        if act in ACTS | GROUP_ACTS and act not in self._speech.words.acts:
             return False
         return link is not None and not link.finished and not link.is_cut and len(self.asked) < self.patience
 
@@ -243,9 +272,11 @@ class Peer:
             del self.asked[answer.number]
         if answer.error:
             self._story.tell("refused", f"{self.name} {answer.number} {asked.what}: {answer.error}")
-            excused = answer.later or self.may_be_refused or answer.error == GAP
+            excused = answer.later or answer.is_fenced or self.may_be_refused or answer.error == GAP
             require(excused, "refused for no reason", peer=self.name, what=asked.what, error=answer.error)
-            if not self.may_be_refused or answer.error == GAP:
+            if answer.is_partial:
+                self._begin_anew()
+            elif not self.may_be_refused or answer.error == GAP:
                 asked.refused()
             return
         self._story.tell("told", f"{self.name} {answer.number} {asked.what}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from polywire.errors import Conflict, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import KINDS
 from polywire.protocols.polywire.codec import (
@@ -18,26 +19,30 @@ from polywire.protocols.polywire.codec import (
     decode_answer_prefix,
     encode_head,
 )
+from polywire.protocols.polywire.errors import KINDS as KINDS_OF_ERRORS
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, Membership
 from polywire.testing.sim.wires.ledger import Owner, Place
-from polywire.testing.sim.wires.speech import Answer, Speech, Words
+from polywire.testing.sim.wires.speech import ACTS, GROUP_ACTS, Answer, Speech, Words
 from polywire.types import Level
 
 RETRY_LATER = 2
+FENCED = (KINDS_OF_ERRORS[Conflict], KINDS_OF_ERRORS[Missing])
 
 
 class PolywireSpeech(Speech):
     """Implements ``Speech``."""
 
-    words = Words("polywire", is_ordered=False)
+    words = Words("polywire", ACTS | GROUP_ACTS, is_ordered=False)
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._greeted = False
+        self._names: dict[int, str] = {}
 
     def greeting(self) -> bytes:
         return MAGIC
@@ -58,6 +63,25 @@ class PolywireSpeech(Speech):
     def position(self, number: int, owner: Owner, place: Place) -> bytes:
         return encode_head(Verb.POSITION, number, messages.AskPosition(*place, KINDS.index(owner[0]), owner[1]))
 
+    def join(self, number: int, name: str) -> bytes:
+        self._names[number] = name
+        return encode_head(Verb.JOIN, number, messages.Join(GROUP[1], TOPIC, name))
+
+    def _as_member(self, number: int, verb: Verb, place: Membership) -> bytes:
+        self._names[number] = place.name
+        return encode_head(verb, number, messages.Member(GROUP[1], TOPIC, place.name, place.generation))
+
+    def stay(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, Verb.HEARTBEAT if number % 2 else Verb.SYNC, place)
+
+    def leave(self, number: int, place: Membership) -> bytes:
+        return self._as_member(number, Verb.LEAVE, place)
+
+    def move(self, number: int, place: Membership, partition: int, offset: int) -> bytes:
+        kind, owner = KINDS.index(GROUP[0]), GROUP[1]
+        by = messages.Commit(TOPIC, partition, kind, owner, offset, member=place.name, generation=place.generation)
+        return encode_head(Verb.COMMIT, number, by)
+
     def ping(self, number: int) -> bytes:
         return encode_head(Verb.PING, number, Head())
 
@@ -77,13 +101,18 @@ class PolywireSpeech(Speech):
             head, payload = bytes(buffer[PREFIX_BYTES:body]), bytes(buffer[body:end])
             del buffer[:end]
             if prefix.verb != Verb.HELLO:
-                yield _answer(prefix.verb, prefix.flags, prefix.correlation, head, payload)
+                name = self._names.pop(prefix.correlation, "")
+                yield _answer(prefix.verb, prefix.flags, prefix.correlation, head, payload, name)
 
 
-def _answer(verb: int, flags: int, number: int, head: bytes, payload: bytes) -> Answer:
+def _answer(verb: int, flags: int, number: int, head: bytes, payload: bytes, name: str) -> Answer:
     if flags & ERROR:
         failure = decode_answer(head, messages.Failure)
-        return Answer(number, error=failure.message, later=failure.retry == RETRY_LATER)
+        later, is_fenced = failure.retry == RETRY_LATER, failure.kind in FENCED
+        return Answer(number, error=failure.message, later=later, is_fenced=is_fenced)
+    if verb in (Verb.JOIN, Verb.SYNC, Verb.HEARTBEAT):
+        told = decode_answer(head, messages.Membership)
+        return Answer(number, place=Membership(name, told.generation, tuple(told.partitions)))
     if verb == Verb.PRODUCE:
         return Answer(number, offset=decode_answer(head, messages.Produced).appended[0].base_offset)
     if verb == Verb.FETCH:

@@ -10,24 +10,30 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from polywire.testing.sim.wires.group_ledger import Membership
 from polywire.testing.sim.wires.ledger import PLACES, Owner, Place
 from polywire.types import Level, PositionKind
 
 ACTS: Final = frozenset({"produce", "fetch", "commit", "position", "ping"})
+GROUP_ACTS: Final = frozenset({"join", "stay", "leave", "move", "look"})
 GAP: Final = "gap"  # what comes behind numbered records that were refused, or lost with the power, is refused with
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a request was answered. offset: of the first record, or the position. error: what it was refused with, and whether it may come
-    again later. is_last: whether nothing more is said."""
+    again later. is_fenced: whether that is because a group has changed. is_partial: whether
+    some of it is stored all the same. is_last: whether nothing more is said. place: in a group."""
 
     number: int
     offset: int | None = None
     records: Sequence[tuple[int, bytes | None]] = ()
     error: str = ""
     later: bool = False
+    is_fenced: bool = False
+    is_partial: bool = False
     is_last: bool = True
+    place: Membership | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,8 @@ class Words:
 
     acts: what may be asked for. places: where records may be sent to. is_ordered: whether answers come in the order of requests.
     records_max: of one request. is_text: whether values are words of text. tells_offsets, tells_repeats: whether an answer says where a
-    record is, and one to what was sent before. hangs_up: whether that is how records are refused. positions: whose they are; whether they
+    record is, and one to what was sent before. reads_all: whether an answer has all records there
+    are. hangs_up: whether that is how records are refused. positions: whose they are; whether they
     may go back, and must be of records that are there.
     """
 
@@ -48,6 +55,7 @@ class Words:
     is_text: bool = False
     tells_offsets: bool = True
     tells_repeats: bool = True
+    reads_all: bool = False
     hangs_up: bool = False
     positions: PositionKind = PositionKind.GROUP
     goes_back: bool = True
@@ -95,6 +103,22 @@ class Speech(ABC):
 
     def position(self, number: int, owner: Owner, place: Place) -> bytes:
         """Ask for a position."""
+        raise AssertionError("not among its words")
+
+    def join(self, number: int, name: str) -> bytes:
+        """Become a member of the group, or its member again."""
+        raise AssertionError("not among its words")
+
+    def stay(self, number: int, place: Membership) -> bytes:
+        """Give a sign of life, and ask for the place again."""
+        raise AssertionError("not among its words")
+
+    def leave(self, number: int, place: Membership) -> bytes:
+        """Be no member any more."""
+        raise AssertionError("not among its words")
+
+    def move(self, number: int, place: Membership, partition: int, offset: int) -> bytes:
+        """Store the group's position, as a member."""
         raise AssertionError("not among its words")
 
     @abstractmethod

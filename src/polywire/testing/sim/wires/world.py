@@ -5,11 +5,11 @@ Promises: as ``World``. Must not know: bytes of wires, how connections and sessi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
@@ -25,6 +25,7 @@ from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
 from polywire.testing.sim.wires.cursus_speech import CursusApiSpeech, CursusSpeech, Producer
 from polywire.testing.sim.wires.flux_speech import FluxSpeech
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger
 from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
@@ -32,8 +33,8 @@ from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
 from polywire.testing.sim.wires.peer import PATIENCE, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
-from polywire.testing.sim.wires.speech import Speech
-from polywire.testing.sim.world import World
+from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
+from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level, TopicName
 
 PEERS: Final = 5  # one more than there are slots
@@ -46,6 +47,11 @@ ACTS: Final = {
     "commit": 3.0,
     "position": 2.0,
     "ping": 1.0,
+    "join": 2.0,
+    "stay": 3.0,
+    "leave": 0.3,
+    "move": 5.0,
+    "look": 1.5,
     "push": 6.0,
     "cut": 0.3,
     "finish": 0.3,
@@ -74,6 +80,7 @@ class WiresWorld(World):
 
     NAME = "wires"
     ACTS = tuple(ACTS)
+    TROUBLES: ClassVar[Mapping[str, float]] = {**TROUBLES, "fault": 0.2}
 
     _process: WiresProcess
     _weights: list[float]
@@ -105,8 +112,10 @@ class WiresWorld(World):
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
         self._ledger = Ledger(durability)
+        self._group = GroupLedger(durability)
         self._peers = [
-            Peer(number, _speaking(chance, number), self._ledger, chance, self.story) for number in range(PEERS)
+            Peer(number, _speaking(chance, number), self._ledger, self._group, chance, self.story)
+            for number in range(PEERS)
         ]
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
@@ -175,6 +184,8 @@ class WiresWorld(World):
             if not peer.is_sending:
                 self.story.tell("finish", f"{peer.name} c{peer.link.number}")
                 peer.link.finish()
+        elif act in GROUP_ACTS:
+            peer.do_as_member(act)
         elif act == "produce":
             peer.produce(self._chance.one_of(self._levels))
         else:
@@ -192,6 +203,7 @@ class WiresWorld(World):
 
     def _closed(self) -> None:
         self._ledger.stopped()
+        self._group.stopped()
 
     def _check_closed(self) -> None:
         """The disk is looked at by what starts on it next."""
@@ -214,6 +226,11 @@ class WiresWorld(World):
         for owner, place in self._ledger.spots:
             found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
+
+        for partition in range(TOPICS[TOPIC]):
+            found = broker.position(TOPIC, partition, *GROUP)
+            self._group.settle(partition, found, powerless=self._powerless)
+        self._group.started(powerless=self._powerless)
 
     _had_topics = False
 

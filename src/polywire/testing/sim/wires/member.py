@@ -1,0 +1,97 @@
+"""A peer as a member of a group that is shared by peers of several wires: it joins, shows that it lives, stores positions and leaves.
+
+Promises: what it was told outlives its connections and processes: it may be a member for longer than it knows, or know for longer than it is.
+Must not know: bytes of wires, what a process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger, Membership, Move
+from polywire.testing.sim.wires.ledger import TOPICS
+from polywire.testing.sim.wires.speech import Answer, Speech
+
+
+class Ask(Protocol):
+    """Sends a request of a peer, and has its answer judged."""
+
+    def __call__(
+        self,
+        what: str,
+        request: Callable[[int], bytes],
+        judge: Callable[[Answer], None],
+        refused: Callable[[], None],
+        /,
+    ) -> None: ...
+
+
+class Member:
+    """Guards: ``place`` is what it was told last, None before that and once it knows that it is none."""
+
+    def __init__(self, name: str, ledger: GroupLedger, chance: Chance, ask: Ask) -> None:
+        self._name: Final = name
+        self._ledger = ledger
+        self._chance = chance
+        self._ask = ask
+        self._place: Membership | None = None
+
+    def do(self, act: str, speech: Speech) -> None:
+        """Ask for something of the group."""
+        place = self._place
+        if act == "join":
+            own = self._name if place is None else place.name
+            self._ask("join", lambda number: speech.join(number, own), self._placed, self._forget)
+        elif act == "look":
+            self._look(speech)
+        elif place is None:
+            return
+        elif act == "stay":
+            self._ask("stay", lambda number: speech.stay(number, place), self._stays, self._forget)
+        elif act == "leave":
+            self._ask("leave", lambda number: speech.leave(number, place), lambda _: self._forget(), self._forget)
+        else:
+            self._move(speech, place)
+
+    def _placed(self, answer: Answer) -> None:
+        place = answer.place
+        assert place is not None, "who joins is told a place"
+        self._ledger.placed(place)
+        self._place = place
+
+    def _stays(self, answer: Answer) -> None:
+        require(answer.place is not None, "who stays is told a place", member=self._name)
+        if answer.place is not None:
+            self._ledger.placed(answer.place)
+
+    def _forget(self) -> None:
+        self._place = None
+
+    def _move(self, speech: Speech, place: Membership) -> None:
+        """Store a position: of its own partition mostly, forward always, as some wires want it."""
+        partition = self._chance.below(TOPICS[TOPIC])
+        if place.partitions and self._chance.happens(0.8):
+            partition = self._chance.one_of(place.partitions)
+        move = self._ledger.asks(partition, self._ledger.furthest(partition) + 1 + self._chance.below(20))
+        self._ask(
+            f"move {TOPIC}/{partition} {move.offset} generation={place.generation}",
+            lambda number: speech.move(number, place, partition, move.offset),
+            lambda _: self._ledger.moved(place, move),
+            lambda: self._not_moved(move),
+        )
+
+    def _not_moved(self, move: Move) -> None:
+        self._ledger.refused(move)
+        self._place = None
+
+    def _look(self, speech: Speech) -> None:
+        partition, asked_at = self._chance.below(TOPICS[TOPIC]), self._ledger.tick()
+        self._ask(
+            f"look {TOPIC}/{partition}",
+            lambda number: speech.position(number, GROUP, (TOPIC, partition)),
+            lambda answer: self._ledger.finds(partition, answer.offset, asked_at),
+            lambda: None,
+        )
