@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import encode_request
@@ -18,6 +19,7 @@ from polywire.records.columns import Record
 
 NAMES: Final = 10_000  # of one request; more than there are topics
 ELEMENTS: Final = 99_000  # of one request: nearly as many as there may be
+WIDE_ENTRIES: Final = 48_000  # of a Produce, which has two elements for each
 TOPIC: Final = 2  # a resource that has settings
 VERSIONS: Final = {  # where the last one asks for less, or names topics by their ids
     Api.API_VERSIONS: 0,
@@ -137,6 +139,22 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
         },
         Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
     }
+
+
+def wide_produce(topic: str, partitions: int) -> bytes:
+    """A Produce of one record to every partition of a topic, as often as one request may name them."""
+    topics, records = schema.request(Api.PRODUCE).Topics, encode_batch([Record(b"")])
+    entries = [topics.Partitions(index=number % partitions, records=records) for number in range(WIDE_ENTRIES)]
+    return _request(Api.PRODUCE, lambda: {"acks": 1, "topics": [topics(name=topic, partitions=entries)]})
+
+
+def wide_join(topics: list[str]) -> bytes:
+    """A consumer that joins a group in as many topics as it may."""
+    fields = {"group_id": "wide", "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 60_000}
+    return _request(
+        Api.CONSUMER_GROUP_HEARTBEAT,
+        lambda: {**fields, "subscribed_topic_names": topics[:TOPICS_MAX], "topic_partitions": []},
+    )
 
 
 def _produced(topic: str) -> Mapping[str, Any]:

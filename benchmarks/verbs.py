@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.kafka_verbs import kafka_requests
+from benchmarks.kafka_verbs import kafka_requests, wide_join, wide_produce
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
@@ -236,6 +236,9 @@ def kafka_verbs() -> Iterator[Asked]:
     """All apis of Kafka."""
     for api, make in kafka_requests(WIDE, WIDE_PARTITIONS, FULL, TOPICS, topic_name):
         yield Asked("kafka", api.name, make)
+    yield Asked("kafka", "PRODUCE wide", partial(wide_produce, WIDE, WIDE_PARTITIONS))
+    topics = [topic_name(number) for number in range(TOPICS)]
+    yield Asked("kafka", "CONSUMER_GROUP_HEARTBEAT wide", partial(wide_join, topics))
 
 
 # polywire

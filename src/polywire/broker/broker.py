@@ -102,7 +102,14 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
         groups = open_groups(
-            self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners
+            self,
+            state,
+            settings=settings,
+            loop=loop,
+            clock=clock,
+            elapsed=elapsed,
+            owners=self.owners,
+            sliced=self.sliced,
         )
         self._commits = groups.commits
         self.groups = groups.coordinator

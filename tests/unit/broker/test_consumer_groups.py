@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from itertools import pairwise
 
 import pytest
 
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, TOPICS_MAX, Beat
-from polywire.broker.groups.consumer_groups import Beaten
+from polywire.broker.groups.consumer_groups import SEATS_AT_ONCE_MAX, Beaten
 from polywire.broker.owners import Caller
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind, TopicName
 from tests.unit.broker.answers import Answers
@@ -365,3 +367,51 @@ def test_a_group_that_is_deleted_has_its_members_again(memory: MemoryBroker) -> 
     one.beat(is_full=False)
     assert one.beat().is_settled
     assert one.partitions == [0, 1, 2, 3]
+
+
+def test_seats_in_many_topics_are_taken_in_slices(memory: MemoryBroker) -> None:
+    count = 2 * SEATS_AT_ONCE_MAX + 1
+    names = [f"many{number}" for number in range(count)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    memory.run()
+    one = Consumer(memory, "m1", *names)
+    told = one.beat()
+    assert (len(one.reading), told.is_settled) == (SEATS_AT_ONCE_MAX, False), "it comes back soon"
+    memory.run()
+    told = one.beat(is_full=False)
+    assert (len(one.reading), told.is_settled) == (count, True)
+    assert one.beat(is_full=False).assignment is None
+
+
+def test_who_goes_while_its_seats_are_taken_leaves_none(memory: MemoryBroker) -> None:
+    names = [f"many{number}" for number in range(3 * SEATS_AT_ONCE_MAX)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    memory.run()
+    one = Consumer(memory, "m1", *names)
+    one.beat()
+    one.leave()
+    memory.run()
+    views = [memory.broker.groups.view("g", name) for name in names]
+    assert not any(view.members for view in views if view is not None)
+
+
+def test_who_is_gone_is_taken_out_one_in_a_pass(memory: MemoryBroker) -> None:
+    loop = memory.loop
+    assert isinstance(loop, ManualLoop)
+    for number in range(5):
+        Consumer(memory, f"m{number}").beat()
+    memory.run()
+
+    def members() -> int:
+        view = memory.broker.groups.view("g", "t")
+        return 0 if view is None else len(view.members)
+
+    loop.clock.advance(46.0)
+    seen = [members()]
+    for _ in range(20):
+        loop.run_pass()
+        seen.append(members())
+    assert seen[-1] == 0
+    assert all(before - after <= 1 for before, after in pairwise(seen))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker import changes
@@ -24,6 +26,7 @@ from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupV
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, group_size
 from polywire.broker.topics import Topic
 from polywire.clock import Clock
@@ -32,6 +35,7 @@ from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
 RETRY_S: Final = 1.0  # after the disk was full
+SEATS_AT_ONCE_MAX: Final = 50  # some 2 ms
 
 
 class Host(Protocol):
@@ -80,6 +84,7 @@ class ConsumerGroups:
         "_loop",
         "_seats",
         "_settings",
+        "_sliced",
         "_state",
     )
 
@@ -94,6 +99,7 @@ class ConsumerGroups:
         commits: Commits,
         coordinator: Coordinator,
         seats: Seats,
+        sliced: SlicedWork,
     ) -> None:
         self._host = host
         self._state = state
@@ -103,6 +109,7 @@ class ConsumerGroups:
         self._commits = commits
         self._coordinator = coordinator
         self._seats = seats
+        self._sliced = sliced
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
 
@@ -150,7 +157,7 @@ class ConsumerGroups:
         member = group.beat(beat, now)
         self._watch(entry, group.gone_at(member))
         try:
-            self._seats.take(group.name, member.seat, member.topics, assignor=beat.assignor, by=by)
+            has_all = self._take_seats(entry, member, beat.assignor, by)
         except BrokerError:
             if beat.epoch == JOINING:
                 self._remove(entry, member)
@@ -168,7 +175,30 @@ class ConsumerGroups:
             self._seats.clear(group.name, member.seat, id_)
         self._watch(entry, group.gone_at(member))
         told = member.told if changed or beat.is_full or beat.epoch == JOINING else None
-        return Beaten(member.epoch, told, member.phase is MemberPhase.STABLE)
+        return Beaten(member.epoch, told, has_all and member.phase is MemberPhase.STABLE)
+
+    def _take_seats(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
+        """Take a member's seats, many of them in slices: whether it has all. What it still lacks the next sign of life finds.
+
+        Raises as ``Coordinator.join``.
+        """
+        name = entry.group.name
+        take = partial(self._seats.take, name, member.seat, assignor=assignor, by=by, at_most=SEATS_AT_ONCE_MAX)
+        if take(member.topics):
+            return True
+        now = self._clock.monotonic
+
+        def take_more(end: float) -> bool:
+            if self._entries.get(name) is not entry or entry.group.members.get(member.id) is not member:
+                return False
+            with suppress(BrokerError):  # the next sign of life is told
+                while not take(member.topics):
+                    if now() >= end:
+                        return True
+            return False
+
+        self._sliced.put(take_more)
+        return False
 
     def _leave(self, entry: _Entry, beat: Beat) -> Beaten:
         member = entry.group.find(beat.member_id, beat.instance_id)
@@ -231,7 +261,7 @@ class ConsumerGroups:
         if self._entries.get(entry.group.name) is not entry:
             return
         try:
-            for member in entry.group.expired(self._clock.monotonic()):
+            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may have many seats: one in a pass
                 self._remove(entry, member)
         except Busy:  # the disk is full: they are gone as well when it is not
             self._watch(entry, self._clock.monotonic() + RETRY_S)

@@ -17,6 +17,7 @@ from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.seats import Seats
 from polywire.broker.owners import Owners
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State
 from polywire.clock import Clock, ElapsedClock
 from polywire.log.base import Loop
@@ -45,6 +46,7 @@ def open_groups(
     clock: Clock,
     elapsed: ElapsedClock,
     owners: Owners,
+    sliced: SlicedWork,
 ) -> Groups:
     """The groups of a broker that has recovered its state."""
     table: dict[str, ClassicGroup] = {}
@@ -71,5 +73,6 @@ def open_groups(
         commits=commits,
         coordinator=coordinated,
         seats=seated,
+        sliced=sliced,
     )
     return Groups(commits, coordinated, classic, consumers, table)

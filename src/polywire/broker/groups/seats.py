@@ -56,18 +56,34 @@ class Seats:
         self._host = host
         self._coordinator = coordinator
 
-    def take(self, group: str, seat: Seat, topics: Collection[str], *, assignor: Assignor | None, by: Caller) -> None:
-        """Take part wherever there is a topic of these, and nowhere else. Raises as ``Coordinator.join``."""
+    def take(
+        self,
+        group: str,
+        seat: Seat,
+        topics: Collection[str],
+        *,
+        assignor: Assignor | None,
+        by: Caller,
+        at_most: int | None = None,
+    ) -> bool:
+        """Take part wherever there is a topic of these, and nowhere else; whether it does. Raises as ``Coordinator.join``.
+
+        at_most: seats that are taken in this call.
+        """
         found = {topic: self._host.find_topic(topic) for topic in topics}
         wanted = {topic: there.id for topic, there in found.items() if there is not None}
         for topic in [topic for topic, id_ in seat.topics.items() if wanted.get(topic) != id_]:
             self.leave(group, seat, topic)
-        coordinator = self._coordinator
+        coordinator, left = self._coordinator, at_most
         for topic, id_ in wanted.items():
             if topic not in seat.topics or not coordinator.has_member(group, topic, seat.id):
+                if left == 0:
+                    return False
                 coordinator.join(group, topic, seat.id, wire=seat.wire, assignor=assignor, watched=True, by=by)
                 seat.topics[topic] = id_
+                left = None if left is None else left - 1
             coordinator.held(group, id_).enter(seat.id)
+        return True
 
     def leave(self, group: str, seat: Seat, topic: str) -> None:
         """Nothing more is dealt out to it there; what it holds it holds until it lets go. Raises Busy(DISK_FULL)."""

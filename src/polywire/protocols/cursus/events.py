@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from functools import partial
 from typing import Final
 
 from polywire.broker.actions import Action
@@ -253,11 +254,19 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched."""
+        """The bytes had to be fetched; many may have waited for the same."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
-        elif self._session.closed or self._take(read):
-            self._go_on()
+        else:
+            self._session.broker.sliced.put(partial(self._take_fetched, read))
+
+    def _take_fetched(self, read: Read, end: float) -> bool:
+        """Take over what had to be fetched, and read on; whether time was up before all was there."""
+        if self._session.closed:
+            read.pin.release()
+            self._drop()
+            return False
+        return self._take(read) and self._take_events(end)
 
     def _take(self, read: Read) -> bool:
         """Take over every event of the stream that was read; False when that failed."""

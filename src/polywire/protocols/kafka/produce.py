@@ -1,12 +1,13 @@
 """Produce (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
 
 Promises: the records of a partition are stored as a whole or not at all, and partitions fail one by one; a request is answered once all
-of it has its level. What expands to much is opened beside the loop. Must not know: frames, how batches are laid out.
+of it has its level. What expands to much is opened beside the loop, and thousands of partitions keep nobody waiting. Must not know: frames,
+how batches are laid out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -22,123 +23,201 @@ from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
 from polywire.protocols.kafka.messages import Api, Codec, Refused, WireError
 from polywire.protocols.kafka.producers import stamp_sequence
+from polywire.protocols.kafka.replies import encode_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.times import AHEAD_MS_MAX
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
+from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.protocols.runtime.slices import Slices
 from polywire.records.batch import read_header
-from polywire.types import Level
+from polywire.types import Buffer, Level
 
 ALL: Final = -1  # acks
 LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
 
+STEPS_AT_ONCE: Final = 16  # partitions stored between two looks at the time
+
 Opened = tuple[BatchHead, Built] | Refused
+_Asked = tuple[Any, Topic, Any, int]
 
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Produce."""
-    producing = Producing(session, answer, request)
-    opened = producing.open_at_once()
-    if opened is None:
-        done = partial(_opened, session, producing)
-        session.work = session.shared.off_loop.put(producing.open, done, session.output.pin())
-    else:
-        producing.store(opened)
+    Producing(session, answer, request).begin(request.topics)
 
 
-def _opened(session: KafkaSession, producing: Producing, opened: Any) -> None:
-    """Large batches were opened beside the loop."""
-    if isinstance(opened, PeerError):
-        session.fail(opened)
-        return
-    producing.store(opened)
-    session.worked()
+class _Slices:
+    """What a session waits for while partitions of its request are stored in slices. release: gives back what that looks at."""
+
+    __slots__ = ("_release", "_slices")
+
+    def __init__(self, slices: Slices[None], release: Callable[[], None]) -> None:
+        self._slices = slices
+        self._release = release
+
+    def leave(self) -> None:
+        """Store no more of them."""
+        self._slices.cancel()
+        self._release()
 
 
 class Producing:
     """One request.
 
-    Invariant: answered when ``_left``, what has yet to be known, is 0. ``_asked``: each partition's part of the answer, its topic, its batch,
-    and how long that may be.
+    Invariant: answered when ``_left``, what has yet to be known, is 0. ``_large``: each partition's part of the answer, its topic, its batch,
+    and how long that may be, where it expands to more than others should wait for; ``_expanded_max``: what others may still expand to.
     """
 
-    __slots__ = ("_acks", "_answer", "_asked", "_body", "_has_failed", "_left", "_session", "_transactional_id")
+    __slots__ = (
+        "_acks",
+        "_answer",
+        "_body",
+        "_expanded_max",
+        "_has_failed",
+        "_is_wide",
+        "_large",
+        "_left",
+        "_session",
+        "_transactional_id",
+    )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
-        response = schema.response(Api.PRODUCE)
         self._session: Final = session
         self._answer: Final = answer
         self._acks: Final = request.acks
         self._transactional_id: Final = request.transactional_id
-        self._asked: Final[list[tuple[Any, Topic, Any, int]]] = []
-        self._body: Final = response(responses=[])
-        self._has_failed = False
+        self._large: Final[list[_Asked]] = []
+        self._body: Final = schema.response(Api.PRODUCE)(responses=[])
+        self._expanded_max = LARGE_BYTES
+        self._has_failed = self._is_wide = False
         self._left = 1
-        for asked in request.topics:
+
+    # One partition after the other
+
+    def begin(self, topics: Sequence[Any]) -> None:
+        """Store what needs no thread, then the rest."""
+        self._with_pauses(self._take_each(topics), self._open_large)
+
+    def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
+        """Take steps, at once while that is short, then with others' requests in between and none of this connection; then go on."""
+        session = self._session
+        now = session.broker.clock.monotonic
+        end = now() + QUANTUM_S
+        for number, _ in enumerate(steps, 1):
+            if number % STEPS_AT_ONCE == 0 and now() >= end:
+                break
+        else:
+            then()
+            return
+
+        def done(made: list[None] | BrokerError) -> None:
+            assert not isinstance(made, BrokerError), "partitions have errors of their own"
+            then()
+
+        self._is_wide = True
+        release = session.output.pin() if session.work is None else session.work.leave
+        session.work = _Slices(Slices(session.broker, steps, done), release)
+
+    def _take_each(self, topics: Sequence[Any]) -> Iterator[None]:
+        """Check, open and store the batch of one partition in each step."""
+        response = schema.response(Api.PRODUCE)
+        for asked in topics:
             told = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
             self._body.responses.append(told)
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.index)
                 told.partitions.append(entry)
-                self._check(asked, one, entry)
+                topic = self._topic_of(asked, one, entry)
+                if topic is not None:
+                    self._take((entry, topic, one.records, batch_bytes_max(topic.settings)))
+                yield None
+            yield None
 
-    def _check(self, asked: Any, one: Any, entry: Any) -> None:
-        """See whether a partition may be written to, before its batch is looked at."""
+    def _topic_of(self, asked: Any, one: Any, entry: Any) -> Topic | None:
+        """The topic where a partition may be written to, before its batch is looked at; else its entry says why not."""
         if self._acks not in LEVELS and self._acks != ALL:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
-        else:
-            try:
-                topic = topic_of(self._session, Action.PRODUCE, asked.name, asked.topic_id)
-                partition_of(topic, one.index)
-            except BrokerError as error:
-                self._refuse(entry, missing_error(error, asked.topic_id), error.message)
-                return
-            self._asked.append((entry, topic, one.records, batch_bytes_max(topic.settings)))
+            return None
+        try:
+            topic = topic_of(self._session, Action.PRODUCE, asked.name, asked.topic_id)
+            partition_of(topic, one.index)
+        except BrokerError as error:
+            self._refuse(entry, missing_error(error, asked.topic_id), error.message)
+            return None
+        return topic
 
-    def open_at_once(self) -> Sequence[Opened] | None:
-        """The batches, opened and built; None when they expand to more than others should wait for."""
-        opened: list[Opened] = []
-        left = LARGE_BYTES
-        for _, _, records, bytes_max in self._asked:
-            try:
-                head = check_batch(records, bytes_max=bytes_max)
-            except Refused as refused:
-                opened.append(_kept(refused))
-                continue
+    def _take(self, asked: _Asked) -> None:
+        """Open a batch and store it, unless it expands to more than others should wait for."""
+        entry, topic, records, bytes_max = asked
+        try:
+            head = check_batch(records, bytes_max=bytes_max)
             source, start, stop = memoryview(records), BATCH_HEAD_BYTES, head.end
-            try:
-                if head.codec:
-                    source = memoryview(expand(source[start:stop], Codec(head.codec), left))
-                    start, stop = 0, len(source)
-                    left -= stop
-                opened.append((head, build(source, start, stop, head)))
-            except Refused as refused:
-                if head.codec and refused.error is WireError.MESSAGE_TOO_LARGE:
-                    return None
-                opened.append(_kept(refused))
-        return opened
+            if head.codec:
+                expanded = self._expanded(source[start:stop], Codec(head.codec))
+                if expanded is None:
+                    self._large.append(asked)
+                    return
+                source, start, stop = memoryview(expanded), 0, len(expanded)
+            self._put(entry, topic, (head, build(source, start, stop, head)))
+        except Refused as refused:
+            self._put(entry, topic, refused)
 
-    def open(self) -> Sequence[Opened]:
-        """The batches, opened and built; beside the loop as well."""
-        return [_open(records, bytes_max) for _, _, records, bytes_max in self._asked]
+    def _expanded(self, source: memoryview, codec: Codec) -> Buffer | None:
+        """What is compressed, None where that is more than there is time for. Raises Refused."""
+        try:
+            expanded = expand(source, codec, self._expanded_max)
+        except Refused as refused:
+            if refused.error is WireError.MESSAGE_TOO_LARGE:
+                return None
+            raise
+        self._expanded_max -= len(expanded)
+        return expanded
 
-    def store(self, opened: Sequence[Opened]) -> None:
-        """Hand the batches to the broker."""
-        asked, self._asked[:] = (
-            list(self._asked),
-            [],
-        )  # a topic may have ended meanwhile, and views of the request end here
-        for (entry, topic, _, _), found in zip(asked, opened, strict=True):
-            if isinstance(found, Refused):
-                self._refuse(entry, found.error, found.message)
-                continue
-            try:
-                self._store(entry, partition_of(topic, entry.index), topic, *found)
-            except Refused as refused:
-                self._refuse(entry, refused.error, refused.message)
-            except BrokerError as error:
-                self._refuse(entry, _produce_error(error), error.message)
+    def _open_large(self) -> None:
+        """Have batches that expand to much opened beside the loop."""
+        session = self._session
+        if not self._large:
+            self._handed_on()
+            return
+        release = session.output.pin() if session.work is None else session.work.leave
+        session.work = session.shared.off_loop.put(self._open_each, self._opened, release)
+
+    def _open_each(self) -> Sequence[Opened]:
+        """In a thread."""
+        return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
+
+    def _opened(self, opened: Any) -> None:
+        """Large batches were opened."""
+        if isinstance(opened, PeerError):
+            self._session.fail(opened)
+            return
+        large = [(entry, topic) for entry, topic, _, _ in self._large]
+        self._large.clear()  # views of the request end here
+        self._with_pauses(self._put_each(large, opened), self._handed_on)
+
+    def _put_each(self, asked: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
+        for (entry, topic), found in zip(asked, opened, strict=True):
+            self._put(entry, topic, found)
+            yield None
+
+    def _handed_on(self) -> None:
+        """The broker has everything: the session may go on."""
         self._settled()
+        if self._session.work is not None:
+            self._session.worked()
+
+    def _put(self, entry: Any, topic: Topic, found: Opened) -> None:
+        """Hand a batch to the broker."""
+        if isinstance(found, Refused):
+            self._refuse(entry, found.error, found.message)
+            return
+        try:
+            self._store(entry, partition_of(topic, entry.index), topic, *found)  # it may have ended meanwhile
+        except Refused as refused:
+            self._refuse(entry, refused.error, refused.message)
+        except BrokerError as error:
+            self._refuse(entry, _produce_error(error), error.message)
 
     def _store(self, entry: Any, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
         """Store the records of one partition. Raises Refused, BrokerError."""
@@ -225,7 +304,9 @@ class Producing:
         self._left -= 1
         if self._left:
             return
-        if self._acks:
+        if self._acks and self._is_wide:
+            encode_in_slices(self._session.broker, self._answer, self._body)
+        elif self._acks:
             self._answer.ok(self._body)
         elif self._has_failed:
             self._session.refuse_silently()

@@ -74,7 +74,7 @@ class Gathering:
         if self._broker is None:
             self._answer.ok(self._body)
         elif not self._is_over:
-            _encode_in_slices(self._broker, self._answer, self._body)
+            encode_in_slices(self._broker, self._answer, self._body)
 
     def changed(self, entry: Any, result: int | BrokerError) -> None:
         """A completion of the broker's: what an entry of the answer asked for was done, or not."""
@@ -124,7 +124,7 @@ def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
             yield from encode_response_entry(answer.request, entry)
 
 
-def _encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
+def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
     """The body of a wide answer is known: fill the answer when its entries are encoded, unless the connection ends before."""
 
     def done(encoded: list[None] | BrokerError) -> None:

@@ -30,7 +30,6 @@ from polywire.protocols.kafka.structure_decoder import Wide
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
-from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
@@ -49,6 +48,13 @@ class Handler(Protocol):
     def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
 
 
+class Work(Protocol):
+    """What is done of one request, and no other of its connection is handled meanwhile."""
+
+    def leave(self) -> None:
+        """It is handled, or not wanted any more."""
+
+
 class Command(commands.Command[Api, Handler]):
     """An api of the wire."""
 
@@ -58,8 +64,9 @@ class Command(commands.Command[Api, Handler]):
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
     """One peer.
 
-    Invariant: while ``work``, a request whose batches are opened beside the loop, is there, or batches wait for room in the log, no further
-    request is handled. ``_principal`` is who the peer was when it was last asked, None before it has asked for anything that takes a login.
+    Invariant: while ``work``, a request whose batches are opened beside the loop or stored in slices, is there, or batches wait for room in
+    the log, no further request is handled. ``_principal`` is who the peer was when it was last asked, None before it has asked for anything
+    that takes a login.
     """
 
     __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "sasl", "shared", "work")
@@ -71,7 +78,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
         self.sasl: Final = Conversation()
-        self.work: OffLoopWork | None = None
+        self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served
         self._principal: Principal | None = None
@@ -211,7 +218,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.broker.loop.call_soon(self.fail, error)
 
     def worked(self) -> None:
-        """What was done beside the loop is handled: go on with the next request."""
+        """``work`` is handled: go on with the next request."""
         self._leave_work()
         self._go_on()
 

@@ -208,6 +208,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         """See ``FetchOwner``; during ``receive`` and while pumping, whoever is running takes it up."""
         self._ready.append(fetch)
         if not self._busy:
+            self._is_heavy |= fetch.holds_bytes  # what had to be fetched has others waiting for it, too
             self._schedule()
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:

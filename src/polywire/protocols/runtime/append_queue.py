@@ -15,6 +15,7 @@ from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion, Handle, Loop
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Level
 
 BUSY_PAUSE_S: Final = 0.005  # between two tries
@@ -87,8 +88,13 @@ class AppendQueue:
 
     def _retry(self) -> None:
         """Try what waits again, oldest first; when it has waited too long, for the last time. What cannot be stored is refused here."""
-        waiting, late = self.waiting, self._broker.clock.monotonic() >= self._until
+        now, waiting = self._broker.clock.monotonic, self.waiting
+        begun = now()
+        late = begun >= self._until
         while waiting:
+            if now() - begun >= QUANTUM_S:
+                self._retry_later(at_once=True)
+                return
             partition, batch, level, done, by = waiting[
                 0
             ]  # it stays there, so that nothing overtakes what is behind it

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from polywire.log.base import Read
 from polywire.protocols.cursus.messages import frame
+from polywire.testing.memory_partition import MemoryPartition
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 
 
@@ -159,6 +163,64 @@ def test_a_stream_that_is_too_large_is_refused_whole(peer: Dialogue) -> None:
     peer.take_bodies()
     assert peer.ask("READ_STREAM topic=ev key=a").startswith('{"error":"read_stream_failed')
     assert len(stream(peer, "key=a from_version=4")[1]) == 7
+
+
+Told = Callable[[Read], None]
+
+
+class Pin:
+    """A pin that counts its releases."""
+
+    releases = 0
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Told, Read]]:
+    """Has every read wait for the disk; returns who waits, and for what."""
+    waiting: list[tuple[Told, Read]] = []
+    read = MemoryPartition.read
+
+    def later(log: MemoryPartition, offset: int, *, then: Told, **limits: Any) -> object:
+        found = read(log, offset, then=lambda _: None, **limits)
+        assert isinstance(found, Read)
+        waiting.append((then, found))
+        return object()
+
+    monkeypatch.setattr(MemoryPartition, "read", later)
+    return waiting
+
+
+def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched: list[tuple[Told, Read]]) -> None:
+    peers = [peer, *(Dialogue(peer.world) for _ in range(9))]
+    peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
+    for one in peers:
+        one.feed(frame(b"READ_STREAM topic=ev key=a"))
+    peer.pass_by()
+    assert len(fetched) == len(peers)
+    for told, read in fetched:
+        told(read)
+    assert not any(one.sent for one in peers), "nothing is made from inside of what tells them"
+    for one in peers:
+        one.pass_by()
+        assert len(one.take_bodies()) == 2
+
+
+def test_a_peer_that_is_gone_gives_back_what_was_fetched_for_it(
+    peer: Dialogue, fetched: list[tuple[Told, Read]]
+) -> None:
+    peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
+    peer.feed(frame(b"READ_STREAM topic=ev key=a"))
+    peer.pass_by()
+    ((told, read),) = fetched
+    pin = Pin()
+    peer.session.close()
+    peer.closed = True
+    told(replace(read, pin=pin))
+    peer.pass_by()
+    assert pin.releases == 1
 
 
 def test_long_streams_among_many_others(peer: Dialogue) -> None:

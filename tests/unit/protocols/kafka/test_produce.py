@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from polywire.broker.settings import Compression, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.configs import settings_of
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec, WireError
@@ -55,8 +56,6 @@ def produce(
     peer.pass_by()
     frames = list(peer.frames())
     assert len(frames) == 1
-    from polywire.protocols.kafka.client_codec import decode_response
-
     correlation, body = decode_response(Api.PRODUCE, version, frames[0])
     assert correlation == number
     return list(body.responses[0].partitions)
@@ -105,6 +104,99 @@ def test_what_expands_to_much_is_opened_beside_the_loop(world: World, codec: Cod
     assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == [small - 1, small]
     assert plain(stored(peer, topic)) == plain([*large, *RECORDS])
     assert peer.pins == 0
+
+
+WIDE = 400
+
+
+class ShortSlices:
+    """Slices that are over at the first look at the time."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._sliced = world.memory.broker.sliced
+        monkeypatch.setattr(world.memory.broker, "sliced", self)
+        monkeypatch.setattr("polywire.protocols.kafka.produce.QUANTUM_S", -1.0)
+
+    def put(self, step: Callable[[float], bool]) -> None:
+        def one(end: float) -> bool:
+            self.count += 1
+            return step(-1.0)
+
+        self._sliced.put(one)
+
+
+def tell_wide(peer: Dialogue, topic: Topic, *, codec: Codec = Codec.NONE, acks: int = 1) -> int:
+    """Send one batch for each partition, whose value is its number, and for one that is not there."""
+    batches = {number: encode_batch([Record(b"%d" % number)], codec=codec) for number in range(WIDE + 1)}
+    return peer.tell(Api.PRODUCE, 9, body_of(topic, dict(batches), 9, acks))
+
+
+def values_in(world: World, topic: Topic) -> list[bytes | None]:
+    reader = world.connect()
+    return [record.value for number in range(WIDE) for record in stored(reader, topic, number)]
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_many_partitions_are_stored_in_slices(world: World, monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
+    topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
+    peer, other, slices = world.connect(), world.connect(), ShortSlices(world, monkeypatch)
+    first = tell_wide(peer, topic, codec=codec)
+    second = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch([Record(b"behind")])}, 9, 1))
+    other.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+    assert other.sent, "others have their turn"
+    assert not peer.sent
+    assert peer.pins == 1
+    peer.pass_by()
+    frames = list(peer.frames())
+    assert [int.from_bytes(frame[:4], "big") for frame in frames] == [first, second]
+    entries = decode_response(Api.PRODUCE, 9, frames[0])[1].responses[0].partitions
+    assert [entry.error for entry in entries] == [0] * WIDE + [WireError.UNKNOWN_TOPIC_OR_PARTITION]
+    assert slices.count > WIDE, "each partition may be the last of its slice"
+    assert peer.pins == 0
+    (behind,) = decode_response(Api.PRODUCE, 9, frames[1])[1].responses[0].partitions
+    assert behind.base_offset == 1, "no request of a connection overtakes another"
+    assert values_in(world, topic)[2:] == [b"%d" % number for number in range(1, WIDE)]
+
+
+def test_many_batches_that_expand_to_much_are_stored_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
+    peer, slices = world.connect(), ShortSlices(world, monkeypatch)
+    large = encode_batch([Record(b"x" * 100_000)], codec=Codec.GZIP)
+    peer.tell(Api.PRODUCE, 9, body_of(topic, dict.fromkeys(range(WIDE), large), 9, 1))
+    peer.pass_by()
+    (frame,) = peer.frames()
+    assert {entry.error for entry in decode_response(Api.PRODUCE, 9, frame)[1].responses[0].partitions} == {0}
+    assert values_in(world, topic) == [b"x" * 100_000] * WIDE
+    assert (slices.count > WIDE, peer.pins) == (True, 0)
+
+
+@pytest.mark.parametrize("passes", [1, 50])
+def test_a_connection_that_goes_stores_no_more_of_many(
+    world: World, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
+    peer = world.connect()
+    ShortSlices(world, monkeypatch)
+    tell_wide(peer, topic)
+    for _ in range(passes):
+        world.memory.loop.run_pass()  # type: ignore[attr-defined]  # it is driven by hand
+    peer.session.close()
+    peer.closed = True
+    peer.pass_by()
+    assert peer.pins == 0
+    assert 0 < len(values_in(world, topic)) < WIDE
+
+
+def test_many_without_acknowledgement_are_no_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE + 1)
+    peer = world.connect()
+    ShortSlices(world, monkeypatch)
+    tell_wide(peer, topic, acks=0)
+    peer.pass_by()
+    assert not peer.sent
+    assert peer.gave_up is None
+    assert len(values_in(world, topic)) == WIDE
 
 
 def test_a_bomb_is_too_large(world: World) -> None:

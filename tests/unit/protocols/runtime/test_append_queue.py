@@ -8,8 +8,10 @@ from polywire.broker.owners import Caller
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.log.base import Completion, PartitionLog
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, AppendQueue
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer, Level
 from tests.unit.broker.answers import batch_by
@@ -77,6 +79,30 @@ def test_what_waits_keeps_its_order(door: Door) -> None:
     assert sorted(door.told[1:]) == [("b", 1), ("gone on", 0)]
     door.memory.advance(WAIT_S)
     assert len(door.told) == 3
+
+
+def test_what_has_waited_long_in_number_goes_on_in_several_passes(door: Door) -> None:
+    loop, let_in = door.memory.loop, door.broker._append
+    assert isinstance(loop, ManualLoop)
+    clock = loop.clock
+    passes: list[int] = []
+
+    def slowly(partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
+        let_in(partition, batch, level=level, done=done)
+        clock.advance(QUANTUM_S / 4)
+
+    door.broker._append = slowly
+    for number in range(40):
+        door.send(b"%d" % number)
+    door.room = 40
+    clock.advance(BUSY_PAUSE_S)
+    while door.append_queue.waiting:
+        before = len(door.append_queue.waiting)
+        loop.run_pass()
+        passes.append(before - len(door.append_queue.waiting))
+    door.memory.run()
+    assert max(passes) <= 5
+    assert [number for what, number in door.told if what != "gone on"] == list(range(40))
 
 
 def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door: Door) -> None:
