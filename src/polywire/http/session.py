@@ -140,6 +140,11 @@ class HttpSession:
         self._idle = self._site.loop.call_later(IDLE_S, self._output.close)
         self._resume()
 
+    @property
+    def spoken_dialect(self) -> str:
+        """There is one only."""
+        return ""
+
     def wanted(self) -> int:
         """Bytes of the request that has begun."""
         return self._wanted

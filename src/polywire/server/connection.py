@@ -518,8 +518,8 @@ class Connection(SendingHalf):
 
     @property
     def dialect(self) -> str:
-        """Which form of its wire the peer speaks, empty where there is one only or it is not known yet."""
-        return str(getattr(self._session, "spoken_dialect", ""))
+        """See ``Session.spoken_dialect``; empty before it is known which wire it is."""
+        return "" if self._session is None else self._session.spoken_dialect
 
     @property
     def held_bytes(self) -> int:

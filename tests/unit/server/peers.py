@@ -116,6 +116,10 @@ class Frames:
             self.blocked = self.frames[-1] == b"!" * self.size
         return at
 
+    @property
+    def spoken_dialect(self) -> str:
+        return ""
+
     def wanted(self) -> int:
         return self.need
 

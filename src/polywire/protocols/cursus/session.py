@@ -144,6 +144,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     # The driver's side
 
     @property
+    def spoken_dialect(self) -> str:
+        """The shape of the latest request that told it."""
+        return "" if self.spoken is None else self.spoken.value
+
+    @property
     def frame_bytes_max(self) -> int:
         """Longest frame, with its length."""
         return self._body_bytes_max() + PREFIX_BYTES

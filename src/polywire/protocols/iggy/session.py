@@ -93,6 +93,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     # What the driver asks
 
     @property
+    def spoken_dialect(self) -> str:
+        """The dialect as far as the requests told it."""
+        return "" if self.recognition.framed is None else self.recognition.dialect.name
+
+    @property
     def frame_bytes_max(self) -> int:
         """Longest frame."""
         return self._length_max() + vsr.HEADER_BYTES

@@ -20,6 +20,7 @@ from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slic
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
+SOFTWARE_CHARS_MAX: Final = 100  # kept of what the client's software calls itself
 NAMED_SINCE: Final = 3  # version of ApiVersions that tells the client's software
 KEYS_SINCE: Final = 4  # version of FindCoordinator that asks for many
 COORDINATED: Final = frozenset({0, 1})  # groups and transactions
@@ -55,6 +56,8 @@ def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     names = (request.client_software_name, request.client_software_version)
     if answer.request.version >= NAMED_SINCE and not all(map(_is_software, names)):
         return response(error=WireError.INVALID_REQUEST)
+    if answer.request.version >= NAMED_SINCE:
+        session.software = " ".join(names)[:SOFTWARE_CHARS_MAX]
     return response(
         api_keys=[
             response.ApiKeys(api_key=api, min_version=served.first, max_version=served.last)

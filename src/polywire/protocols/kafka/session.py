@@ -66,10 +66,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     Invariant: while ``work``, a request whose batches are opened beside the loop or stored in slices, is there, or batches wait for room in
     the log, no further request is handled. ``_principal`` is who the peer was when it was last asked, None before it has asked for anything
-    that takes a login.
+    that takes a login. ``software``: what the client calls itself, empty before it has.
     """
 
-    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "sasl", "shared", "work")
+    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "sasl", "shared", "software", "work")
 
     def __init__(
         self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
@@ -78,6 +78,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
         self.sasl: Final = Conversation()
+        self.software = ""
         self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served
@@ -85,6 +86,11 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._caller: Caller | None = None
 
     # What the driver asks
+
+    @property
+    def spoken_dialect(self) -> str:
+        """The software that the client says it is: versions are told request by request."""
+        return self.software
 
     @property
     def frame_bytes_max(self) -> int:

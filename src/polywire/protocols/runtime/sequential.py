@@ -116,6 +116,11 @@ class SequentialSession(ABC, Generic[_Broker]):
         """Whether something must come, or go, before the next request is handled."""
         return bool(self._reasons) or self.output.backlog > self.output.backlog_max
 
+    @property
+    def spoken_dialect(self) -> str:
+        """There is one only, unless the wire says otherwise."""
+        return ""
+
     def wanted(self) -> int:
         """Bytes worth making room for, of the request that has begun; 0 when it does not tell."""
         return self._wanted

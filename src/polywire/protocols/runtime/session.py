@@ -70,6 +70,10 @@ class Session(Protocol):
     """One peer's conversation on one wire."""
 
     @property
+    def spoken_dialect(self) -> str:
+        """Which form of its wire the peer speaks, or by which software; empty where there is one form only, or it is not known yet."""
+
+    @property
     def frame_bytes_max(self) -> int:
         """Longest incomplete request that may wait in the receive buffer; longer ones are refused by ``receive`` itself."""
 

@@ -13,6 +13,7 @@ from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.cluster import NAMED_SINCE, SOFTWARE_CHARS_MAX
 from polywire.protocols.kafka.factory import COMMANDS
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX
@@ -29,9 +30,11 @@ def world() -> World:
 
 @pytest.mark.parametrize("version", range(5))
 def test_every_version_of_the_first_request_tells_what_there_is_a_handler_for(world: World, version: int) -> None:
-    answer = world.connect().ask(
+    peer = world.connect()
+    answer = peer.ask(
         Api.API_VERSIONS, version, client_software_name="librdkafka", client_software_version="2.16.0-RC1"
     )
+    assert peer.session.spoken_dialect == ("librdkafka 2.16.0-RC1" if version >= NAMED_SINCE else "")
     told = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
     assert answer.error == WireError.NONE
     assert told == {api: (SERVED[api].first, SERVED[api].last) for api in COMMANDS}
@@ -42,6 +45,12 @@ def test_an_unknown_version_is_answered_in_the_layout_of_the_first(world: World)
     sent = peer.exchange(pack(">ihhih", 12, 18, 5, 7, -1) + b"\0\0")
     assert sent == bytes.fromhex("00000010 00000007 0023 00000001 0012 0000 0004")
     assert peer.ask(Api.API_VERSIONS, 0).error == WireError.NONE
+
+
+def test_little_is_kept_of_a_long_name(world: World) -> None:
+    peer = world.connect()
+    peer.ask(Api.API_VERSIONS, 3, client_software_name="a" * 1000, client_software_version="1")
+    assert peer.session.spoken_dialect == "a" * SOFTWARE_CHARS_MAX
 
 
 @pytest.mark.parametrize("name", ["", "-x", "x.", "a b", "é", "x/1"])
