@@ -435,9 +435,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "crc32c_by_tables": "what processors without the instruction take; held against the other by a test",
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
-    "MemoryStore": _SHIPPED,
     "FaultyStore": _SHIPPED,
-    "MemoryObjects": _SHIPPED,
     "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
