@@ -394,7 +394,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "LAST_SIZE": _DRAWN,
     "put_chunks": "put_more in one call, for property tests and the fuzz target",
     "BALANCED": "a partitioning that users of the codec may ask for",
-    "RangeFetch.holds_bytes": _SHOWN,
     "Arena.block_count": _SHOWN,
     "crc32_at": _ORACLE,
     "crc32_column": _ORACLE,
@@ -435,9 +434,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "crc32c_by_tables": "what processors without the instruction take; held against the other by a test",
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
-    "MemoryStore": _SHIPPED,
     "FaultyStore": _SHIPPED,
-    "MemoryObjects": _SHIPPED,
     "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }

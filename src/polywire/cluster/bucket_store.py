@@ -1,19 +1,20 @@
-"""Segments and snapshots as objects of a bucket, with the newest of them kept beside as files.
+"""Segments and snapshots as objects of a bucket, with the newest of them, and what is read of others a little at a time, kept as files.
 
 Promises: the Store port. What the bucket does not give at the moment is Busy: nothing is taken for damaged, or for missing, because a network
-failed. Files are a cache: all of them may go at any time. Must not know: what a blob holds.
+failed. Files are a cache: all of them may go at any time, and together they take no more than they may. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final, TypeVar
 
 from polywire.cluster.journal_objects import SHARD
+from polywire.cluster.tails import TAIL_BYTES, Tail, Tails
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import Blob, BlobExists, BlobMissing
 from polywire.store.file import FileStore
@@ -21,6 +22,9 @@ from polywire.store.files import Access, Files
 from polywire.store.objects import Objects
 from polywire.types import Buffer
 
+CHUNKS: Final = "chunks"
+CHUNK_BYTES: Final = 1 << 20  # of a blob that is read a little at a time: a request costs as much as 1 MiB takes
+LITTLE_BYTES: Final = CHUNK_BYTES // 4
 TRIES: Final = 6
 PAUSE_FIRST_S: Final = 0.1
 RETRY_MS: Final = 1000
@@ -96,14 +100,27 @@ class BucketStore:
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._kept_bytes = 0
         self._lock = Lock()
+        self._one_writes = Lock()
+        self._tails: Tails | None = None
         self._stopped = Event()
 
     def stop(self) -> None:
         """Try nothing again any more: who waits for the bucket is told that it is busy."""
         self._stopped.set()
 
+    def read_ahead(self, names: Sequence[str]) -> None:
+        """Have the ends of blobs fetched before they are asked for, in this order; without names no more."""
+        if self._tails is not None:
+            self._tails.close()
+        self._tails = Tails(self._fetch_tail, names) if names else None
+
+    def _fetch_tail(self, name: str) -> Tail:
+        size = self._size(name)
+        start = max(size - TAIL_BYTES, 0)
+        return Tail(start, size, self._fetch(name, start, size))
+
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        self._cache.put(name, parts)
+        self._cache.put(name, self._making_way(parts))
         file = self._files.open(self._directory / name, Access.READ)
         try:
             size, view = file.size, file.map().view
@@ -147,13 +164,39 @@ class BucketStore:
         return bytes(found[:count])
 
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """What ``get`` returns, from the bucket."""
+        """What ``get`` returns, from the bucket; a little of a blob by the chunks that hold it, which are kept."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(SHARD + name)).content
         end = self.size(name) if stop is None else stop
         if start >= end:
             return b""
-        return self._repeated(lambda: self._objects.read_range(SHARD + name, start, end))
+        tail = None if self._tails is None else self._tails.of(name)
+        if tail is not None and tail.start <= start:
+            return tail.content[start - tail.start : end - tail.start]
+        if end - start > LITTLE_BYTES or self._cache_bytes < CHUNK_BYTES:
+            return self._fetch(name, start, end)
+        first, last = start // CHUNK_BYTES, (end - 1) // CHUNK_BYTES
+        found = b"".join(self._chunk(name, number) for number in range(first, last + 1))
+        return found[start - first * CHUNK_BYTES : end - first * CHUNK_BYTES]
+
+    def _fetch(self, name: str, start: int, stop: int) -> bytes:
+        return self._repeated(lambda: self._objects.read_range(SHARD + name, start, stop))
+
+    def _chunk(self, name: str, number: int) -> bytes:
+        """One chunk of a blob, shorter or empty at its end."""
+        chunk = f"{CHUNKS}/{name.replace('/', '-')}.{number:x}"
+        size = self._use(chunk)
+        if size is not None:
+            with suppress(BlobMissing, Unavailable):
+                found = self._cache.get(chunk)
+                if len(found) == size:
+                    return found
+            self._forget(chunk)
+        found = self._fetch(name, number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES)
+        with suppress(BrokerError), self._one_writes:  # a full disk keeps nothing
+            self._cache.put(chunk, self._making_way([found]))
+            self._keep(chunk, len(found))
+        return found
 
     def open(self, name: str) -> Blob:
         remote, size = RemoteBlob(self, name), self._use(name)
@@ -180,22 +223,41 @@ class BucketStore:
     def size(self, name: str) -> int:
         with self._lock:
             kept = self._kept.get(name)
-        return self._repeated(lambda: self._objects.size(SHARD + name)) if kept is None else kept
+        if kept is not None:
+            return kept
+        tail = None if self._tails is None else self._tails.of(name)
+        return self._size(name) if tail is None else tail.size
+
+    def _size(self, name: str) -> int:
+        return self._repeated(lambda: self._objects.size(SHARD + name))
 
     # Files
 
-    def _keep(self, name: str, size: int) -> None:
-        """The file of a blob is whole; others make way for it."""
+    def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The parts; whatever was used least recently makes way for each before it is written."""
+        size = 0
+        for part in parts:
+            size += len(part)
+            self._make_way(size)
+            yield part
+
+    def _make_way(self, size: int) -> None:
+        """Have so many bytes fit beside what is kept."""
+        old = []
         with self._lock:
-            self._kept[name] = size
-            self._kept_bytes += size
-            old = []
-            while self._kept_bytes > self._cache_bytes and self._kept:
+            while self._kept and self._kept_bytes + size > self._cache_bytes:
                 oldest, taken = self._kept.popitem(last=False)
                 self._kept_bytes -= taken
                 old.append(oldest)
         for oldest in old:
             self._cache.delete(oldest)
+
+    def _keep(self, name: str, size: int) -> None:
+        """The file of a blob is whole; others make way for it, and one that is larger than all that may be kept goes at once."""
+        with self._lock:
+            self._kept_bytes += size - self._kept.pop(name, 0)
+            self._kept[name] = size
+        self._make_way(0)
 
     def _use(self, name: str) -> int | None:
         """Size of a blob whose file is whole."""

@@ -19,7 +19,7 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
 SHARD: Final = "shards/0000/"
-READERS: Final = 16
+READERS: Final = 64  # at once: a round trip each, and a start reads a thousand
 RETRY_S: Final = 0.2
 SEED_BYTES: Final = 8
 

@@ -17,16 +17,17 @@ import structlog
 
 from polywire.clock import Clock
 from polywire.cluster import protocol
-from polywire.cluster.bucket_store import BucketStore
+from polywire.cluster.bucket_store import CHUNKS, BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
 from polywire.cluster.uploader import uploading
-from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.journal.recovery import Chain, FoundGroup
 from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.snapshot import get_snapshot
 from polywire.log.journal.staging import Staging
 from polywire.log.log import FileLog
 from polywire.log.opening import JOURNAL, own_directory
@@ -35,6 +36,7 @@ from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, SegmentSet, s
 from polywire.log.settings import LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
+from polywire.store.base import BlobMissing
 from polywire.store.files import Files, exists, make_directories
 from polywire.store.mark import DataDirectory
 from polywire.store.objects import Objects
@@ -128,7 +130,7 @@ class _Opening:
 
     def _empty(self, cache: Path) -> None:
         """What another start left is in the bucket, or nobody was told of it."""
-        for directory in (JOURNAL, SEGMENTS, SNAPSHOTS):
+        for directory in (JOURNAL, SEGMENTS, SNAPSHOTS, CHUNKS):
             path = cache / directory
             make_directories(self._files, path)
             for name in self._files.names(path):
@@ -163,7 +165,9 @@ class _Opening:
         segments = SegmentSet(self._store, start, self._clock)
         state = self._make_state(segments, self._make_reader(segments, worker, start))
         player = Player(self._store, state, self._replay, chain)
+        self._store.read_ahead(self._listed(chain.snapshot))
         player.play()
+        self._store.read_ahead(())
         full = self._full(player, state, chain)
         sequence, checksum = self._write_start(state, claim)
         self._disk = disk = self._make_disk()
@@ -219,6 +223,15 @@ class _Opening:
             )
         rests_on, snapshot = (sealed, None) if naming is None else (naming.rests_on, naming.snapshot)
         return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None)
+
+    def _listed(self, snapshot: str | None) -> list[str]:
+        """Segments that a snapshot lists, whose ends are read next; what is wrong with it is found by who plays it."""
+        if snapshot is None:
+            return []
+        try:
+            return [segment_name(number) for number in sorted(get_snapshot(self._store, snapshot).segments)]
+        except (BlobMissing, Corrupt):
+            return []
 
     def _next_slot(self) -> None:
         self._journal.add(self._journal.plan_slot()())

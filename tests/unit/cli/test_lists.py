@@ -24,6 +24,8 @@ from polywire.testing.thread import BrokerThread
 LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
 OFFLINE: Final = {
     ("log", "repair"): "tests/crash/test_repair.py damages what it lists",
+    ("backup", "list"): "tests/unit/cli/test_backup.py",
+    ("backup", "verify"): "tests/unit/cli/test_backup.py",
     ("cluster", "check"): "needs a bucket",
     ("cluster", "status"): "tests/crash/test_standby.py has brokers that it lists",
     ("log", "verify"): "tests/unit/cli/test_segment.py",

@@ -1,0 +1,60 @@
+"""Ends of blobs that are about to be asked for one after the other: fetched many at once, for each is a round trip.
+
+Promises: a bounded number is held; what could not be fetched is as if nobody had tried. One thread asks. Must not know: what blobs hold.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from polywire.errors import BrokerError
+from polywire.store.base import BlobMissing
+
+TAIL_BYTES: Final = 64 * 1024  # the footers of most segments
+AHEAD_MAX: Final = 256  # two round trips of as many as are under way
+THREADS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Bytes of a blob from ``start`` to its end, and its size."""
+
+    start: int
+    size: int
+    content: bytes
+
+
+class Tails:
+    """Guards: at most ``AHEAD_MAX`` are under way or held."""
+
+    def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
+        self._fetch = fetch
+        self._names = iter(names)
+        self._ahead: OrderedDict[str, Future[Tail]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, "polywire-tails")
+        self._fill()
+
+    def of(self, name: str) -> Tail | None:
+        """The end of a blob, if it is one of these; those before it are let go."""
+        if name not in self._ahead:
+            return None
+        while next(iter(self._ahead)) != name:
+            self._ahead.popitem(last=False)
+        self._fill()
+        try:
+            return self._ahead[name].result()
+        except (BrokerError, BlobMissing):
+            return None
+
+    def _fill(self) -> None:
+        while len(self._ahead) < AHEAD_MAX and (name := next(self._names, None)) is not None:
+            self._ahead[name] = self._threads.submit(self._fetch, name)
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._ahead.clear()

@@ -1,0 +1,137 @@
+"""Files beside the bucket: never more than they may be, and a little of a blob costs one request however often it is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from polywire.cluster.bucket_store import CHUNK_BYTES, BucketStore
+from polywire.cluster.journal_objects import SHARD
+from polywire.cluster.tails import AHEAD_MAX, TAIL_BYTES
+from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.store.base import BlobMissing
+from polywire.store.system_files import SYSTEM_FILES
+from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+
+KIB = 1024
+
+
+class CountedObjects(MemoryObjects):
+    """A bucket that counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        self.asked["read"] += 1
+        return super().read_range(name, start, stop)
+
+    def size(self, name: str) -> int:
+        self.asked["size"] += 1
+        return super().size(name)
+
+
+def store_of(objects: MemoryObjects, directory: Path, cache_bytes: int) -> BucketStore:
+    directory.mkdir(exist_ok=True)
+    return BucketStore(objects, directory, SYSTEM_FILES, cache_bytes=cache_bytes)
+
+
+def taken(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def test_files_take_no_more_than_they_may_even_while_they_are_written(tmp_path: Path) -> None:
+    limit, most = 300 * KIB, 0
+    store = store_of(MemoryObjects(), tmp_path / "cache", limit)
+
+    def watched(number: int) -> Iterator[bytes]:
+        nonlocal most
+        for _ in range(5):
+            yield bytes([number]) * (20 * KIB)
+            most = max(most, taken(tmp_path))
+
+    for number in range(8):
+        store.put_new(f"segments/{number}.pws", watched(number))
+        most = max(most, taken(tmp_path))
+    assert 200 * KIB < most <= limit
+    for number in range(8):
+        assert store.get(f"segments/{number}.pws") == bytes([number]) * (100 * KIB)
+    store.put_new("segments/large.pws", [bytes(limit + 1)])
+    assert taken(tmp_path) == 0, "what is too large is not kept"
+    assert store.size("segments/large.pws") == limit + 1
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 3 * CHUNK_BYTES, 100 * CHUNK_BYTES])
+def test_a_little_at_a_time_is_read_right(tmp_path: Path, cache_bytes: int) -> None:
+    objects, chance = MemoryObjects(), Random(7)
+    content = chance.randbytes(5 * CHUNK_BYTES + 12345)
+    objects.put(f"{SHARD}segments/a.pws", content)
+    store = store_of(objects, tmp_path / "cache", cache_bytes)
+    blob = store.open("segments/a.pws")
+    for _ in range(200):
+        start = chance.randrange(len(content))
+        stop = start + chance.choice((1, 100, 5000, 200_000, CHUNK_BYTES + 1))
+        out = bytearray(stop - start)
+        count = blob.pread_into(out, start)
+        assert out[:count] == content[start:stop]
+        assert store.get("segments/a.pws", start, stop) == content[start:stop]
+        assert taken(tmp_path) <= cache_bytes
+    with pytest.raises(BlobMissing):
+        store.get("segments/b.pws", 0, 10)
+
+
+def test_a_chunk_is_fetched_once_and_again_when_its_file_is_harmed(tmp_path: Path) -> None:
+    objects = CountedObjects()
+    content = Random(1).randbytes(3 * CHUNK_BYTES)
+    objects.put(f"{SHARD}segments/a.pws", content)
+    store = store_of(objects, tmp_path / "cache", 10 * CHUNK_BYTES)
+    for at in range(0, CHUNK_BYTES - 500, 5000):
+        assert store.get("segments/a.pws", at, at + 500) == content[at : at + 500]
+    assert objects.asked["read"] == 1
+    for path in tmp_path.rglob("*.pws.*"):
+        path.write_bytes(b"short")
+    assert store.get("segments/a.pws", 10, 20) == content[10:20]
+    assert objects.asked["read"] == 2
+
+
+def test_tails_are_fetched_ahead_and_what_fails_is_asked_for_anew(tmp_path: Path) -> None:
+    objects = CountedObjects()
+    names = [f"segments/{number:04}.pws" for number in range(AHEAD_MAX + 50)]
+    contents = {name: Random(name).randbytes(TAIL_BYTES // 2 + 7 * at) for at, name in enumerate(names)}
+    for name, content in contents.items():
+        objects.put(SHARD + name, content)
+    store = store_of(objects, tmp_path / "cache", 0)
+    objects.fail("read_range", ObjectFault.REFUSED, after=3)
+    objects.delete(SHARD + names[60])
+    store.read_ahead(names)
+    for name in names:
+        if name == names[60]:
+            with pytest.raises(BlobMissing):
+                store.size(name)
+            continue
+        size = store.size(name)
+        assert size == len(contents[name])
+        assert store.get(name, size - 64, size) == contents[name][-64:]
+        assert store.get(name, 10, 20) == contents[name][10:20]
+    assert objects.asked["size"] <= len(names) + 1, "one request each"
+    store.read_ahead(())
+    assert store.get(names[0], 10, 20) == contents[names[0]][10:20]
+
+
+def test_tails_do_not_hide_that_the_bucket_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.cluster.bucket_store.PAUSE_FIRST_S", 0.001)
+
+    class Out(MemoryObjects):
+        def size(self, name: str) -> int:
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "out")
+
+    store = store_of(Out(), tmp_path / "cache", 0)
+    store.read_ahead(["segments/a.pws"])
+    with pytest.raises(Busy, match="out"):
+        store.size("segments/a.pws")
+    store.read_ahead(())
