@@ -57,7 +57,10 @@ class TransactionPart(Part):
     def _open(self) -> tuple[Holder, Transaction] | None:
         holder = self.chance.one_of(self.model.holders)
         found = self._held(holder)
-        return (holder, found) if found is not None and found.is_open else None
+        if found is None or not found.is_open:
+            return None
+        require(holder.held.begun, "a transaction that was not synced ends with the process", id=holder.id)
+        return holder, found
 
     def hold(self) -> None:
         """Somebody wants to hold an id; whoever did before holds it no more."""
