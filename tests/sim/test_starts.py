@@ -34,6 +34,7 @@ def test_what_is_acknowledged_behind_a_killed_start_survives(written: bool) -> N
         if not written:
             log.open_partition(1)
         for _ in range(AFTER):
+            machine.process.until(lambda log=log: not log.sealing)  # type: ignore[misc]
             machine.append(log, b"." * 4000)
         machine.process.files.faults.dead = True
         machine.disk.lose_power(machine.chance, 0.0)

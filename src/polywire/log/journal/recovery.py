@@ -214,8 +214,7 @@ def _examine_end(
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
-        nearest = min((group for group in later if group.sequence > expected), key=lambda group: group.sequence)
-        raise _damaged(found_groups.get(expected), last, nearest, expected)
+        raise _damaged(found_groups, expected)
     if later:
         first = min(later, key=lambda group: group.sequence)
         size = sum(group.length for group in later)
@@ -225,46 +224,59 @@ def _examine_end(
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damaged(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGroup, expected: int) -> Corrupt:
-    path, position, end = _locate(found, last, nearest)
+def _damaged(found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
+    damaged = _newest_damage(found_groups, expected)
+    sequence = expected if damaged is None else damaged
+    path, position, end = _locate(found_groups, sequence)
+    proof = _next_found(found_groups, sequence)
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"a synced group of the journal is damaged sequence={expected} path={str(path)!r} position={position} end={end}"
-        f" proof={nearest.slot.path.name}:{nearest.position}",
+        f"a synced group of the journal is damaged sequence={sequence} path={str(path)!r} position={position} end={end}"
+        f" proof={proof.slot.path.name}:{proof.position}",
     )
 
 
-def _locate(found: FoundGroup | None, last: FoundGroup | None, nearest: FoundGroup) -> tuple[Path, int, int]:
-    """(file, position, end) of damage: the group, where its header was found; else behind the last one or before the nearest."""
+def _unnamed(found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
+    """No state that a group names is reached."""
+    newest = next(_namings(found_groups), None)
+    earliest = found_groups[min(found_groups)]
+    damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
+    path, position, end = earliest.slot.path, 0, earliest.position
+    if damaged is not None:
+        path, position, end = _locate(found_groups, damaged)
+    return Corrupt(
+        ErrorCode.CORRUPT,
+        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}",
+    )
+
+
+def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
+    """The newest group from ``first`` on that was synced and is not whole: of the older ones some were overwritten, once the newest state
+    that is not damaged needed them no more."""
+    synced = max(group.synced for group in found_groups.values())
+    for sequence in range(synced, first - 1, -1):
+        found = found_groups.get(sequence)
+        if found is None or not found.whole:
+            return sequence
+    return None
+
+
+def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGroup:
+    return found_groups[min(other for other in found_groups if other > sequence)]
+
+
+def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
+    """(file, position, end) of a damaged group, where its header was found; else behind the one before or before the nearest."""
+    found, last = found_groups.get(sequence), found_groups.get(sequence - 1)
     if found is not None:
         return found.slot.path, found.position, found.position + found.length
+    nearest = _next_found(found_groups, sequence)
     if nearest.position > 0:
         position = last.position + last.length if last is not None and last.slot is nearest.slot else 0
         return nearest.slot.path, position, nearest.position
     if last is not None:
         return last.slot.path, last.position + last.length, last.slot.size
     return nearest.slot.path.parent, 0, 0
-
-
-def _unnamed(found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """No state that a group names is reached: say which group is damaged, of those that were synced, or where it would have been. Only what
-    the newest state rests on counts: what lies before was overwritten, here and there."""
-    newest = next(_namings(found_groups), None)
-    first = min(found_groups) - 1 if newest is None else newest.sealed + 1
-    synced = max(group.synced for group in found_groups.values())
-    for sequence in range(synced, first - 1, -1):
-        found = found_groups.get(sequence)
-        if found is None or not found.whole:
-            nearest = found_groups[min(other for other in found_groups if other > sequence)]
-            path, position, end = _locate(found, found_groups.get(sequence - 1), nearest)
-            break
-    else:
-        earliest = found_groups[min(found_groups)]
-        path, position, end = earliest.slot.path, 0, earliest.position
-    return Corrupt(
-        ErrorCode.CORRUPT,
-        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}",
-    )
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:

@@ -1,7 +1,7 @@
 """Where every decision of a run comes from: numbers that follow from one, the same on every machine and in every version of Python.
 
-Promises: two of one seed give the same numbers for ever (SplitMix64, https://doi.org/10.1145/2714064.2660195). Must not know: what is
-decided.
+Promises: two of one seed give the same numbers for ever (SplitMix64, https://doi.org/10.1145/2714064.2660195), and two of neighbouring
+seeds have nothing in common. Must not know: what is decided.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ class Chance:
     __slots__ = ("_state",)
 
     def __init__(self, seed: int) -> None:
-        self._state = seed * _STEP & _MASK
+        self._state = _mixed(seed * _STEP & _MASK)  # far apart: the sequences are pieces of one
 
     def number(self) -> int:
         """The next number below 2 ** 64."""
-        self._state = mixed = self._state + _STEP & _MASK
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
-        return mixed ^ mixed >> 31
+        self._state = state = self._state + _STEP & _MASK
+        return _mixed(state)
 
     def below(self, end: int) -> int:
         """A number from 0 on, below ``end``."""
@@ -59,3 +57,9 @@ class Chance:
     def token(self, size: int) -> bytes:
         """So many bytes."""
         return b"".join(self.number().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]
+
+
+def _mixed(number: int) -> int:
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31

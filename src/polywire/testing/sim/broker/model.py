@@ -94,20 +94,49 @@ class Repeat(NamedTuple):
 
 
 @dataclass(slots=True)
-class Holder:
-    """Who holds a transactional id, or did. numbered: its wire numbers producers. unsynced: epochs of those of whom nothing is synced."""
+class HeldId:
+    """A transactional id. unsynced: epochs of those of whom nothing is synced. begun: moments from which on a transaction was open, and when
+    its time began."""
 
     id: str
+    unsynced: set[int] = field(default_factory=set)
+    begun: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def began_at(self) -> float:
+        """When the time of the transaction began that was opened last."""
+        return self.begun[-1][1] if self.begun else -math.inf
+
+    def settle(self, epoch: int, moment: int) -> None:
+        """A start has found this epoch: what came later was lost."""
+        self.begun = [(0, began_at) for begun, began_at in self.begun if begun <= moment]
+        if epoch in self.unsynced:
+            self.begun.clear()  # what is not synced ends with the process
+
+
+@dataclass(slots=True)
+class Holder:
+    """Who holds a transactional id, or did. numbered: its wire numbers producers."""
+
+    held: HeldId
     numbered: bool
     epoch: int = NO_EPOCH
-    unsynced: set[int] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.held.id
+
+    @property
+    def synced(self) -> bool:
+        """Whether what it stages is synced."""
+        return self.epoch not in self.held.unsynced
 
     def begin_epoch(self, epoch: int, *, synced: bool) -> None:
         """It is held from here on; a start may find the one before, if this one was lost."""
         self.epoch = epoch
-        self.unsynced.discard(epoch)
+        self.held.unsynced.discard(epoch)
         if not synced:
-            self.unsynced.add(epoch)
+            self.held.unsynced.add(epoch)
 
 
 @dataclass(slots=True)
@@ -157,13 +186,12 @@ class Model:
         self.producers: Final = [Producer(b"producer-%d" % number) for number in range(3)]
         self._stored: Final[dict[tuple[int, bytes], list[Stored]]] = {}
         self.members: Final = Members()
-        self.holders: Final = [Holder(f"t{number}", bool(number)) for number in (0, 0, 1, 1)]
+        self.ids: Final = {id_: HeldId(id_) for id_ in ("t0", "t1")}
+        self.holders: Final = [Holder(self.ids[id_], id_ == "t1") for id_ in ("t0", "t0", "t1", "t1")]
         self.staged: list[StagedRecords] = []
         self.held: list[Held] = []
         self.torn: set[bytes] = set()
         """Tokens of transactions that have lost what they were told is staged."""
-        self.began_at: Final[dict[str, float]] = {}
-        """When open transactions began, by id: those that end by themselves."""
         self.tokens: Final[dict[bytes, Token]] = {}
         self._window = window
         self._count = 0
@@ -228,8 +256,7 @@ class Model:
         for holder in self.holders:
             state = self.history.latest.get(("transaction", "", holder.id))
             epoch = state[0] if isinstance(state, tuple) else NO_EPOCH
-            if epoch in holder.unsynced:
-                self.began_at[holder.id] = -math.inf  # what is not synced ends with the process
+            holder.held.settle(epoch, moment)
             if epoch < holder.epoch:
                 holder.epoch = NO_EPOCH  # that it was held was lost
         for incarnation in [number for number in self.partitions if number not in ends]:

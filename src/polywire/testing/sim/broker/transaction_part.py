@@ -41,7 +41,7 @@ class TransactionPart(Part):
             isinstance(before, tuple) and isinstance(after, tuple) and (before[1], after[1]) == ("OPEN", "ABORTED")
         )
         require(aborted, "a transaction ends by itself in one way", id=id_, was=before, now=after)
-        began_at = self.model.began_at.get(id_, -math.inf)
+        began_at = self.model.ids[id_].began_at
         over = self.broker.clock.monotonic() - began_at >= TIMEOUT_S
         require(over, "a transaction has its time", id=id_, began_at=began_at)
 
@@ -57,7 +57,10 @@ class TransactionPart(Part):
     def _open(self) -> tuple[Holder, Transaction] | None:
         holder = self.chance.one_of(self.model.holders)
         found = self._held(holder)
-        return (holder, found) if found is not None and found.is_open else None
+        if found is None or not found.is_open:
+            return None
+        require(holder.held.begun, "a transaction that was not synced ends with the process", id=holder.id)
+        return holder, found
 
     def hold(self) -> None:
         """Somebody wants to hold an id; whoever did before holds it no more."""
@@ -94,7 +97,8 @@ class TransactionPart(Part):
             verb = partial(transactions.add_partitions, found, [partition], level=level)
 
         def applied(_: object) -> Mapping[Key, object]:
-            self.model.began_at[holder.id] = self.broker.clock.monotonic() if holder.numbered else math.inf
+            began_at = self.broker.clock.monotonic() if holder.numbered else math.inf
+            holder.held.begun.append((self.model.history.moment + 1, began_at))
             return {("transaction", "", holder.id): (holder.epoch, "OPEN")}
 
         text = f"{holder.id} epoch={holder.epoch}"
@@ -102,7 +106,7 @@ class TransactionPart(Part):
 
     @staticmethod
     def _level(holder: Holder) -> Level:
-        return Level.WRITTEN if holder.epoch in holder.unsynced else Level.SYNCED
+        return Level.SYNCED if holder.synced else Level.WRITTEN
 
     def stage_in_transaction(self) -> None:
         """A record that nobody sees yet; or the last one once more, which changes nothing."""

@@ -7,7 +7,6 @@ Must not know: who reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from polywire.log.segments.format import SegmentRun, read_info
 from polywire.records.batch import read_header
@@ -18,10 +17,9 @@ from polywire.testing.sim.disk import Inode, SimulatedDisk
 from polywire.testing.sim.log.model import KeptPartition, Model
 from polywire.testing.sim.log.process import LogProcess
 from polywire.testing.sim.log.reading import read_back
+from polywire.testing.sim.process import DIRECTORY
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
-
-SEGMENTS: Final = "/segments/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,12 @@ class Decay:
 
     def begin(self) -> None:
         """Flip a bit of a segment that is there; the system has to ask the disk for whatever is read from now on."""
-        names = [(path, inode) for path, inode in self._disk.files() if SEGMENTS in path and "/." not in path]
+        names = sorted(sealed.segment.name for sealed in self._process.log._state.segments.by_location.values())
         if self._flip is not None or not names:
             return
-        path, inode = self._chance.one_of(sorted(names, key=lambda file: file[0]))
-        name = path[path.index(SEGMENTS) + 1 :]
+        name = self._chance.one_of(names)
+        inode = self._disk.find(DIRECTORY / name)
+        assert isinstance(inode, Inode), "a segment is a file"
         store = MemoryStore()
         store.put_new(name, [inode.data])
         info = read_info(store, name)

@@ -1,0 +1,21 @@
+"""Chance: numbers follow from a seed, and those of one seed say nothing of another's."""
+
+from __future__ import annotations
+
+from polywire.testing.sim.chance import Chance
+
+COUNT = 20_000  # numbers of a run
+
+
+def numbers(seed: int) -> list[int]:
+    chance = Chance(seed)
+    return [chance.number() for _ in range(COUNT)]
+
+
+def test_neighbouring_seeds_share_no_numbers() -> None:
+    found = [numbers(seed) for seed in range(8)]
+    assert len({number for sequence in found for number in sequence}) == len(found) * COUNT
+
+
+def test_a_seed_gives_the_same_numbers_for_ever() -> None:
+    assert [hex(number) for number in numbers(7)[:2]] == ["0x6a9216023fd7dc5d", "0x732e5af435f16013"]
