@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,7 +190,9 @@ class _Taking:
 
     def take(self, taken_at: datetime) -> Taken:
         """Raises _Moved, and what ``take_backup`` does."""
-        for folder in (SEGMENTS, SNAPSHOTS, f"{_COPIED}/{JOURNAL}"):
+        if (self._unfinished / _COPIED).exists():
+            shutil.rmtree(self._unfinished / _COPIED)
+        for folder in (SEGMENTS, SNAPSHOTS, f"{_COPIED}/{JOURNAL}", f"{_COPIED}/{SNAPSHOTS}"):
             make_directories(SYSTEM_FILES, self._unfinished / folder)
         with ExitStack() as held:
             try:
@@ -220,8 +222,12 @@ class _Taking:
     def _copy_moment(self, runs: bool) -> tuple[set[str], int]:
         """Copy the journal, then what it names; returns the segments and the last group. Raises _Moved, Corrupt."""
         try:
+            # A slot may name a snapshot that is new since, and one that was there may be gone as soon as the next slot is full.
+            self._copy_snapshots()
             self._copy_journal()
-            offline = OfflineLog(self._unfinished / _COPIED, self._replay, self._loop, FileStore(self._directory))
+            self._copy_snapshots()
+            copied = self._unfinished / _COPIED
+            offline = OfflineLog(copied, self._replay, self._loop, _LiveStore(self._directory, copied))
         except FileNotFoundError as error:
             raise _Moved("a file of the journal was replaced") from error
         try:
@@ -229,25 +235,30 @@ class _Taking:
             self._keep_journal(chain, offline.slots, offline.journal.seed)
         finally:
             offline.close()
-        shutil.rmtree(self._unfinished / _COPIED)
         snapshots = set() if chain.snapshot is None else {chain.snapshot}
+        for name in snapshots:
+            self._copy(self._unfinished / _COPIED, name)
+        shutil.rmtree(self._unfinished / _COPIED)
         try:
             for name in sorted(segments):
                 self._keep_segment(name)
-            for name in snapshots:
-                self._copy(name)
         except FileNotFoundError as error:
-            raise _Moved("a file that the journal names was deleted") from error
+            raise _Moved("a segment that the journal names was deleted") from error
         self._tidy(SEGMENTS, segments)
         self._tidy(SNAPSHOTS, snapshots)
         return segments, chain.sequence
+
+    def _copy_snapshots(self) -> None:
+        """Those that are there now; few, and small."""
+        source, target = self._directory / SNAPSHOTS, self._unfinished / _COPIED / SNAPSHOTS
+        for name in _names(source):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(source / name, target / name)
 
     def _copy_journal(self) -> None:
         """The journal's files as they are while the broker writes them, page by page. The one that it writes comes last: where it goes on in
         another one meanwhile, no group of that is seen, and none is missing before it."""
         source, target = self._directory / JOURNAL, self._unfinished / _COPIED / JOURNAL
-        for name in _names(target):
-            remove(SYSTEM_FILES, target / name)
         for name in sorted(_names(source), key=lambda name: (source / name).stat().st_mtime_ns):
             shutil.copyfile(source / name, target / name)
 
@@ -311,13 +322,14 @@ class _Taking:
                 if _link(kept, target):
                     return
                 break
-        self._copy(name)
+        self._copy(self._directory, name)
         self._copied[name] = target.stat().st_size
 
-    def _copy(self, name: str) -> None:
+    def _copy(self, source: Path, name: str) -> None:
+        """Copy a file, whole and on the disk before it has its name."""
         target = self._unfinished / name
         temporary = target.with_name(f".{target.name}")
-        copy_file(SYSTEM_FILES, self._directory / name, temporary)
+        copy_file(SYSTEM_FILES, source / name, temporary)
         SYSTEM_FILES.rename(temporary, target)
 
     def _tidy(self, folder: str, needed: set[str]) -> None:
@@ -352,6 +364,20 @@ class _Taking:
         SYSTEM_FILES.rename(self._unfinished, self._shelf / name)
         SYSTEM_FILES.sync_directory(self._shelf)
         return self._shelf / name
+
+
+class _LiveStore(FileStore):
+    """Segments as the broker has them, snapshots as they were copied."""
+
+    __slots__ = ("_snapshots",)
+
+    def __init__(self, directory: Path, copied: Path) -> None:
+        super().__init__(directory)
+        self._snapshots = FileStore(copied)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        is_copied = name.startswith(f"{SNAPSHOTS}/")
+        return self._snapshots.get(name, start, stop) if is_copied else super().get(name, start, stop)
 
 
 @contextmanager

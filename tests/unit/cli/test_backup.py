@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from polywire.cli.backup_files import find_backup
 from polywire.cli.doctor import EXIT_BROKEN, EXIT_DAMAGED
 from polywire.cli.main import run
 from polywire.log.opening import lock_directory
+from polywire.log.repair import OfflineLog
 from tests.unit.cli.test_doctor import TOPIC, flip, write_records
 
 
@@ -58,6 +60,23 @@ def test_the_list_says_what_each_has_added(shelf: Path, directory: Path, capsys:
     assert first["copied_segments"] == first["segments"] == second["segments"] > 0
     assert (second["copied_segments"], second["copied_bytes"]) == (0, 0)
     assert first["backup"] < second["backup"]
+
+
+def test_a_snapshot_that_goes_meanwhile_was_copied(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy broker replaces it each time a slot is full, which is sooner than the copy of the journal is played back."""
+    made = OfflineLog
+
+    def late(*given: Any) -> OfflineLog:
+        for snapshot in directory.glob("snapshots/*"):
+            snapshot.unlink()
+        return made(*given)
+
+    assert list(directory.glob("snapshots/*"))
+    monkeypatch.setattr("polywire.cli.backup_files.OfflineLog", late)
+    assert run(["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]) == 0
+    assert run(["backup", "verify", str(tmp_path / "shelf")]) == 0
 
 
 def test_segments_of_another_log_are_not_taken_for_ours(tmp_path: Path, shelf: Path) -> None:
