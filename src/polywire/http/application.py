@@ -33,7 +33,7 @@ NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
 class HttpApplication:
-    """Everything that is answered over HTTP. ``routes``: by path."""
+    """Everything that is answered over HTTP."""
 
     def __init__(self, broker: Broker, process: Process, *, names: Sequence[str]) -> None:
         routes = [
@@ -50,7 +50,6 @@ class HttpApplication:
         ]
         self._broker: Final = broker
         self._process: Final = process
-        self.routes: Final = routes
         app = Starlette(routes=routes, exception_handlers={BrokerError: _refused})
         self._guard: Final = Guard(app, broker.access, names=names)
 
