@@ -37,7 +37,7 @@ STEADY_BYTES = 50_000_000  # a second, beside the deleting
 BATCH_BYTES = 1_000_000
 TURN_S = 0.002  # between two looks
 LIST_S = 0.25  # between two looks at the files
-QUIET_S = 3.0  # before and after the deleting
+QUIET_S = 3.0  # before the deleting; behind it, as long as that took
 
 
 class NoState:
@@ -67,15 +67,18 @@ class Watch:
         self._unsynced: deque[tuple[int, float]] = deque()
         self._last = time.monotonic()
         self._refused: float | None = None
-        self.sync = self.turn = self.produce = 0.0
+        self._used = time.thread_time()
+        self.sync = self.turn = self.work = self.produce = 0.0
 
     def wrote(self) -> None:
         self._unsynced.append((self._log._sequence, time.monotonic()))
 
     def look(self) -> None:
         now = time.monotonic()
+        used = time.thread_time()
         self.turn = max(self.turn, now - self._last - TURN_S)
-        self._last = now
+        self.work = max(self.work, used - self._used)
+        self._last, self._used = now, used
         while self._unsynced and self._unsynced[0][0] <= self._log.synced_sequence:
             self.sync = max(self.sync, now - self._unsynced.popleft()[1])
         if self._unsynced:
@@ -91,7 +94,12 @@ class Watch:
             self._refused = None
 
     def __str__(self) -> str:
-        waits = (("written until synced", self.sync), ("loop held", self.turn), ("produce refused", self.produce))
+        waits = (
+            ("written until synced", self.sync),
+            ("loop held", self.turn),
+            ("longest work of the loop", self.work),
+            ("produce refused", self.produce),
+        )
         return ", ".join(f"{name} {seconds * 1e3:4.0f} ms" for name, seconds in waits)
 
 
@@ -186,8 +194,8 @@ async def fill_and_delete(log: FileLog, directory: Path, size: int, steady: int,
     seconds = await beside(log, during, 600, steady, directory, made)
     left = len(made & segments(directory))
     print(f"deleting: {during}; {size / GIGA:.0f} GB in {seconds:.1f} s, {left} of these segments left")
-    after = Watch(log)
-    await beside(log, after, QUIET_S, steady, directory, frozenset())
+    after = Watch(log)  # as long: the longest of many waits is longer than of few, whatever else goes on
+    await beside(log, after, seconds, steady, directory, frozenset())
     print(f"after:    {after}", flush=True)
 
 

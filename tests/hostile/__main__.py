@@ -8,22 +8,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.broker_process import WIRES, BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse
+from tests.hostile.exchanges import STREAMS
 
-STEP = 10_000
+STEP = 10_000  # conversations between two lines of what was seen
 
 
 def main() -> int:
     """Run, and print what was seen."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile")
     parser.add_argument("--conversations", type=int, default=100_000, help="of each wire")
-    parser.add_argument("--wire", choices=WIRES, action="append")
+    parser.add_argument("--wire", choices=tuple(STREAMS), action="append")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     asked = parser.parse_args()
     print(f"seed={asked.seed}", flush=True)
-    for wire in asked.wire or WIRES:
-        with tempfile.TemporaryDirectory() as directory, BrokerProcess(Path(directory) / "data") as broker:
+    for wire in asked.wire or STREAMS:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            BrokerProcess(Path(directory) / "data", wires=tuple(STREAMS)) as broker,
+        ):
             for start in range(0, asked.conversations, STEP):
                 numbers = range(start, min(start + STEP, asked.conversations))
                 print(f"{wire:>9}: {converse(broker, wire, numbers, asked.seed)}", flush=True)

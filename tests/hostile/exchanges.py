@@ -13,6 +13,7 @@ from polywire.protocols.cursus.messages import frame
 from polywire.protocols.kafka.messages import Codec
 from polywire.protocols.polywire.codec import MAGIC
 from tests.fuzz import fuzz_cursus, fuzz_flux, fuzz_iggy, fuzz_kafka07, fuzz_polywire
+from tests.permissions.cases import cases
 from tests.unit.protocols.iggy.dialogue import headered
 from tests.unit.protocols.kafka.requests import produce_frame, requests
 from tests.vectors.cursus import test_vectors as cursus_vectors
@@ -47,6 +48,11 @@ def _iggy() -> Stream:
     return stream
 
 
+def _http() -> Stream:
+    """Requests of all kinds, one behind the other on one connection."""
+    return _any_of([case.request for case in cases() if case.wire == "http" and isinstance(case.request, bytes)])
+
+
 def _kafka() -> Stream:
     asked = [asked.frame for asked in requests("t", "u")]
     return _any_of([*asked, *(produce_frame("u", codec=codec, acks=acks) for codec in Codec for acks in (0, 1, -1))])
@@ -68,6 +74,7 @@ def _any_of(requests: list[bytes]) -> Stream:
 STREAMS: Final[Mapping[str, Stream]] = {
     "flux": _flux(),
     "cursus": _cursus(),
+    "http": _http(),
     "iggy": _iggy(),
     "kafka": _kafka(),
     "kafka07": _kafka07(),

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from polywire.build_info import compiled_modules
-from tests.broker_process import WIRES, BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse
+from tests.hostile.exchanges import STREAMS
 
-CONVERSATIONS = 400  # of each wire
+CONVERSATIONS = 400  # of each wire, and over HTTP
 DESCRIPTORS_GROWN_MAX = 24  # segments, journal files and threads that begin with the first use
 MEMORY_MB_GROWN_MAX = 150
 # The loop's own time between a polite client's request and its answer; uncompiled, no latency is promised (decision 0004).
@@ -25,13 +26,13 @@ SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("hostile") / "data") as broker:
+    with BrokerProcess(tmp_path_factory.mktemp("hostile") / "data", wires=tuple(STREAMS)) as broker:
         yield broker
         assert broker.stop() == 0, broker.log_text()
         assert "level=error" not in broker.log_text(), broker.log_text()
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", STREAMS)
 def test_whatever_peers_do_others_are_served_on(broker: BrokerProcess, wire: str) -> None:
     figures = converse(broker, wire, range(CONVERSATIONS), SEED)
     assert figures.descriptors[1] - figures.descriptors[0] <= DESCRIPTORS_GROWN_MAX, figures

@@ -14,6 +14,8 @@ from struct import pack
 from typing import Final
 
 from polywire.broker.actions import Action, Resource
+from polywire.http.api import Api
+from polywire.http.endpoints import PREFIX
 from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY
@@ -34,6 +36,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.factory import COMMANDS as POLYWIRE
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
+from tests.unit.http.site import request
 from tests.unit.protocols.kafka.requests import requests as kafka_requests
 
 STREAM: Final = "shop"
@@ -41,6 +44,18 @@ TOPIC: Final = "shop.orders"
 EVENTS: Final = "shop.events"
 SECRET: Final = b"orders"
 """Nobody but the tenant and administrators ever gets to read this."""
+
+
+ENDPOINTS: Final = Api(None, None).table()  # type: ignore[arg-type]  # only its table is looked at
+HTTP_PAGES: Final = {
+    "/livez": Action.CONNECT,
+    "/readyz": Action.CONNECT,
+    "/metrics": Action.SERVER_DESCRIBE,
+    "/": Action.SELF_DESCRIBE,
+    "/static/{name}": Action.SELF_DESCRIBE,
+    f"{PREFIX}/openapi.json": Action.SELF_DESCRIBE,
+}
+"""What is answered over HTTP beside the endpoints; the console and the description of the API take a login, whoever's."""
 
 
 class Player(Enum):
@@ -91,9 +106,11 @@ def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
     """Every wire's table of commands, by the name that cases have for them."""
     cursus = {name or "an envelope without a command": command.actions for name, command in CURSUS.items()}
     flux = {name: command.actions for name, command in ({**DATA_COMMANDS, **ADMIN_COMMANDS}).items()}
+    http = {f"{one.method} {PREFIX}{one.path}": (one.action,) for one in ENDPOINTS}
     return {
         "cursus": cursus | {"a batch": (Action.PRODUCE,)},
         "flux": flux,
+        "http": http | {f"GET {path}": (action,) for path, action in HTTP_PAGES.items()},
         "iggy": {command.name.name: command.actions for command in IGGY.values()},
         "kafka": {api.name: command.actions for api, command in KAFKA_COMMANDS.items()},
         "kafka07": {kind.name: command.actions for kind, command in KAFKA07.items()},
@@ -106,10 +123,31 @@ def cases() -> Iterator[Case]:
     yield from _polywire()
     yield from _cursus()
     yield from _flux()
+    yield from _http()
     yield from _iggy()
     for api, action, frame in kafka_requests(TOPIC, "shop.made"):
         yield Case("kafka", api.name, action, frame)
     yield from _kafka07()
+
+
+# HTTP
+
+
+def _http() -> Iterator[Case]:
+    change = {"X-Polywire": "1", "Content-Type": "application/json"}
+    bodies: Mapping[Action, bytes] = {
+        Action.TOPIC_CREATE: b'{"partitions": 1}',
+        Action.PRODUCE: b'{"value": "v", "partition": 0}',
+        Action.OFFSET_COMMIT: b'{"to": "earliest"}',
+    }
+    for one in ENDPOINTS:
+        topic = "shop.made" if one.action is Action.TOPIC_CREATE else TOPIC
+        path = one.path.replace("{topic}", topic).replace("{partition}", "0").replace("{group}", "g")
+        headers = {} if one.method == "GET" else change
+        sent = request(one.method, PREFIX + path, headers, bodies.get(one.action, b""))
+        yield Case("http", f"{one.method} {PREFIX}{one.path}", one.action, sent)
+    for path, action in HTTP_PAGES.items():
+        yield Case("http", f"GET {path}", action, request("GET", path.replace("{name}", "console.js")))
 
 
 # polywire

@@ -28,6 +28,7 @@ from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.permissions.cases import SECRET, TOPIC, Case, Outcome, Player
+from tests.unit.http.site import Site
 from tests.unit.protocols.cursus import dialogue as cursus
 from tests.unit.protocols.cursus.test_produce import batch
 from tests.unit.protocols.cursus.test_produce import messages as cursus_messages
@@ -126,6 +127,20 @@ def _flux(case: Case, player: Player) -> tuple[Outcome, bytes]:
     return Outcome.NO if b"not allowed" in answer else Outcome.YES, answer
 
 
+def _http(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    site = Site()
+    try:
+        tokens = furnish(site.broker, site.broker.commit)
+        assert isinstance(case.request, bytes)
+        line, _, rest = case.request.partition(b"\r\n")
+        login = b"Authorization: Bearer %s\r\n" % tokens[player].encode() if player in NAMES else b""
+        answer = site.exchange(line + b"\r\n" + login + rest)
+    finally:
+        site.close()
+    assert answer.status in (200, 401, 403), answer
+    return Outcome.YES if answer.status == 200 else Outcome.NO, answer.body
+
+
 def _make_user(world: iggy.World) -> None:
     """A user that can be changed over a wire: configured ones cannot, whoever asks."""
     made: list[object] = []
@@ -216,6 +231,7 @@ _PLAYS: Final[Mapping[str, Callable[[Case, Player], tuple[Outcome, bytes]]]] = {
     "polywire": _polywire,
     "cursus": _cursus,
     "flux": _flux,
+    "http": _http,
     "iggy": _iggy,
     "kafka": _kafka,
     "kafka07": _kafka07,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from polywire.broker.actions import Action
-from tests.permissions.cases import SECRET, Case, Outcome, Player, cases, commands, expected
+from polywire.http.endpoints import PREFIX
+from tests.permissions.cases import HTTP_PAGES, SECRET, Case, Outcome, Player, cases, commands, expected
 from tests.permissions.players import play
+from tests.unit.http.site import Site
 
 CASES = list(cases())
 
@@ -15,6 +19,18 @@ def test_every_command_of_every_wire_is_played() -> None:
     for wire, table in commands().items():
         played = {case.command for case in CASES if case.wire == wire}
         assert set(table) == played, wire
+
+
+def test_everything_that_is_answered_over_http_is_played() -> None:
+    site = Site()
+    try:
+        app = site.application._guard._app
+        assert isinstance(app, Starlette)
+        paths = {route.path for route in app.routes if isinstance(route, Route)}
+        assert len(paths) == len(app.routes)
+    finally:
+        site.close()
+    assert paths == {*HTTP_PAGES, PREFIX + "/{rest:path}"}, "a path that is not in the page"
 
 
 def test_every_command_names_its_actions() -> None:

@@ -397,6 +397,33 @@ def test_who_goes_while_its_seats_are_taken_leaves_none(memory: MemoryBroker) ->
     assert not any(view.members for view in views if view is not None)
 
 
+def test_who_is_gone_leaves_its_many_seats_in_several_passes(memory: MemoryBroker) -> None:
+    loop = memory.loop
+    assert isinstance(loop, ManualLoop)
+    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    one, other = Consumer(memory, "m1", *names), Consumer(memory, "m2", names[-1])
+    for consumer in (one, other):
+        consumer.beat()
+        memory.run()
+
+    def seats() -> int:
+        views = [memory.broker.groups.view("g", name) for name in names]
+        return sum(len(view.members) for view in views if view is not None)
+
+    memory.advance(44.0)
+    other.beat(is_full=False)
+    loop.clock.advance(2.0)
+    seen = [seats()]
+    for _ in range(20):
+        loop.run_pass()
+        seen.append(seats())
+    assert (seen[0], seen[-1]) == (len(names) + 1, 1)
+    assert all(before - after <= SEATS_AT_ONCE_MAX for before, after in pairwise(seen))
+    assert list(memory.broker.consumers.view("g").members[0].topics) == [names[-1]]  # type: ignore[union-attr]  # it is there
+
+
 def test_who_is_gone_is_taken_out_one_in_a_pass(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)

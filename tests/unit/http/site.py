@@ -143,7 +143,11 @@ class Site:
         """Have a request carried out."""
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
+        return self.exchange(request(method, path, headers, body))
+
+    def exchange(self, sent: bytes) -> Answer:
+        """Have the bytes of a request carried out."""
         self.peer.sent.clear()
         exchange = self.application.exchange(self.peer, asyncio.Event())
-        self.loop.run_until_complete(exchange.run(request(method, path, headers, body)))
+        self.loop.run_until_complete(exchange.run(sent))
         return answer_of(bytes(self.peer.sent))

@@ -261,8 +261,9 @@ class ConsumerGroups:
         if self._entries.get(entry.group.name) is not entry:
             return
         try:
-            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may have many seats: one in a pass
-                self._remove(entry, member)
+            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may have many seats: some in a pass
+                if self._seats.leave_some(entry.group.name, member.seat, SEATS_AT_ONCE_MAX):
+                    self._remove(entry, member)
         except Busy:  # the disk is full: they are gone as well when it is not
             self._watch(entry, self._clock.monotonic() + RETRY_S)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from polywire.broker.groups.coordinator import Coordinator
@@ -90,6 +91,12 @@ class Seats:
         with suppress(Missing):  # the topic is gone, or the group was deleted
             self._coordinator.leave(group, topic, seat.id, None, wire=seat.wire, by=ITSELF)
         del seat.topics[topic]
+
+    def leave_some(self, group: str, seat: Seat, at_most: int) -> bool:
+        """Leave so many topics; whether no seat is left. Raises Busy(DISK_FULL)."""
+        for topic in list(islice(seat.topics, at_most)):
+            self.leave(group, seat, topic)
+        return not seat.topics
 
     def end(self, group: str, seat: Seat, topic_ids: Collection[bytes]) -> None:
         """It is nobody's any more, and holds nothing, in these topics neither. Raises Busy(DISK_FULL); then it is still somebody's."""

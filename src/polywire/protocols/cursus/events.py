@@ -32,7 +32,6 @@ from polywire.protocols.cursus.messages import (
 from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
@@ -221,16 +220,11 @@ class StreamRead:
             self._first_version = snapshot.version + 1
         _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, self._opening, decoder.RECORDS_MAX)
-        self._go_on()
+        self._session.broker.sliced.put(self._take_events)  # many may begin behind the same write batch
 
     @property
     def _opening(self) -> bytes:
         return opening(topic_word(self._partition.topic.name.full), self._partition.number, positional=False)
-
-    def _go_on(self) -> None:
-        """Read on now, and in slices when that takes long."""
-        if self._take_events(self._session.broker.clock.monotonic() + QUANTUM_S):
-            self._session.broker.sliced.put(self._take_events)
 
     def _take_events(self, end: float) -> bool:
         """Read until all events are there or bytes must be fetched; whether time was up before."""

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from polywire.broker.sliced import SLICE_S
 from polywire.log.base import Read
 from polywire.protocols.cursus.messages import frame
+from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_partition import MemoryPartition
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 
@@ -206,6 +208,31 @@ def test_those_who_waited_for_the_same_bytes_take_turns(peer: Dialogue, fetched:
     for one in peers:
         one.pass_by()
         assert len(one.take_bodies()) == 2
+
+
+def test_those_who_ask_behind_one_write_batch_take_turns(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, read = peer.world.memory, MemoryPartition.read
+    loop = memory.loop
+    assert isinstance(loop, ManualLoop)
+    peers = [peer, *(Dialogue(peer.world) for _ in range(9))]
+    peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
+
+    def slowly(log: MemoryPartition, offset: int, **limits: Any) -> object:
+        loop.clock.advance(SLICE_S)
+        return read(log, offset, **limits)
+
+    monkeypatch.setattr(MemoryPartition, "read", slowly)
+    begun = loop.clock.monotonic()
+    for one in peers:
+        one.feed(frame(b"READ_STREAM topic=ev key=a"))
+    took = [loop.clock.monotonic() - begun]
+    for _ in range(50):
+        begun = loop.clock.monotonic()
+        memory.broker.commit()
+        loop.run_pass()
+        took.append(loop.clock.monotonic() - begun)
+    assert max(took) <= 2 * SLICE_S
+    assert all(len(one.take_bodies()) == 2 for one in peers)
 
 
 def test_a_peer_that_is_gone_gives_back_what_was_fetched_for_it(
