@@ -10,8 +10,10 @@ import pytest
 from polywire.broker.producers import WRAP
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transaction_state import PRODUCER_EPOCHS
+from polywire.broker.transactions import BATCHES_AT_ONCE_MAX
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
 from polywire.records.columns import Record
@@ -83,7 +85,15 @@ class Producer:
         return int(self.ask(Api.ADD_OFFSETS_TO_TXN, version, group_id=group).error)
 
     def end(self, *, commits: bool = True, version: int | None = None) -> int:
+        version = 4 if version is None else version
         return int(self.ask(Api.END_TXN, version, committed=commits).error)
+
+    def finish(self, *, commits: bool = True) -> int:
+        """The same in the second dialect: the producer goes on in the epoch that it is told."""
+        answer = self.ask(Api.END_TXN, 5, committed=commits)
+        if not answer.error:
+            self.number, self.epoch = answer.producer_id, answer.producer_epoch
+        return int(answer.error)
 
 
 @pytest.fixture
@@ -532,3 +542,70 @@ def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world:
     told = [(topic.name, [(entry.index, entry.error) for entry in topic.partitions]) for topic in answer.topics]
     missing = WireError.UNKNOWN_TOPIC_OR_PARTITION
     assert told == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]
+
+
+# The second dialect
+
+
+def test_an_end_that_raises_the_epoch(world: World, producer: Producer) -> None:
+    for epoch, commits in enumerate((True, False, True)):
+        assert producer.epoch == epoch
+        assert producer.produce(0, b"v%d" % epoch, version=12).error == 0, "sequences begin anew"
+        assert producer.move(epoch + 1, version=5) == 0
+        old = Producer(producer.peer, "T", producer.number, producer.epoch)
+        assert producer.finish(commits=commits) == 0
+        assert (producer.number, producer.epoch) == (old.number, epoch + 1)
+        assert old.produce(1, b"late", version=12).error == WireError.INVALID_PRODUCER_EPOCH
+        assert old.move(9, version=5) == WireError.INVALID_PRODUCER_EPOCH
+        assert (old.finish(commits=commits), old.epoch) == (0, epoch + 1), "the answer was lost"
+        assert Producer(producer.peer, "T", old.number, epoch).finish(commits=not commits) == WireError.PRODUCER_FENCED
+    assert stored(world) == [b"v0", b"v2"]
+    assert position(world)[0] == 3
+
+
+def test_positions_begin_a_transaction_of_the_second_dialect(world: World, producer: Producer) -> None:
+    assert producer.move(1, version=4) == WireError.INVALID_TXN_STATE
+    assert producer.move(7, version=5) == 0
+    assert position(world)[0] == -1
+    assert producer.finish() == 0
+    assert position(world)[0] == 7
+
+
+def test_nothing_is_open_in_the_second_dialect(world: World, producer: Producer) -> None:
+    assert producer.finish(commits=True) == WireError.INVALID_TXN_STATE
+    assert (producer.finish(commits=False), producer.epoch) == (0, 1)
+    assert Producer(producer.peer, "T", producer.number, 0).finish(commits=True) == WireError.PRODUCER_FENCED
+    assert producer.produce(0, b"v", version=12).error == 0
+    assert (producer.finish(), producer.epoch) == (0, 2)
+    assert stored(world) == [b"v"]
+
+
+def test_an_end_whose_answer_was_lost_with_the_broker(world: World, producer: Producer) -> None:
+    producer.produce(0, b"v", version=12)
+    again = Producer(producer.peer, "T", producer.number, 0)
+    assert producer.finish() == 0
+    world.restart()
+    again.peer = world.connect()
+    assert (again.finish(), again.epoch) == (0, 1)
+    assert (again.produce(0, b"w", version=12).error, again.finish(), again.epoch) == (0, 0, 2)
+    assert stored(world) == [b"v", b"w"]
+
+
+def test_who_fences_during_a_large_commit_keeps_the_epoch(world: World, producer: Producer) -> None:
+    for number in range(BATCHES_AT_ONCE_MAX + 1):
+        producer.produce(number, b"v", version=12)
+    body = schema.request(Api.END_TXN)(**producer.who, committed=True)
+    producer.peer.tell(Api.END_TXN, 5, body)
+    other = Producer(world.connect())
+    assert (other.init(), other.epoch) == (0, 1)
+    producer.peer.pass_by()
+    answers = [decode_response(Api.END_TXN, 5, frame)[1] for frame in producer.peer.frames()]
+    assert [answer.error for answer in answers] == [WireError.CONCURRENT_TRANSACTIONS]
+    assert stored(world) == []
+
+
+def test_the_second_dialect_is_told(world: World) -> None:
+    answer = world.connect().ask(Api.API_VERSIONS, 4, client_software_name="a", client_software_version="1")
+    told = [(one.name, one.min_version_level, one.max_version_level) for one in answer.finalized_features]
+    assert (told, answer.finalized_features_epoch) == ([("transaction.version", 2, 2)], 0)
+    assert [(one.name, one.max_version) for one in answer.supported_features] == [("transaction.version", 2)]
