@@ -477,6 +477,11 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
 
     everything = {"T": "CompleteCommit", "U": "CompleteAbort", "V": "Ongoing", "W": "Empty", "X": "CompleteAbort"}
     assert listed() == everything
+    assert set(listed(transactional_id_pattern="T|[V-W]")) == {"T", "V", "W"}
+    assert listed(transactional_id_pattern="nobody") == {}
+    assert listed(transactional_id_pattern="") == everything
+    wrong = producer.peer.ask(Api.LIST_TRANSACTIONS, transactional_id_pattern="(")
+    assert (wrong.error, list(wrong.transaction_states)) == (WireError.INVALID_REGULAR_EXPRESSION, [])
     assert listed(state_filters=["Ongoing", "Empty"]) == {"V": "Ongoing", "W": "Empty"}
     assert listed(producer_id_filters=[other.number]) == {"U": "CompleteAbort"}
     assert listed(duration_filter=5_000) == {}
