@@ -93,7 +93,7 @@ def _tools(topic: str) -> Iterator[Asked]:
     yield Asked(Api.DESCRIBE_ACLS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_ACLS, **every))
     yield Asked(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_USER_SCRAM_CREDENTIALS))
     salted = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(
-        name="other", mechanism=1, iterations=4096, salt=b"salt", salted_password=bytes(32)
+        name="made", mechanism=1, iterations=4096, salt=b"salt", salted_password=bytes(32)
     )
     frame = frame_of(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[salted])
     yield Asked(Api.ALTER_USER_SCRAM_CREDENTIALS, a.USER_ALTER, frame)
