@@ -175,6 +175,25 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
         assert sorted(third.records) == [(partition, produced) for partition in range(PARTITIONS)]
 
 
+def test_a_member_names_topics_by_a_pattern(toolbox: Toolbox, broker: BrokerProcess) -> None:
+    """The broker looks for them; those that are made later are read, too."""
+    (peer, *_) = NEXT
+    toolbox.command(peer)
+
+    def make(name: str) -> None:
+        with connect(broker.url("polywire")) as client:
+            client.create_topic(name, PARTITIONS)
+        produce(broker, name, 1)
+
+    make("pattern-one")
+    make("no-pattern-one")
+    with Member(toolbox, peer, address(broker), "^pattern-[a-z]+$", "by-pattern") as member:
+        until(lambda: len(member.records) == PARTITIONS, lambda: member.records)
+        make("pattern-two")
+        until(lambda: len(member.records) == 2 * PARTITIONS, lambda: member.records)
+        member.stop()
+
+
 @each
 def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
     toolbox.command(peer)

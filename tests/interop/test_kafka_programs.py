@@ -18,6 +18,7 @@ import pytest
 
 from polywire.client.sync import connect
 from polywire.records.columns import Record
+from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 
 SECONDS_MAX = 120.0  # many do their work on few processors
@@ -149,10 +150,54 @@ def test_tools(tools: str, broker: BrokerProcess, tmp_path: Path) -> None:
     lags = [line.split() for line in described.splitlines() if line.startswith("g ")]
     assert sum(int(line[3]) for line in lags) == 300
     assert {line[5] for line in lags} == {"0"}, "who has read everything has no lag"
+    newer = ("--command-property", "group.protocol=consumer", "--timeout-ms", "60000")
+    told = tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "--include",
+        "ord.+",
+        "--group",
+        "p",
+        "--from-beginning",
+        "--max-messages",
+        "300",
+        *newer,
+    )
+    assert len(told.split()) == 300
     tool(groups, "--reset-offsets", "--to-earliest", "--group", "g", "--topic", "orders", "--execute")
     with connect(broker.url("kafka")) as client:
         assert [client.position("g", "orders", number) for number in range(3)] == [0, 0, 0]
     assert "successful" in tool(groups, "--delete", "--group", "g")
+
+
+def test_tools_give_a_user_a_password(tools: str, tmp_path: Path) -> None:
+    """Who was made by a tool logs in, may do nothing yet, and is gone with the last password."""
+    users = tmp_path / "users"
+    add_user(users, "admin", "admin-secret", "")
+    module = "org.apache.kafka.common.security.{}LoginModule required username={} password={};"
+    common = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    login = module.format("plain.Plain", '"admin"', '"admin-secret"')
+    admin = properties(tmp_path / "admin", common | {"sasl.jaas.config": login})
+    login = module.format("scram.Scram", '"ann"', '"ann-secret"')
+    ann = properties(tmp_path / "ann", {**common, "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": login})
+    with BrokerProcess(tmp_path / "data", "--users", str(users), wires=["kafka"]) as broker:
+
+        def tool(name: str, config: str, *words: str, code: int = 0) -> str:
+            words = ("--bootstrap-server", address(broker), "--command-config", config, *words)
+            return run("java", *QUIET, "-cp", tools, name, *words, code=code)
+
+        entity = ("--entity-type", "users", "--entity-name", "ann")
+        change = ("kafka.admin.ConfigCommand", admin, "--alter", *entity)
+        topics = "org.apache.kafka.tools.TopicCommand"
+        tool(*change, "--add-config", "SCRAM-SHA-512=[iterations=8192,password=ann-secret]")
+        assert "SCRAM-SHA-512=iterations=8192" in tool(
+            "kafka.admin.ConfigCommand", admin, "--describe", "--entity-type", "users"
+        )
+        broker.kill()
+        broker.start()
+        refused = tool(topics, ann, "--create", "--topic", "orders", code=1)
+        assert "not allowed" in refused, "the login was right"
+        tool(*change, "--delete-config", "SCRAM-SHA-512")
+        assert "ann" not in tool("kafka.admin.ConfigCommand", admin, "--describe", "--entity-type", "users")
 
 
 # Kafka Connect

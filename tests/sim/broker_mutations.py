@@ -105,7 +105,7 @@ def _alone(patch: pytest.MonkeyPatch) -> None:
     """Positions of a transaction are stored in a group of their own, before its records."""
     publish = Transactions._publish
 
-    def published(self: Transactions, transaction: Any, staged: Any, *, by: Any, level: Level, done: Any) -> None:
+    def published(self: Transactions, transaction: Any, staged: Any, *, by: Any, **rest: Any) -> None:
         from polywire.broker import changes
 
         for stored in list(self._positions(transaction, by)):
@@ -114,7 +114,7 @@ def _alone(patch: pytest.MonkeyPatch) -> None:
         self._log.write()
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Transactions, "_positions", lambda *_: iter(()))
-            publish(self, transaction, staged, by=by, level=level, done=done)
+            publish(self, transaction, staged, by=by, **rest)
 
     patch.setattr(Transactions, "_publish", published)
 

@@ -18,10 +18,11 @@ import msgspec
 from polywire.broker.actions import ADMINISTRATION, Action
 from polywire.broker.audit import AuditSink, Outcome, discard
 from polywire.broker.authorization import Where, resource_text
-from polywire.broker.identification import ANONYMOUS_NAME, Host, Identification
+from polywire.broker.identification import ANONYMOUS_NAME, NOBODYS_HASH, Host, Identification
 from polywire.broker.login_queue import Origin
 from polywire.broker.passwords import Passwords
 from polywire.broker.permissions import EVERYTHING, Grants
+from polywire.broker.scram import Mechanism, Verifier
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.users import (
     DEFAULT_NAME,
@@ -300,6 +301,36 @@ class Access(Identification):
 
         origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
+
+    def set_verifiers(
+        self,
+        name: str,
+        verifiers: Mapping[Mechanism, Verifier | None],
+        *,
+        by: Principal | None = None,
+        done: Completion[User] | None = None,
+    ) -> None:
+        """Replace what SCRAM takes of a user, None takes it away, which ends the user's logins. A name that nobody has is a new user's, who
+        has no password beside it and may do nothing yet; without the last verifier such a one is no user any more.
+
+        Raises Missing(USER_MISSING) for what should be taken away and is not there, Invalid(INVALID_NAME), Denied(DENIED) for a configured
+        user, or one who may do more than ``by``, Busy(BUSY, DISK_FULL).
+        """
+        user = self.find_user(name)
+        kept = {} if user is None else {verifier.mechanism: verifier for verifier in user.verifiers}
+        if not {mechanism for mechanism, verifier in verifiers.items() if verifier is None} <= kept.keys():
+            raise Missing(ErrorCode.USER_MISSING, f"no such verifier of SCRAM user={name!r}")
+        made = tuple(verifier for verifier in (kept | dict(verifiers)).values() if verifier is not None)
+        if user is None:
+            self._check_new(name)
+            user = User(self._new_id(), name, NOBODYS_HASH, self._clock.now_us())
+        else:
+            self._check_over(by, user)
+        if made or user.password_hash != NOBODYS_HASH:
+            self._keep(msgspec.structs.replace(user, verifiers=made), done, ends=True)
+        else:
+            self._forget(user, done)
+        self._administered("user.scram", by, name)
 
     def delete_user(self, user: User, *, by: Principal | None = None, done: Completion[User] | None = None) -> None:
         """End a user, its logins and its tokens. Raises Denied(DENIED) for a configured one."""

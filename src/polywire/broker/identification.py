@@ -33,7 +33,9 @@ KEPT_AS: Final = "scram"  # what names without a verifier are answered with, the
 KEY: Final = "key"
 KEY_BYTES: Final = 32
 # Verified when there is no such user, so that the time an answer takes gives nothing away: a hash of random bytes that nobody kept.
-_NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
+NOBODYS_HASH: Final = (
+    "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
+)
 
 
 class Host(Protocol):
@@ -119,9 +121,9 @@ class Identification(Authorization):
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
             self._passwords.soon(done, ROOT)
             return
-        kept = _NOBODY if user is None else user.password_hash
+        kept = NOBODYS_HASH if user is None else user.password_hash
         if not is_password(password):
-            kept, password = _NOBODY, "-"
+            kept, password = NOBODYS_HASH, "-"
 
         def verified(right: bool | Busy) -> None:
             done(self._let_in(name, right, peer, lambda user: user.password_hash == kept))

@@ -422,20 +422,23 @@ class Transactions:
         transaction: Transaction,
         *,
         raises_epoch: bool = False,
+        by_holder: bool = False,
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> Transaction:
-        """End an open transaction without a trace. raises_epoch: and begin an epoch, whose holder has yet to ask for it.
+        """End the transaction that is open, if one is, without a trace. raises_epoch: and begin an epoch, whose holder has yet to ask for it
+        unless this is ``by_holder``.
 
         Raises Busy(DISK_FULL).
         """
-        assert transaction.is_open, "there is something to end"
+        assert transaction.is_open or raises_epoch, "there is something to do"
         self._reserve_end(transaction.id)
         self._break_off(transaction.id)
-        self._staging.abandon([transaction.token], by=ITSELF)
+        if transaction.is_open:
+            self._staging.abandon([transaction.token], by=ITSELF)
         made = replace(transaction, state=TransactionState.ABORTED, token=_NO_TOKEN)
         if raises_epoch:
-            self._raise_epoch(made, asked_by_holder=False)
+            self._raise_epoch(made, asked_by_holder=by_holder)
         return self._store(made, done, level)
 
     def is_ending(self, transaction: Transaction) -> bool:
@@ -448,11 +451,13 @@ class Transactions:
         *,
         by: Caller = NOBODY,
         confirm: Callable[[], None] = _nothing,
+        raises_epoch: bool = False,
         level: Level = Level.SYNCED,
         done: Completion[int],
     ) -> None:
         """End an open transaction: its records can be read and its positions are stored, all at once. One that is large is laid out before, a
         little at a time; meanwhile it can be aborted, and who asks again waits for the same end. confirm: called right before the one step.
+        raises_epoch: its holder goes on in the next epoch.
 
         What is for a partition or topic that was deleted since goes with it where a producer is numbered, else nothing is committed without.
         Raises, or calls ``done`` with, Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was
@@ -465,13 +470,14 @@ class Transactions:
             ending.waiting.append(done)
         elif transaction.batches <= BATCHES_AT_ONCE_MAX:
             confirm()
-            self._publish(transaction, [transaction.token], by=by, level=level, done=done)
+            self._publish(transaction, [transaction.token], by=by, raises_epoch=raises_epoch, level=level, done=done)
         else:
             self._endings[transaction.id] = ending = _Ending([done])
-            self._work.put(self._committing(transaction, ending, by, confirm, level))
+            publish = partial(self._publish, by=by, raises_epoch=raises_epoch, level=level)
+            self._work.put(self._committing(transaction, ending, confirm, publish))
 
     def _committing(
-        self, transaction: Transaction, ending: _Ending, by: Caller, confirm: Callable[[], None], level: Level
+        self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
         """Whoever aborts the transaction meanwhile has cancelled the publication, too."""
         if ending.is_over:
@@ -486,7 +492,7 @@ class Transactions:
             if ending.is_over:
                 return
             confirm()
-            self._publish(transaction, publication, by=by, level=level, done=ending.notify)
+            publish(transaction, publication, done=ending.notify)
         except BrokerError as error:
             publication.cancel()
             self._loop.call_soon(ending.notify, error)
@@ -508,12 +514,14 @@ class Transactions:
         staged: Sequence[bytes] | Publication,
         *,
         by: Caller,
+        raises_epoch: bool,
         level: Level,
         done: Completion[int],
     ) -> None:
         """The one step. Raises BrokerError."""
         positions = tuple(self._positions(transaction, by))
-        change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions)
+        raised = self._raised(transaction) if raises_epoch else None
+        change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions, raised)
         data = changes.encode(change)
         if transaction.messages:
             if transaction.producer is None:
@@ -523,6 +531,12 @@ class Transactions:
         else:
             self._log.change(data, level=level, done=done)
         self._state.apply_change(change)
+
+    def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
+        """How a transactional id stands that has committed and is in its next epoch."""
+        made = replace(transaction, state=TransactionState.COMMITTED, token=_NO_TOKEN)
+        self._raise_epoch(made, asked_by_holder=True)
+        return self._change_of(made)
 
     def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
         """What a commit stores of groups. Raises BrokerError."""

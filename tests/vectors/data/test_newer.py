@@ -13,7 +13,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.messages import Api, WireError
 from tests.unit.protocols.kafka.test_auth import scram
-from tests.unit.protocols.kafka.test_transactions import Producer
+from tests.unit.protocols.kafka.transaction_dialogue import Producer
 from tests.vectors.data.test_data import LOG, Kept
 from tests.vectors.data.world import StoredWorld
 

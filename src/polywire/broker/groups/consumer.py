@@ -30,11 +30,21 @@ Partitions = Mapping[bytes, Set[int]]
 
 
 @dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member reads, as it says so: by full names, and by a pattern that its wire knows how to read. version: of the list of topics in
+    which those that match were looked for."""
+
+    names: frozenset[str] = frozenset()
+    pattern: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """What a member says. None is what it has said before.
 
     epoch: the one it was told last, or JOINING, LEAVING, AWAY. instance_id: of a static member, which keeps its place while it is away.
-    topics: full names of what it will read. owned: what it reads at the moment.
+    topics: full names of what it will read, as its subscription says. owned: what it reads at the moment.
     """
 
     member_id: str
@@ -44,6 +54,7 @@ class Beat:
     rack_id: str | None = None
     rebalance_timeout_s: float | None = None
     topics: frozenset[str] | None = None
+    subscription: Subscription | None = None
     assignor: Assignor | None = None
     owned: Partitions | None = None
     client_id: str = ""
@@ -57,7 +68,8 @@ class Beat:
     @property
     def size(self) -> int:
         """Bytes that a group keeps of it."""
-        texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host)
+        pattern = "" if self.subscription is None else self.subscription.pattern
+        texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host, pattern)
         return sum(len(text or "") for text in texts) + sum(map(len, self.topics or ()))
 
 
@@ -84,6 +96,7 @@ class Member:
     previous_epoch: int = JOINING
     said: Beat = field(default_factory=lambda: Beat("", JOINING, ""))
     topics: frozenset[str] = frozenset()
+    subscription: Subscription = Subscription()
     rebalance_timeout_s: float = 0.0
     size: int = 0
     told: dict[bytes, frozenset[int]] = field(default_factory=dict)
@@ -209,6 +222,7 @@ class ConsumerGroup:
     def _say(self, member: Member, beat: Beat) -> None:
         if beat.topics is not None:
             member.topics = beat.topics
+            member.subscription = beat.subscription or Subscription(beat.topics)
         if beat.rebalance_timeout_s is not None:
             member.rebalance_timeout_s = beat.rebalance_timeout_s
         if beat.is_full or beat.epoch == JOINING:

@@ -19,7 +19,16 @@ from typing import Any, Final, Protocol
 from polywire.broker import changes
 from polywire.broker.groups.classic_members import Limits
 from polywire.broker.groups.commits import Commit, Commits
-from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat, ConsumerGroup, Member, MemberPhase
+from polywire.broker.groups.consumer import (
+    AWAY,
+    JOINING,
+    LEAVING,
+    Beat,
+    ConsumerGroup,
+    Member,
+    MemberPhase,
+    Subscription,
+)
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.seats import Seats, Share
 from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupView
@@ -362,7 +371,8 @@ class ConsumerGroups:
             instance_id=member.said.instance_id,
             rack_id=member.said.rack_id,
             epoch=max(member.epoch, 0),
-            topics=sorted(member.topics),
+            topics=sorted(member.subscription.names),
+            pattern=member.subscription.pattern,
         )
 
     def topics(self, group: str) -> Set[str]:
@@ -370,6 +380,12 @@ class ConsumerGroups:
         entry = self._entries.get(group)
         members = () if entry is None else entry.group.members.values()
         return frozenset().union(*(member.topics for member in members))
+
+    def subscription_of(self, group: str, member_id: str) -> Subscription:
+        """What one member has said that it reads."""
+        entry = self._entries.get(group)
+        member = None if entry is None else entry.group.members.get(member_id)
+        return Subscription() if member is None else member.subscription
 
     def topics_of(self, group: str, member_id: str) -> Set[str]:
         """Those that one member says it reads."""

@@ -44,7 +44,8 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group that has consumers, as lists show it. reading: partitions by topic's full name. target: what it should read."""
+    """A member of a group that has consumers, as lists show it. reading: partitions by topic's full name. target: what it should read.
+    topics, pattern: how it says what it reads."""
 
     id: str
     client_id: str
@@ -55,6 +56,7 @@ class ConsumerView:
     rack_id: str | None = None
     epoch: int = 0
     topics: Collection[str] = ()
+    pattern: str = ""
     is_consumer: bool = True
 
 

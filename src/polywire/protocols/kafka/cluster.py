@@ -25,6 +25,8 @@ NAMED_SINCE: Final = 3  # version of ApiVersions that tells the client's softwar
 KEYS_SINCE: Final = 4  # version of FindCoordinator that asks for many
 COORDINATED: Final = frozenset({0, 1})  # groups and transactions
 BROKERS: Final = 1  # type of endpoint
+FEATURES: Final = {"transaction.version": 2}  # how clients may speak of transactions (spec: kafka#transaction-dialects)
+FEATURES_EPOCH: Final = 0  # they never change
 LOG_DIR: Final = "polywire-data"  # where nobody says where the data is
 _EDGES: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _WORDS: Final = _EDGES | {"-", "."}
@@ -62,7 +64,15 @@ def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         api_keys=[
             response.ApiKeys(api_key=api, min_version=served.first, max_version=served.last)
             for api, served in session.shared.served.items()
-        ]
+        ],
+        supported_features=[
+            response.SupportedFeatures(name=name, min_version=0, max_version=level) for name, level in FEATURES.items()
+        ],
+        finalized_features_epoch=FEATURES_EPOCH,
+        finalized_features=[
+            response.FinalizedFeatures(name=name, min_version_level=level, max_version_level=level)
+            for name, level in FEATURES.items()
+        ],
     )
 
 

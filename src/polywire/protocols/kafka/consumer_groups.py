@@ -1,21 +1,26 @@
 """Members of consumer groups: ConsumerGroupHeartbeat (spec: kafka#consumer-groups).
 
-Promises: who may not use a group's topics may not be a member. Must not know: frames, who gets which partitions.
+Promises: who may not use a group's topics may not be a member; a pattern names what its peer may read.
+Must not know: frames, who gets which partitions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
 from polywire.broker.actions import Action
-from polywire.broker.groups.consumer import JOINING, Beat
+from polywire.broker.groups.consumer import JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
+from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
 HEARTBEAT_MS: Final = 3_000  # between two signs of life of a member that has what it should
@@ -29,17 +34,49 @@ _ERRORS: Final = {
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat."""
+    """ConsumerGroupHeartbeat: topics that a pattern names are looked for when it is said, and when topics have begun or ended since."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
-    is_new = request.member_epoch == JOINING
-    if not request.group_id or not (request.member_id or is_new):
+    if not request.group_id or not (request.member_id or request.member_epoch == JOINING):
         return response(error=WireError.INVALID_REQUEST, message="a group and a member have names")
     if request.server_assignor not in ASSIGNORS:
         names = ", ".join(name for name in ASSIGNORS if name is not None)
         return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"there are these assignors: {names}")
-    if request.subscribed_topic_regex:
-        return response(error=WireError.INVALID_REGULAR_EXPRESSION, message="topics are named one by one here")
     beat = _beat_of(peer, reply, request)
+    if beat.subscription is None or not beat.subscription.pattern:
+        return _beat(peer, request, beat)
+    try:
+        pattern = Pattern(beat.subscription.pattern)
+    except PatternError as error:
+        return response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(error))
+    found = set(beat.subscription.names)
+
+    def done(looked: list[PatternError] | BrokerError) -> None:
+        if looked:
+            reply.ok(response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(looked)))
+        else:
+            reply.ok(_beat(peer, request, replace(beat, topics=frozenset(found))))
+
+    reply.cancel = Slices(peer.broker, _look(peer, pattern, found), done).cancel
+    return None
+
+
+def _look(peer: Peer, pattern: Pattern, found: set[str]) -> Iterator[PatternError | None]:
+    """Add the topics that a pattern names, of those that the peer may read, step by step; a step may be what ends this."""
+    for topic in peer.broker.topics():
+        name = topic.name.full
+        try:
+            matches = pattern.matches(name)
+        except PatternError as error:
+            yield error.with_traceback(None)
+            return
+        if matches and peer.permits(Action.GROUP_JOIN, topic):
+            found.add(name)
+        yield None
+
+
+def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
+    """Give the sign of life; returns what it is answered with."""
+    response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     try:
         consumers = peer.broker.consumers
         topics = consumers.topics_of(request.group_id, beat.member_id) if beat.topics is None else beat.topics
@@ -47,7 +84,7 @@ def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
         beaten = consumers.beat(request.group_id, beat, by=peer.caller)
     except BrokerError as error:
         code = _ERRORS.get(error.code) or group_error(error)
-        if code is WireError.FENCED_INSTANCE_ID and is_new:
+        if code is WireError.FENCED_INSTANCE_ID and beat.epoch == JOINING:
             code = WireError.UNRELEASED_INSTANCE_ID
         return response(error=code, message=error.message)
     return response(
@@ -60,7 +97,8 @@ def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
 
 def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
     """What a request says, in the broker's words."""
-    names, owned, timeout_ms = request.subscribed_topic_names, request.topic_partitions, request.rebalance_timeout_ms
+    owned, timeout_ms = request.topic_partitions, request.rebalance_timeout_ms
+    subscription = _subscription(peer, request)
     return Beat(
         member_id=request.member_id or str(uuid4()),
         epoch=request.member_epoch,
@@ -68,11 +106,30 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
         instance_id=request.instance_id,
         rack_id=request.rack_id,
         rebalance_timeout_s=None if timeout_ms < 0 else timeout_ms / MS,
-        topics=None if names is None else frozenset(names),
+        topics=None if subscription is None else subscription.names,
+        subscription=subscription,
         assignor=ASSIGNORS[request.server_assignor],
         owned=None if owned is None else {one.topic_id: frozenset(one.partitions) for one in owned},
         client_id=reply.request.client_id or "",
         client_host=client_host(peer),
+    )
+
+
+def _subscription(peer: Peer, request: Any) -> Subscription | None:
+    """What a member reads by what it says now and has said before; None where nothing is new in that."""
+    names, pattern = request.subscribed_topic_names, request.subscribed_topic_regex
+    if request.member_epoch < JOINING or (request.member_epoch == JOINING and names is None and not pattern):
+        return None  # it leaves, or says too little
+    known = Subscription()
+    if request.member_epoch != JOINING:
+        known = peer.broker.consumers.subscription_of(request.group_id, request.member_id)
+    version = peer.broker.topics_version
+    if names is None and pattern is None and (not known.pattern or known.version == version):
+        return None
+    return Subscription(
+        names=known.names if names is None else frozenset(names),
+        pattern=known.pattern if pattern is None else pattern,
+        version=version,
     )
 
 

@@ -84,6 +84,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.LIST_PARTITION_REASSIGNMENTS, cluster.list_partition_reassignments, (Action.CLUSTER_DESCRIBE,)),
     Command(Api.DESCRIBE_CLIENT_QUOTAS, cluster.describe_client_quotas, (Action.CLUSTER_DESCRIBE,)),
     Command(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, users.describe_user_scram_credentials, (Action.USER_DESCRIBE,)),
+    Command(Api.ALTER_USER_SCRAM_CREDENTIALS, users.alter_user_scram_credentials, (Action.USER_ALTER,)),
     Command(Api.LIST_CONFIG_RESOURCES, cluster.list_config_resources, (Action.CLUSTER_DESCRIBE,)),
     Command(Api.DESCRIBE_TOPIC_PARTITIONS, topics.describe_topic_partitions, (Action.TOPIC_DESCRIBE,)),
     Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),

@@ -131,6 +131,7 @@ def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 subscribed_topic_names=list(member.topics),
+                subscribed_topic_regex=member.pattern or None,
                 assignment=_partitions(peer, members.Assignment, member.reading),
                 target_assignment=_partitions(peer, members.TargetAssignment, member.target),
                 member_type=int(member.is_consumer),

@@ -108,8 +108,8 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.OFFSET_FOR_LEADER_EPOCH: _served(2, 4),
     Api.ADD_PARTITIONS_TO_TXN: _served(0, 3),
     Api.ADD_OFFSETS_TO_TXN: _served(0, 4),
-    Api.END_TXN: _served(0, 4),
-    Api.TXN_OFFSET_COMMIT: _served(0, 4),
+    Api.END_TXN: _served(0, 5),
+    Api.TXN_OFFSET_COMMIT: _served(0, 5),
     Api.DESCRIBE_ACLS: _served(1, 3),
     Api.DESCRIBE_CONFIGS: _served(1, 4),
     Api.ALTER_CONFIGS: _served(0, 2),
@@ -123,12 +123,13 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.OFFSET_DELETE: _served(0, 0),
     Api.DESCRIBE_CLIENT_QUOTAS: _served(0, 1),
     Api.DESCRIBE_USER_SCRAM_CREDENTIALS: _served(0, 0),
+    Api.ALTER_USER_SCRAM_CREDENTIALS: _served(0, 0),
     Api.DESCRIBE_CLUSTER: _served(0, 2),
     Api.DESCRIBE_PRODUCERS: _served(0, 0),
     Api.LIST_CONFIG_RESOURCES: _served(0, 1),
     Api.DESCRIBE_TOPIC_PARTITIONS: _served(0, 0),
     Api.DESCRIBE_TRANSACTIONS: _served(0, 0),
-    Api.LIST_TRANSACTIONS: _served(0, 1),  # from 2 on it has a regular expression, which may take for ever
+    Api.LIST_TRANSACTIONS: _served(0, 2),
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
@@ -205,6 +206,7 @@ class WireError(IntEnum):
     PRODUCER_FENCED = 90
     RESOURCE_NOT_FOUND = 91
     DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     UNKNOWN_TOPIC_ID = 100
     TRANSACTIONAL_ID_NOT_FOUND = 105
     FENCED_MEMBER_EPOCH = 110

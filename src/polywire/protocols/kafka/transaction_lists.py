@@ -6,6 +6,7 @@ Promises: nobody is told of what is another user's. Must not know: how transacti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from polywire.broker.actions import Action
@@ -14,6 +15,7 @@ from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
@@ -42,6 +44,10 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
     except BrokerError as error:
         return response(error=transaction_error(error))
+    try:
+        pattern = Pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    except PatternError:
+        return response(error=WireError.INVALID_REGULAR_EXPRESSION)
     states, numbers = set(request.state_filters), set(request.producer_id_filters)
     open_since_us = session.broker.elapsed.now_us() - request.duration_filter * _US_PER_MS
 
@@ -49,6 +55,7 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
         left_out = (
             (states and _WORDS[known.state] not in states)
             or (numbers and _number(known) not in numbers)
+            or (pattern is not None and not _matches(pattern, known.id))
             or (request.duration_filter > 0 and not (known.is_open and known.began_at_us <= open_since_us))
         )
         if left_out:
@@ -64,6 +71,13 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
         map(listed, known),
         lambda entries: response(unknown_state_filters=unknown, transaction_states=entries),
     )
+
+
+def _matches(pattern: Pattern, id_: str) -> bool:
+    """Whether a transactional id is described; one that takes too long to compare is not."""
+    with suppress(PatternError):
+        return pattern.matches(id_)
+    return False
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:

@@ -38,6 +38,8 @@ FENCED_SINCE: Final = (
 FENCED_INIT_SINCE: Final = 4  # the same of InitProducerId
 ABORTABLE_SINCE: Final = 11  # version of Produce in which clients are told to abort
 ADDING_SINCE: Final = 12  # version of Produce that adds partitions to the transaction by itself
+ADDING_OFFSETS_SINCE: Final = 5  # version of TxnOffsetCommit that adds the group by itself
+RAISING_SINCE: Final = 5  # version of EndTxn after which the producer is in the next epoch
 NO_PRODUCER: Final = -1
 _NOT_NUMBERED: Final = -1  # epoch of a stored batch whose sequences nobody looks at
 _US_PER_MS: Final = 1_000
@@ -244,10 +246,11 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
     in between."""
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
     gathering = Gathering(answer, body)
-    gathering.ask(session.broker, _move_each(session, request, body, gathering))
+    begins = answer.request.version >= ADDING_OFFSETS_SINCE
+    gathering.ask(session.broker, _move_each(session, request, body, gathering, begins=begins))
 
 
-def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
+def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gathering, *, begins: bool) -> Iterator[None]:
     """Look at one topic's positions after the other, then hold them for the transaction's end."""
     made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
@@ -272,7 +275,7 @@ def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gather
         if commits and not isinstance(topic, BrokerError):
             moved.append((topic.name.full, commits))
     entries = [entry for told in body.topics for entry in told.partitions if not entry.error]
-    _move(session, request, moved, entries, gathering)
+    _move(session, request, moved, entries, gathering, begins=begins)
 
 
 def _move(
@@ -281,8 +284,10 @@ def _move(
     moved: Iterable[tuple[str, dict[int, Commit]]],
     entries: Sequence[Any],
     gathering: Gathering,
+    *,
+    begins: bool,
 ) -> None:
-    """Hold positions for the transaction's end; the entries say why not."""
+    """Hold positions for the transaction's end; the entries say why not. begins: a transaction begins with them unless one is open."""
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
@@ -292,8 +297,10 @@ def _move(
     gathering.expect()
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
-        transaction = _open(session, request)
+        transaction = _open(session, request, begins=begins)
         _check_member(session, request)
+        if not transaction.is_open:
+            transaction = session.broker.transactions.begin(transaction, level=Level.WRITTEN, done=None)
         for name, commits in moved:
             scope = Scope(name, request.group_id, request.member_id, request.generation_id)
             _hold_offsets(session, transaction, scope, commits)
@@ -306,8 +313,8 @@ def _move(
         gathering.settled()
 
 
-def _open(session: KafkaSession, request: Any) -> Transaction:
-    """The transaction that positions are for. Raises Refused."""
+def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
+    """The transaction that positions are for, or which they begin. Raises Refused."""
     transaction = held_by(
         session,
         request.transactional_id,
@@ -315,7 +322,9 @@ def _open(session: KafkaSession, request: Any) -> Transaction:
         epoch=request.producer_epoch,
         fenced=WireError.INVALID_PRODUCER_EPOCH,
     )
-    if not transaction.is_open:
+    if session.broker.transactions.is_ending(transaction):
+        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
+    if not transaction.is_open and not begins:
         raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
     return transaction
 
@@ -392,9 +401,15 @@ def stage(
 def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """EndTxn: all or nothing, and the same answer again when it is asked again."""
     response = schema.response(Api.END_TXN)
+    raises = answer.request.version >= RAISING_SINCE
     try:
+        known = session.broker.transactions.find(request.transactional_id, by=session.caller) if raises else None
+        if known is not None and _has_ended(known, request):
+            session.broker.settle(session.shared.settings.acks_all, _raised(session, answer, known, known.epoch))
+            return None
         transaction = _asked(session, answer, request)
-        _end(session, transaction, _ended(answer, response), commits=request.committed)
+        done = _raised(session, answer, transaction, transaction.epoch + 1) if raises else _ended(answer, response)
+        _end(session, transaction, done, commits=request.committed, raises_epoch=raises)
     except Refused as refused:
         return response(error=refused.error)
     except BrokerError as error:
@@ -402,16 +417,45 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return None
 
 
-def _end(session: KafkaSession, transaction: Transaction, done: Completion[int], *, commits: bool) -> None:
+def _has_ended(known: Transaction, request: Any) -> bool:
+    """Whether this end was asked for before, and has put the producer into the epoch that it has yet to hear of."""
+    if known.producer is None or known.state is not _ENDED[request.committed]:
+        return False
+    asked = known.producer.first_epoch + request.producer_epoch
+    return (known.producer.id, known.producer.asked_epoch) == (request.producer_id, asked) and asked == known.epoch - 1
+
+
+def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epoch: int) -> Completion[int]:
+    """What tells a producer, once the end is kept, the epoch that it goes on in: unless somebody else has begun one meanwhile."""
+    response, id_ = schema.response(Api.END_TXN), transaction.id
+
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            answer.ok(response(error=transaction_error(result)))
+            return
+        known = session.broker.transactions.find(id_)
+        if known is None or known.producer is None or (known.epoch, known.producer.asked_epoch) != (epoch, epoch - 1):
+            answer.ok(response(error=WireError.PRODUCER_FENCED))
+        else:
+            answer.ok(response(producer_id=known.producer.id, producer_epoch=known.producer_epoch))
+
+    return done
+
+
+def _end(
+    session: KafkaSession, transaction: Transaction, done: Completion[int], *, commits: bool, raises_epoch: bool
+) -> None:
     """Raises Refused, BrokerError."""
     transactions, level = session.broker.transactions, session.shared.settings.acks_all
-    if not transaction.is_open:
-        if transaction.state is not _ENDED[commits]:
+    if raises_epoch and not commits:  # the producer cannot know whether one was open
+        transactions.abort(transaction, raises_epoch=True, by_holder=True, level=level, done=done)
+    elif not transaction.is_open:
+        if raises_epoch or transaction.state is not _ENDED[commits]:
             raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
         session.broker.settle(level, done)
     elif commits:
         _check_rights(session, transaction)
-        transactions.commit(transaction, by=session.caller, level=level, done=done)
+        transactions.commit(transaction, by=session.caller, raises_epoch=raises_epoch, level=level, done=done)
     else:
         transactions.abort(transaction, level=level, done=done)
 

@@ -1,5 +1,5 @@
-"""Users as Kafka's tools see them: DescribeAcls, a view of the one table of permissions, and DescribeUserScramCredentials (spec: kafka#acls,
-kafka#other-calls).
+"""Users as Kafka's tools see them: DescribeAcls, a view of the one table of permissions, and what SCRAM takes: DescribeUserScramCredentials,
+AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
 
 Promises: what a rule says is allowed is allowed; nothing is allowed without one, but that a topic's access list may take away what a rule
 gives; long lists keep nobody waiting. Must not know: frames, how permissions are checked.
@@ -11,21 +11,23 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from polywire.broker.access import User
 from polywire.broker.actions import Action
 from polywire.broker.permissions import split_resource_name
-from polywire.broker.scram import Mechanism
-from polywire.errors import BrokerError
+from polywire.broker.scram import ITERATIONS_RANGE, Mechanism, Verifier, is_salt, verifier_of
+from polywire.broker.users import User
+from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.cluster import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.group_lists import GROUP_OPERATIONS
-from polywire.protocols.kafka.messages import Api, WireError
-from polywire.protocols.kafka.replies import answer_in_slices
+from polywire.protocols.kafka.messages import Api, Refused, WireError
+from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import DEFAULT_STREAM, TopicName
 
 RULES_MAX: Final = 20_000  # of one answer, some 50 bytes each: who asks for more names a user or a resource
+ALTERED_AT_ONCE_MAX: Final = 16  # users, each a change in the journal
 ANY: Final = 1  # of every filter
 TOPIC: Final = 2  # types of resources
 GROUP: Final = 3
@@ -40,6 +42,7 @@ ALLOW: Final = 3
 EVERY: Final = "*"
 CLUSTER_NAME: Final = "kafka-cluster"
 NUMBERS: Final = {Mechanism.SHA_256: 1, Mechanism.SHA_512: 2}
+MECHANISMS: Final = {number: mechanism for mechanism, number in NUMBERS.items()}
 
 
 class Resource(NamedTuple):
@@ -190,3 +193,78 @@ def _credentials(made: Any, name: str, user: User | None) -> Any:
         for verifier in user.verifiers
     ]
     return made(user=name, credential_infos=told)
+
+
+# What SCRAM takes is changed
+
+
+def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """AlterUserScramCredentials: all that is asked for one user is done as a whole, users one by one."""
+    response = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS)
+    body = response(results=[])
+    gathering = Gathering(answer, body)
+    gathering.ask(session.broker, _alter_each(session, request, body.results, gathering), at_once=ALTERED_AT_ONCE_MAX)
+
+
+def _alter_each(session: KafkaSession, request: Any, results: list[Any], gathering: Gathering) -> Iterator[None]:
+    asked: dict[str, list[Any]] = {}
+    for one in (*request.deletions, *request.upsertions):
+        asked.setdefault(one.name, []).append(one)
+    for name, changes in asked.items():
+        entry = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS).Results(user=name)
+        results.append(entry)
+        _alter(session, name, changes, entry, gathering)
+        yield None
+
+
+def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, gathering: Gathering) -> None:
+    """Change one user; the entry says why not."""
+
+    def done(result: User | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            refuse(entry, result, _user_error(result))
+        gathering.settled()
+
+    gathering.expect()
+    try:
+        session.authorize(Action.USER_ALTER)
+        session.broker.access.set_verifiers(name, _verifiers(changes), by=session.principal, done=done)
+    except Refused as refused:
+        entry.error, entry.message = refused.error, refused.message
+        gathering.settled()
+    except BrokerError as error:
+        done(error)
+
+
+def _user_error(error: BrokerError) -> WireError:
+    if error.code is ErrorCode.USER_MISSING:
+        return WireError.RESOURCE_NOT_FOUND
+    if error.code is ErrorCode.INVALID_NAME:
+        return WireError.UNACCEPTABLE_CREDENTIAL
+    return wire_error(error, denied=WireError.CLUSTER_AUTHORIZATION_FAILED)
+
+
+def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
+    """What becomes of each mechanism: a verifier, or None for one that ends. Raises Refused."""
+    found: dict[Mechanism, Verifier | None] = {}
+    for one in changes:
+        mechanism = MECHANISMS.get(one.mechanism)
+        if mechanism is None:
+            raise Refused(WireError.UNSUPPORTED_SASL_MECHANISM, "there are SCRAM-SHA-256 (1) and SCRAM-SHA-512 (2)")
+        if mechanism in found:
+            raise Refused(WireError.DUPLICATE_RESOURCE, "a mechanism stands there twice")
+        found[mechanism] = _verifier(one, mechanism) if hasattr(one, "salt") else None
+    return found
+
+
+def _verifier(one: Any, mechanism: Mechanism) -> Verifier:
+    """A verifier of a password that the client has salted. Raises Refused."""
+    if one.iterations not in ITERATIONS_RANGE:
+        limits = f"{ITERATIONS_RANGE[0]} to {ITERATIONS_RANGE[-1]}"
+        raise Refused(WireError.UNACCEPTABLE_CREDENTIAL, f"there are {limits} iterations")
+    salt, salted = bytes(one.salt), bytes(one.salted_password)
+    if not is_salt(salt) or len(salted) != mechanism.key_bytes:
+        raise Refused(
+            WireError.UNACCEPTABLE_CREDENTIAL, "a salt has 1 to 64 bytes, a salted password those of its hash"
+        )
+    return verifier_of(salted, mechanism, salt=salt, iterations=one.iterations)

@@ -92,6 +92,11 @@ def _tools(topic: str) -> Iterator[Asked]:
     every = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
     yield Asked(Api.DESCRIBE_ACLS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_ACLS, **every))
     yield Asked(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_USER_SCRAM_CREDENTIALS))
+    salted = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(
+        name="made", mechanism=1, iterations=4096, salt=b"salt", salted_password=bytes(32)
+    )
+    frame = frame_of(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[salted])
+    yield Asked(Api.ALTER_USER_SCRAM_CREDENTIALS, a.USER_ALTER, frame)
     elected = schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=topic, partitions=[0])
     yield Asked(Api.ELECT_LEADERS, a.CLUSTER_ALTER, frame_of(Api.ELECT_LEADERS, topic_partitions=[elected]))
     for api in (Api.LIST_PARTITION_REASSIGNMENTS, Api.DESCRIBE_CLIENT_QUOTAS, Api.LIST_CONFIG_RESOURCES):

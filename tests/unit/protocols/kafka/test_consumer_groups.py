@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.groups.consumer import TOPICS_MAX
+from polywire.broker.permissions import parse_grants
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.consumer_groups import HEARTBEAT_MS, UNSETTLED_HEARTBEAT_MS
 from polywire.protocols.kafka.messages import Api, WireError
@@ -80,7 +83,8 @@ def test_a_member_without_a_name_is_given_one(peer: Asker) -> None:
         ({"topic_partitions": None}, WireError.INVALID_REQUEST),
         ({"topic_partitions": [OWNED(partitions=[1])]}, WireError.INVALID_REQUEST),
         ({"server_assignor": "sticky"}, WireError.UNSUPPORTED_ASSIGNOR),
-        ({"subscribed_topic_regex": "t.*"}, WireError.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": "t("}, WireError.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": "(?=t)t"}, WireError.INVALID_REGULAR_EXPRESSION),
         ({"member_epoch": 1}, WireError.UNKNOWN_MEMBER_ID),
         ({"member_id": "", "member_epoch": 1}, WireError.INVALID_REQUEST),
         ({"member_epoch": -7}, WireError.UNKNOWN_MEMBER_ID),
@@ -203,3 +207,101 @@ def test_lists_tell_which_groups_have_consumers(peer: Asker) -> None:
     assert (listed["g"].protocol_type, listed["g"].group_state) == ("consumer", "Stable")
     only = peer.ask(Api.LIST_GROUPS, 5, types_filter=["consumer"], states_filter=["stable"]).groups
     assert [group.group_id for group in only] == ["g"]
+
+
+# Patterns
+
+
+def by_pattern(peer: Asker, pattern: str | None, member: str = "m1", epoch: int = 0, **fields: Any) -> Any:
+    """A sign of life of who names topics by a pattern."""
+    names = {"subscribed_topic_names": None} if epoch == 0 else {}
+    return beat(peer, member, epoch, **{"subscribed_topic_regex": pattern, **names, **fields})
+
+
+def topics_of(peer: Asker, answer: Any) -> dict[str, list[int]]:
+    """What may be read, by topic's name."""
+    assert answer.error == WireError.NONE, answer.message
+    names = {topic.id: topic.name.full for topic in peer.broker.topics()}
+    return {names[one.topic_id]: list(one.partitions) for one in answer.assignment.topic_partitions}
+
+
+def wanted(peer: Asker) -> set[str]:
+    """The topics of which the only member should have partitions."""
+    (found,) = peer.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+    (member,) = found.members
+    return {one.topic_name for one in member.target_assignment.topic_partitions}
+
+
+def make(peer: Asker, *names: str) -> None:
+    for name in names:
+        peer.broker.create_topic(TopicName.parse(name), 1)
+    peer.memory.run()
+
+
+def test_a_pattern_names_topics_also_those_that_come_later(peer: Asker) -> None:
+    make(peer, "orders.eu", "orders.us", "my.orders")
+    first = by_pattern(peer, r"orders\..*|t")
+    assert topics_of(peer, first) == {"orders.eu": [0], "orders.us": [0], "t": [0, 1, 2]}
+    assert beat(peer, epoch=first.member_epoch).assignment is None
+    make(peer, "orders.asia", "other")
+    more = beat(peer, epoch=first.member_epoch)
+    assert topics_of(peer, more) == {"orders.asia": [0], "orders.eu": [0], "orders.us": [0], "t": [0, 1, 2]}
+    peer.broker.delete_topic(peer.broker.topic("orders.us"))
+    peer.memory.run()
+    beat(peer, epoch=more.member_epoch)
+    assert wanted(peer) == {"orders.asia", "orders.eu", "t"}
+    by_pattern(peer, "other", epoch=more.member_epoch)
+    assert wanted(peer) == {"other"}
+
+
+def test_names_and_a_pattern_together_and_the_pattern_taken_back(peer: Asker) -> None:
+    make(peer, "a1", "a2")
+    first = by_pattern(peer, "a.", subscribed_topic_names=["t"])
+    assert set(topics_of(peer, first)) == {"a1", "a2", "t"}
+    (found,) = peer.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+    (member,) = found.members
+    assert (list(member.subscribed_topic_names), member.subscribed_topic_regex) == (["t"], "a.")
+    by_pattern(peer, "", epoch=first.member_epoch)
+    make(peer, "a3")
+    beat(peer, epoch=first.member_epoch)
+    assert wanted(peer) == {"t"}
+
+
+def test_a_pattern_names_only_what_may_be_read() -> None:
+    memory = MemoryBroker()
+    memory.broker.access.configure(
+        [ConfiguredUser("reader", "", parse_grants(("consume@default/mine", "group@default/mine")))]
+    )
+    reader = memory.broker.access.certified("reader")
+    peer = Asker(memory, principal=reader)
+    make(peer, "mine", "theirs")
+    assert set(topics_of(peer, by_pattern(peer, ".*"))) == {"mine"}
+
+
+def test_a_pattern_of_too_many_topics_or_one_that_takes_too_long(peer: Asker) -> None:
+    make(peer, *(f"n{number}" for number in range(TOPICS_MAX + 1)))
+    assert by_pattern(peer, "n.*").error == WireError.INVALID_REQUEST
+    assert peer.broker.consumers.names() == []
+    make(peer, "ab" * 100)
+    answer = by_pattern(peer, "(" * 40 + ".*" + "a?)*" * 40 + "c{400}")
+    assert answer.error in (WireError.INVALID_REGULAR_EXPRESSION, WireError.NONE)
+
+
+def test_others_are_served_while_topics_are_looked_for(peer: Asker) -> None:
+    make(peer, *(f"n{number}" for number in range(300)))
+    told = peer.begin(
+        HEARTBEAT,
+        1,
+        group_id="g",
+        member_id="m1",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_regex="n1.",
+        topic_partitions=[],
+    )
+    assert not told.bodies, "nothing was looked for inside of the call"
+    assert told.cancel is not None
+    told.cancel()
+    peer.memory.run()
+    assert not told.bodies
+    assert peer.broker.consumers.names() == []

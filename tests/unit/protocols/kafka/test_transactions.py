@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,87 +10,26 @@ from polywire.broker.producers import WRAP
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transaction_state import PRODUCER_EPOCHS
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.messages import SERVED, Api, WireError
+from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.types import Level, TopicName
-from tests.unit.protocols.kafka.dialogue import Dialogue, World
-
-TIMEOUT_MS = 60_000
-GROUP = "g"
-TRANSACTIONAL = 16  # bit of a batch's attributes
-
-
-@dataclass
-class Producer:
-    """A client that holds a transactional id, as far as it knows."""
-
-    peer: Dialogue
-    id: str = "T"
-    number: int = -1
-    epoch: int = -1
-
-    @property
-    def who(self) -> dict[str, Any]:
-        return {"transactional_id": self.id, "producer_id": self.number, "producer_epoch": self.epoch}
-
-    def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
-        """One of the calls about a transaction."""
-        return self.peer.ask(api, SERVED[api].last if version is None else version, **self.who, **fields)
-
-    def init(self, *, again: bool = False, version: int = 4, timeout_ms: int = TIMEOUT_MS) -> int:
-        """Hold the id; what was told is known only if it was."""
-        who = {"producer_id": self.number, "producer_epoch": self.epoch} if again else {}
-        answer = self.peer.ask(
-            Api.INIT_PRODUCER_ID, version, transactional_id=self.id, transaction_timeout_ms=timeout_ms, **who
-        )
-        if not answer.error:
-            self.number, self.epoch = answer.producer_id, answer.producer_epoch
-        return int(answer.error)
-
-    def add(self, *numbers: int, topic: str = "t", version: int | None = None) -> list[int]:
-        topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
-        asked = [topics(name=topic, partitions=list(numbers or (0,)))]
-        answer = self.ask(Api.ADD_PARTITIONS_TO_TXN, version, topics=asked)
-        return [entry.error for told in answer.topics for entry in told.partitions]
-
-    def produce(
-        self, first: int, *values: bytes, partition: int = 0, topic: str = "t", version: int = 9, acks: int = -1
-    ) -> Any:
-        """Records whose sequences begin so; what is told of their partition."""
-        batch = encode_batch(
-            [Record(value) for value in values],
-            producer_id=self.number,
-            producer_epoch=self.epoch,
-            base_sequence=first,
-            attributes=TRANSACTIONAL,
-        )
-        topics = schema.request(Api.PRODUCE).Topics
-        one = topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])
-        answer = self.peer.ask(Api.PRODUCE, version, transactional_id=self.id, acks=acks, topics=[one])
-        return answer.responses[0].partitions[0]
-
-    def move(self, offset: int, *, group: str = GROUP, topic: str = "t", version: int = 3, **fields: Any) -> int:
-        """A position of a group, with the transaction."""
-        topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
-        one = topics(name=topic, partitions=[topics.Partitions(offset=offset, metadata="m", leader_epoch=3)])
-        answer = self.ask(Api.TXN_OFFSET_COMMIT, version, group_id=group, topics=[one], **fields)
-        return int(answer.topics[0].partitions[0].error)
-
-    def offsets(self, group: str = GROUP, version: int | None = None) -> int:
-        return int(self.ask(Api.ADD_OFFSETS_TO_TXN, version, group_id=group).error)
-
-    def end(self, *, commits: bool = True, version: int | None = None) -> int:
-        return int(self.ask(Api.END_TXN, version, committed=commits).error)
+from tests.unit.protocols.kafka.dialogue import World
+from tests.unit.protocols.kafka.transaction_dialogue import (
+    GROUP,
+    TIMEOUT_MS,
+    TRANSACTIONAL,
+    Producer,
+    position,
+    stored,
+    two_topics,
+)
 
 
 @pytest.fixture
 def world() -> World:
-    world = World()
-    for name in "tu":
-        world.memory.broker.create_topic(TopicName.parse(name), 2)
-    return world
+    return two_topics()
 
 
 @pytest.fixture
@@ -99,20 +37,6 @@ def producer(world: World) -> Producer:
     made = Producer(world.connect())
     assert made.init() == 0
     return made
-
-
-def stored(world: World, partition: int = 0, topic: str = "t") -> list[bytes | None]:
-    asked = schema.request(Api.FETCH).Topics
-    entries = [asked.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)]
-    answer = world.connect().ask(Api.FETCH, 12, topics=[asked(topic=topic, partitions=entries)])
-    return [record.value for record in decode_batches(answer.responses[0].partitions[0].records)]
-
-
-def position(world: World, group: str = GROUP, topic: str = "t") -> tuple[int, int, str]:
-    asked = schema.request(Api.OFFSET_FETCH).Topics(name=topic, indexes=[0])
-    answer = world.connect().ask(Api.OFFSET_FETCH, 7, group_id=group, topics=[asked])
-    entry = answer.topics[0].partitions[0]
-    return entry.offset, entry.leader_epoch, entry.metadata
 
 
 # Ends
@@ -467,6 +391,11 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
 
     everything = {"T": "CompleteCommit", "U": "CompleteAbort", "V": "Ongoing", "W": "Empty", "X": "CompleteAbort"}
     assert listed() == everything
+    assert set(listed(transactional_id_pattern="T|[V-W]")) == {"T", "V", "W"}
+    assert listed(transactional_id_pattern="nobody") == {}
+    assert listed(transactional_id_pattern="") == everything
+    wrong = producer.peer.ask(Api.LIST_TRANSACTIONS, transactional_id_pattern="(")
+    assert (wrong.error, list(wrong.transaction_states)) == (WireError.INVALID_REGULAR_EXPRESSION, [])
     assert listed(state_filters=["Ongoing", "Empty"]) == {"V": "Ongoing", "W": "Empty"}
     assert listed(producer_id_filters=[other.number]) == {"U": "CompleteAbort"}
     assert listed(duration_filter=5_000) == {}
@@ -480,55 +409,3 @@ def test_transactions_are_listed_and_described(world: World, producer: Producer)
     assert (open_one.producer_id, open_one.producer_epoch) == (third.number, 0)
     assert [(told.topic, list(told.partitions)) for told in open_one.topics] == [("t", [0, 1])]
     assert missing.error == WireError.TRANSACTIONAL_ID_NOT_FOUND
-
-
-# Who writes to a partition
-
-
-def active(world: World, *numbers: int, topic: str = "t") -> list[list[tuple[int, int, int, int]]]:
-    """What tools are told of the producers of partitions: number, epoch, last sequence, where an open transaction may begin."""
-    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
-    answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=[topics(name=topic, indexes=list(numbers))])
-    return [
-        sorted(
-            (one.producer_id, one.producer_epoch, one.last_sequence, one.current_txn_start_offset)
-            for one in entry.active_producers
-        )
-        for entry in answer.topics[0].partitions
-    ]
-
-
-def test_producers_of_a_partition_are_told(world: World, producer: Producer) -> None:
-    idempotent = Producer(world.connect())
-    idempotent.number, idempotent.epoch = world.memory.broker.new_producer_id(), 0
-    batch = encode_batch([Record(b"a"), Record(b"b")], producer_id=idempotent.number, producer_epoch=0, base_sequence=0)
-    topics = schema.request(Api.PRODUCE).Topics
-    one = topics(name="t", partitions=[topics.Partitions(records=batch)])
-    assert idempotent.peer.ask(Api.PRODUCE, 9, acks=1, topics=[one]).responses[0].partitions[0].error == 0
-    producer.add(0, 1)
-    producer.produce(0, b"c")
-    known = sorted([(idempotent.number, 0, 1, -1), (producer.number, 0, 0, 2)])
-    assert active(world, 0, 1) == [known, [(producer.number, 0, -1, 0)]]
-    producer.end()
-    assert active(world, 0, 1) == [sorted([(idempotent.number, 0, 1, -1), (producer.number, 0, 0, -1)]), []]
-    assert active(world, 1, topic="u") == [[]]
-
-
-def test_times_of_producers_are_by_the_clock_on_the_wall(world: World, producer: Producer) -> None:
-    producer.add(0)
-    producer.produce(0, b"a")
-    at_ms = world.memory.clock.now_us() // 1000
-    world.memory.advance(5)
-    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
-    answer = producer.peer.ask(Api.DESCRIBE_PRODUCERS, topics=[topics(name="t", indexes=[0])])
-    (one,) = answer.topics[0].partitions[0].active_producers
-    assert one.last_timestamp == at_ms
-
-
-def test_producers_are_told_of_partitions_that_are_there_and_of_each_once(world: World) -> None:
-    topics = schema.request(Api.DESCRIBE_PRODUCERS).Topics
-    asked = [topics(name="t", indexes=[0, 7, 0]), topics(name="missing", indexes=[0]), topics(name="t", indexes=[0, 1])]
-    answer = world.connect().ask(Api.DESCRIBE_PRODUCERS, topics=asked)
-    told = [(topic.name, [(entry.index, entry.error) for entry in topic.partitions]) for topic in answer.topics]
-    missing = WireError.UNKNOWN_TOPIC_OR_PARTITION
-    assert told == [("t", [(0, 0), (7, missing)]), ("missing", [(0, missing)]), ("t", [(1, 0)])]

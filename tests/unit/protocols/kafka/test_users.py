@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from hashlib import pbkdf2_hmac
 from typing import Any
 
 import pytest
 
-from polywire.broker.access import ConfiguredUser
+from polywire.broker.access import ConfiguredUser, User
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier
@@ -125,3 +128,94 @@ def test_who_may_log_in_by_scram() -> None:
         ("none", WireError.RESOURCE_NOT_FOUND),
         ("two", WireError.DUPLICATE_RESOURCE),
     ]
+
+
+# What SCRAM takes is changed
+
+ALTER_SCRAM = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS)
+
+
+def salted(name: str, password: str = "secret", mechanism: Mechanism = Mechanism.SHA_256, **fields: Any) -> Any:
+    """What a client sends for a password."""
+    salt, iterations = b"salt", 4096
+    hashed = pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
+    given = {"iterations": iterations, "salt": salt, "salted_password": hashed} | fields
+    return ALTER_SCRAM.Upsertions(**({"name": name, "mechanism": users.NUMBERS[mechanism]} | given))
+
+
+def altered(peer: Dialogue, *upsertions: Any, deletions: tuple[tuple[str, int], ...] = ()) -> dict[str, int]:
+    gone = [ALTER_SCRAM.Deletions(name=name, mechanism=number) for name, number in deletions]
+    answer = peer.ask(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=list(upsertions), deletions=gone)
+    return {entry.user: entry.error for entry in answer.results}
+
+
+def admitted(world: World, name: str, password: str, mechanism: Mechanism = Mechanism.SHA_256) -> bool:
+    """Whether the verifier of this name is proved by this password."""
+    verifier = world.memory.broker.access.verifier(name, mechanism)
+    digest = mechanism.digest
+    hashed = pbkdf2_hmac(digest, password.encode(), verifier.salt, verifier.iterations)
+    key = hmac.digest(hashed, b"Client Key", digest)
+    signature = hmac.digest(hashlib.new(digest, key).digest(), b"said", digest)
+    return verifier.admits(b"said", bytes(a ^ b for a, b in zip(key, signature, strict=True)))
+
+
+def test_a_user_is_made_changed_and_ends_with_what_scram_takes() -> None:
+    world, peer = world_of()
+    access = world.memory.broker.access
+    assert altered(peer, salted("ann"), salted("ann", mechanism=Mechanism.SHA_512)) == {"ann": 0}
+    assert all(admitted(world, "ann", "secret", mechanism) for mechanism in Mechanism)
+    assert access.user("ann").grants is None, "who was made so may do nothing"
+    was = access.log_in_with_token(access.create_token(access.user("ann"), "t", None))
+    assert altered(peer, salted("ann", "other"), deletions=(("ann", 2),)) == {"ann": 0}
+    assert (admitted(world, "ann", "secret"), admitted(world, "ann", "other")) == (False, True)
+    assert not access.is_current(was), "logins end with what they were made by"
+    world.restart()
+    assert admitted(world, "ann", "other"), "it is kept"
+    peer = world.connect()
+    peer.certified = world.memory.broker.access.certified("admin")
+    assert altered(peer, deletions=(("ann", 1),)) == {"ann": 0}
+    assert world.memory.broker.access.find_user("ann") is None
+
+
+def test_a_user_with_a_password_stays_without_verifiers() -> None:
+    world, peer = world_of()
+    access = world.memory.broker.access
+    access._keep(User(9, "bob", HASH, 0), None)
+    assert altered(peer, salted("bob")) == {"bob": 0}
+    assert altered(peer, deletions=(("bob", 1),)) == {"bob": 0}
+    assert access.user("bob").verifiers == ()
+
+
+def test_what_cannot_be_changed_for_scram() -> None:
+    world, peer = world_of(user("carl", "produce"))
+    unacceptable, missing = WireError.UNACCEPTABLE_CREDENTIAL, WireError.RESOURCE_NOT_FOUND
+    wrong = {
+        "few": salted("few", iterations=4095),
+        "many": salted("many", iterations=2_000_000),
+        "bland": salted("bland", salt=b""),
+        "short": salted("short", salted_password=b"x"),
+        "x" * 300: salted("x" * 300),
+    }
+    assert altered(peer, *wrong.values()) == dict.fromkeys(wrong, unacceptable)
+    unknown = salted("a")
+    unknown.mechanism = 3
+    assert altered(peer, unknown) == {"a": WireError.UNSUPPORTED_SASL_MECHANISM}
+    assert altered(peer, salted("b"), salted("b")) == {"b": WireError.DUPLICATE_RESOURCE}
+    assert altered(peer, salted("b"), deletions=(("c", 1), ("admin", 1))) == {
+        "c": missing,
+        "admin": WireError.CLUSTER_AUTHORIZATION_FAILED,
+        "b": 0,
+    }
+    assert altered(peer, salted("carl")) == {"carl": WireError.CLUSTER_AUTHORIZATION_FAILED}, "the file's users stay"
+    assert [one.name for one in world.memory.broker.access.users()] == ["admin", "carl", "b"]
+
+
+def test_who_may_manage_users_takes_over_nobody_who_may_do_more() -> None:
+    world, peer = world_of(user("keeper", "manage_users"))
+    access = world.memory.broker.access
+    access._keep(User(9, "root", HASH, 0, EVERYTHING), None)
+    access._keep(User(10, "plain", HASH, 0, parse_grants(("manage_users",))), None)
+    peer = world.connect()
+    peer.certified = access.certified("keeper")
+    denied = WireError.CLUSTER_AUTHORIZATION_FAILED
+    assert altered(peer, salted("root"), salted("plain")) == {"root": denied, "plain": 0}
