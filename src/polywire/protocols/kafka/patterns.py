@@ -1,4 +1,4 @@
-"""Patterns that clients name topics and transactional ids by: the part of RE2's syntax that they write (spec: kafka#patterns).
+"""Patterns that clients name topics and transactional ids by: the part of RE2's syntax that they write (spec: kafka#patterns, decision 0063).
 
 A pattern becomes a graph of states, and a name is walked through it with all the states that it may be in at once: no name is walked twice,
 so no pattern takes for ever. What the states lead to is remembered, so most names cost a look-up for each character.
