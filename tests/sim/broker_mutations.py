@@ -153,7 +153,12 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
         "publish-once", "a number is published once", replaced(StagedPublish, "_is_published", lambda *_: False)
     ),
     # State
-    BrokerMutation("reserve", "what belongs together is one group", replaced(FileLog, "reserve", nothing)),
+    BrokerMutation(
+        "reserve",
+        "what belongs together is one group",
+        replaced(FileLog, "reserve", nothing),
+        reason="a slot would have to be full between two entries, and the process be killed before the next group",
+    ),
     BrokerMutation(
         "answers", "a change is answered at its level", wrapped(WriteBatchVerbs, "change_all", _answered_in_memory)
     ),

@@ -78,7 +78,7 @@ def main() -> int:
         is_tried = not chosen or mutation.name in chosen or mutation.world in chosen
         found = notice(mutation) if is_tried else before.get(mutation.name)
         worse += found is None and before.get(mutation.name) is not None
-        by, said = (UNNOTICED, "") if found is None else found
+        by, said = (UNNOTICED, mutation.reason) if found is None else found
         lines.append(f"| {mutation.world} | `{mutation.name}` | {mutation.mechanism} | {by} | {said} |")
         sys.stdout.write(lines[-1] + "\n")
         sys.stdout.flush()

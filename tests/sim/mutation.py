@@ -15,13 +15,14 @@ import pytest
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """One switch, and the mechanism that it takes out. ``test``: one that fails then, where few runs come by what it takes. ``world``: the
-    one whose runs notice."""
+    one whose runs notice. reason: why no run notices, where that is known."""
 
     name: str
     mechanism: str
     take_out: Callable[[pytest.MonkeyPatch], None]
     test: Callable[[], None] | None = None
     world: str = "log"
+    reason: str = ""
 
 
 def nothing(*_: object, **__: object) -> None:

@@ -300,6 +300,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "sealing-capacity",
         "naming segments finds space in the journal",
         replaced(FileLog, "has_capacity", _always_capacity),
+        reason="the last slot has a reserve for that",
     ),
     Mutation(
         "removal-reserve",
@@ -312,7 +313,12 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation(
         "entry-checksums", "a group counts with all of its entries", replaced(recovery, "bad_entry", lambda *_: -1)
     ),
-    Mutation("chain", "a group follows the one it names", replaced(recovery, "_follow", _follow_anything)),
+    Mutation(
+        "chain",
+        "a group follows the one it names",
+        replaced(recovery, "_follow", _follow_anything),
+        reason="a group of an earlier start has its number, and of one start no two groups have one",
+    ),
     Mutation("reach", "a state counts with the groups it rests on", wrapped(recovery, "_namings", _reach_ignored)),
     Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
     Mutation(
@@ -335,6 +341,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "snapshot-deletion",
         "the snapshot before is deleted",
         wrapped(Deleter, "delete", lambda old, deleter, names, **named: None if named else old(deleter, names)),
+        reason="the next start deletes it, too",
     ),
     # Verification
     Mutation("snapshot-checksum", "a damaged snapshot is not believed", wrapped(snapshot, "_fields_of", _copy_trusted)),

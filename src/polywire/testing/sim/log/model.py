@@ -177,7 +177,8 @@ class Model:
 
     def forget_acknowledged(self) -> None:
         """Whatever was acknowledged may be lost."""
-        for acknowledged, _ in self.everything():
+        known = [acknowledged for acknowledged, _ in self.everything()]
+        for acknowledged in [*known, *(staged.known for staged in self.tokens.values())]:
             acknowledged.written = acknowledged.synced = 0
 
     # After a start
