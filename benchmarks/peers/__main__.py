@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -155,6 +157,7 @@ def run(
     wanted = [peer for peer in PEERS if not words or any(word in peer.name.lower() for word in words)]
     rows: list[Row] = []
     absent: dict[str, str] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # peers end with this process
     with ExitStack() as stack:
         running = _start(stack, wanted, absent)
         for name, workload in _workloads(scale).items():

@@ -71,6 +71,7 @@ class RabbitMQ:
             "RABBITMQ_PID_FILE": str(place / "pid"),
             "RABBITMQ_DIST_PORT": str(distribution),
             "ERL_EPMD_PORT": str(epmd),
+            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be ended while it knows a node
             "HOME": str(place),
         }
         direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on the PATH changes the user first
