@@ -14,9 +14,11 @@ import pytest
 
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.producers import Producers
+from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.kafka import produce
+from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka07.session import KafkaSession
 from polywire.protocols.runtime.append_queue import AppendQueue
@@ -66,6 +68,21 @@ def _answered_in_any_order(old: Callable[[Any], None], session: PipelinedSession
     """What is known is sent first."""
     session._answers = deque(sorted(session._answers, key=lambda answer: answer.parts is None))
     old(session)
+
+
+def _committed(old: Callable[..., Any], transactions: Transactions, transaction: Any, **named: Any) -> Any:
+    """What its holder asks to abort is committed."""
+    if "raises_epoch" in named or named["done"] is None:
+        return old(transactions, transaction, **named)
+    transactions.commit(transaction, **named)
+    return transaction
+
+
+def _stored_at_once(
+    session: Any, transactional_id: str, version: int, partition: Any, head: Any, batch: bytearray, done: Any
+) -> None:
+    """Records of a transaction do not wait for its end."""
+    session.broker.produce(partition, batch, by=session.caller, level=Level.SYNCED, done=done)
 
 
 def _told_at_once(session: KafkaSession, then: Callable[[], None]) -> None:
@@ -153,6 +170,12 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation(
         "wire-ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", any_partition)
+    ),
+    WiresMutation("wire-abort", "what is aborted is not there", wrapped(Transactions, "abort", _committed)),
+    WiresMutation(
+        "wire-staged",
+        "records of a transaction wait for its end",
+        replaced(kafka_transactions, "stage", _stored_at_once),
     ),
     WiresMutation(
         "stored-first",

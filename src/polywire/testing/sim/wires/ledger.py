@@ -27,7 +27,15 @@ Owner = tuple[PositionKind, str]
 """Whose a position is."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """What is there as a whole or not at all. staged: of which everything is held. is_asked: whether its commit was asked for."""
+
+    staged: list[Sending] = field(default_factory=list)
+    is_asked: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Sending:
     """Values that were sent together: by whom, as the how manieth of a line. offset: where they are by the answer. sequence: of whoever sends
     them again until they are answered. tries: how often they were sent. is_stored: whether they were answered without saying where."""
@@ -42,6 +50,7 @@ class Sending:
     offset: int | None = None
     is_stored: bool = False
     is_refused: bool = False
+    transaction: Transaction | None = None
 
 
 @dataclass(slots=True)
@@ -71,6 +80,7 @@ class Ledger:
         self._tagged: Final[dict[bytes, tuple[Sending, int]]] = {}
         """By what their values begin with."""
         self._answered: list[Sending] = []
+        self._transactions: list[Transaction] = []
         self.shelves: Final = {place: Shelf() for place in PLACES}
         self.spots: Final[dict[tuple[Owner, Place], Spot]] = {}
 
@@ -82,6 +92,8 @@ class Ledger:
 
     def sent(self, sending: Sending) -> None:
         """Values are on their way."""
+        if sending.transaction is not None and sending.transaction not in self._transactions:
+            self._transactions.append(sending.transaction)
         for index, value in enumerate(sending.values):
             self._sendings[value] = self._tagged[value.partition(b":")[0]] = sending, index
 
@@ -99,6 +111,12 @@ class Ledger:
         if sending.level is not Level.MEMORY:
             self._is_readable(sending.place, offset + len(sending.values))
 
+    @staticmethod
+    def _judge_transaction(sending: Sending, offset: int) -> None:
+        transaction = sending.transaction
+        fine = transaction is None or (transaction.is_asked and sending in transaction.staged)
+        require(fine, "nothing is there whose commit nobody asked for", place=sending.place, offset=offset)
+
     def _is_readable(self, place: Place, end: int) -> None:
         shelf = self.shelves[place]
         shelf.readable = max(shelf.readable, end)
@@ -113,6 +131,7 @@ class Ledger:
             known == value, "an offset has one record", place=place, offset=offset, known=known[:20], now=value[:20]
         )
         sending, index = self._sendings[value]
+        self._judge_transaction(sending, offset)
         if sending.offset is not None:
             right = sending.offset + index == offset and sending.place == place
             require(right, "a record is where its answer said", place=place, offset=offset, answered=sending.offset)
@@ -178,10 +197,30 @@ class Ledger:
             sending, index = self._sendings[value]
             require(sending.place == place, "a record is where it was sent to", place=place, sent_to=sending.place)
             require(not sending.is_refused, "what was refused is not stored", place=place, offset=offset)
+            self._judge_transaction(sending, offset)
             require(known.get(offset, value) == value, "a record stays what it was", place=place, offset=offset)
             at, before = (sending.number, index), latest.get(sending.line, (-1, -1))
             require(at > before, "records of a connection stay in order", place=place, offset=offset, line=sending.line)
             latest[sending.line] = at
+
+    # Transactions
+
+    def committed(self, transaction: Transaction) -> None:
+        """Its commit was answered."""
+        for sending in transaction.staged:
+            sending.is_stored = True
+            self._answered.append(sending)
+
+    def settle_transactions(self) -> None:
+        """A start has found what ``settle`` was told, of every partition."""
+        present = {value for shelf in self.shelves.values() for value in shelf.known.values()}
+        for transaction in self._transactions:
+            values = [value for sending in transaction.staged for value in sending.values]
+            there = [value for value in values if value in present]
+            require(
+                len(there) in (0, len(values)), "a transaction is there as a whole", there=len(there), of=len(values)
+            )
+        self._transactions = []
 
     # Positions
 

@@ -34,6 +34,7 @@ from polywire.testing.sim.wires.peer import PATIENCE, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
+from polywire.testing.sim.wires.transactor import Transactor
 from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level, TopicName
 
@@ -52,6 +53,7 @@ ACTS: Final = {
     "leave": 0.3,
     "move": 5.0,
     "look": 1.5,
+    "transact": 14.0,
     "push": 6.0,
     "cut": 0.3,
     "finish": 0.3,
@@ -117,6 +119,7 @@ class WiresWorld(World):
             Peer(number, _speaking(chance, number), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
         ]
+        self._transactor = Transactor(self._ledger, chance, self.story)
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 
@@ -132,6 +135,7 @@ class WiresWorld(World):
         self._error = None
         self._process.log.on_failure(self._failed)
         self._weights = list(ACTS.values())
+        self._transactor.disconnected()
         for peer in self._peers:
             peer.may_be_refused = False
             peer.disconnected()
@@ -167,7 +171,9 @@ class WiresWorld(World):
         self.story.actor = before
 
     def _do(self, act: str, peer: Peer) -> None:
-        if act == "connect":
+        if act == "transact":
+            self._transact()
+        elif act == "connect":
             if peer.link is None:
                 self._connect(peer)
         elif act == "push":
@@ -191,6 +197,16 @@ class WiresWorld(World):
         else:
             asks = {"fetch": peer.fetch, "commit": peer.commit, "position": peer.position, "ping": peer.ping}
             asks[act]()
+
+    def _transact(self) -> None:
+        transactor = self._transactor
+        if transactor.link is None:
+            transactor.connected(self._process.accept(transactor, self._chance.one_of((None, transactor.wire))))
+        elif self._chance.happens(0.02):
+            transactor.link.cut()
+            transactor.disconnected()
+        else:
+            transactor.go_on()
 
     def _connect(self, peer: Peer) -> None:
         port = self._chance.one_of((None, peer.wire))
@@ -223,6 +239,7 @@ class WiresWorld(World):
         self._had_topics = not isinstance(told[0], BrokerError)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
+        self._ledger.settle_transactions()
         for owner, place in self._ledger.spots:
             found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
@@ -257,6 +274,9 @@ class WiresWorld(World):
         """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
         for peer in self._peers:
             peer.reads = True
+        if self._transactor.link is not None:
+            self._transactor.link.cut()
+            self._transactor.disconnected()
         self._process.until(lambda: not any(self._is_sending(peer) for peer in self._peers))
         for peer in self._peers:
             if peer.link is not None and self._chance.happens(0.5):

@@ -1,0 +1,187 @@
+"""A peer that produces in transactions of Kafka's wire, a request at a time, and ends them either way.
+
+Promises: of a transaction is there all or nothing, and nothing unless its end was asked for. Must not know: sessions, what others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import encode_batch
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.records.columns import Record
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.ledger import PLACES, Ledger, Place, Sending, Transaction
+from polywire.testing.sim.wires.network import Link
+from polywire.testing.sim.wires.ordered_speech import framed_end
+from polywire.types import Level
+
+VERSIONS: Final = {Api.INIT_PRODUCER_ID: 1, Api.ADD_PARTITIONS_TO_TXN: 1, Api.PRODUCE: 8, Api.END_TXN: 1}
+ID: Final = "copies"
+TIMEOUT_MS: Final = 60_000
+TRANSACTIONAL: Final = 0x10  # of a batch's attributes
+VALUE_SIZES: Final = (1, 40, 2000)
+COMMITS: Final = 0.7  # of transactions
+
+
+class Transactor:
+    """Implements ``Caller``. Guards: at most one request is not answered; ``_transaction`` is the open one."""
+
+    reads = True
+    wire = "kafka"
+
+    def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
+        self.link: Link | None = None
+        self._ledger = ledger
+        self._chance = chance
+        self._story = story
+        self._count = 0
+        self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._asked: tuple[Api, Callable[[Any], None]] | None = None
+        self._producer: tuple[int, int] | None = None
+        self._sequences: dict[Place, int] = {}
+        self._transaction: Transaction | None = None
+        self._added: set[Place] = set()
+
+    def connected(self, link: Link) -> None:
+        """There is a connection."""
+        self.link = link
+
+    def disconnected(self) -> None:
+        """The connection is gone: the next one begins anew, which ends what is open."""
+        self.link = None
+        self._asked = self._producer = self._transaction = None
+        self._buffer.clear()
+        self._unsent.clear()
+
+    def hung_up(self, *, is_aborted: bool) -> None:
+        self.disconnected()
+
+    def go_on(self) -> None:
+        """Ask for the next thing, or send what did not fit."""
+        if self._unsent:
+            self.push()
+        elif self.link is not None and not self.link.is_cut and self._asked is None:
+            self._step()
+
+    def push(self) -> None:
+        """Send what fits."""
+        link = self.link
+        if link is not None and self._unsent and link.free > 0:
+            count = min(link.free, len(self._unsent))
+            link.send(bytes(self._unsent[:count]))
+            del self._unsent[:count]
+
+    def _ask(self, api: Api, then: Callable[[Any], None], /, **fields: Any) -> None:
+        self._count += 1
+        self._story.tell("ask", f"t {self._count} {api.name}")
+        self._asked = api, then
+        self._unsent += encode_request(api, VERSIONS[api], self._count, schema.request(api)(**fields), client_id="t")
+        self.push()
+
+    def _step(self) -> None:
+        if self._producer is None:
+            self._ask(Api.INIT_PRODUCER_ID, self._begun, transactional_id=ID, transaction_timeout_ms=TIMEOUT_MS)
+        elif self._transaction is not None and self._chance.happens(0.4):
+            self._end(self._transaction)
+        else:
+            self._produce()
+
+    def _whose(self) -> dict[str, Any]:
+        assert self._producer is not None, "it has begun"
+        return {"transactional_id": ID, "producer_id": self._producer[0], "producer_epoch": self._producer[1]}
+
+    def _begun(self, body: Any) -> None:
+        self._producer = None if body.error else (body.producer_id, body.producer_epoch)
+        self._transaction = None
+        self._sequences.clear()
+        self._added.clear()
+
+    def _produce(self) -> None:
+        place = self._chance.one_of(PLACES)
+        if place not in self._added:
+            topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
+            one = topics(name=place[0], partitions=[place[1]])
+            self._ask(
+                Api.ADD_PARTITIONS_TO_TXN, lambda body: self._was_added(place, body), topics=[one], **self._whose()
+            )
+            return
+        assert self._producer is not None, "it has begun"
+        if self._transaction is None:
+            self._transaction = Transaction()
+        count = 1 + self._chance.below(3)
+        values = [
+            b"t.%d.%d:" % (self._count, index) + b"." * self._chance.one_of(VALUE_SIZES) for index in range(count)
+        ]
+        sending = Sending(place, values, "t", self._count, Level.SYNCED, transaction=self._transaction)
+        self._ledger.sent(sending)
+        base = self._sequences.get(place, 0)
+        self._sequences[place] = base + count
+        batch = encode_batch(
+            [Record(value) for value in values],
+            producer_id=self._producer[0],
+            producer_epoch=self._producer[1],
+            base_sequence=base,
+            attributes=TRANSACTIONAL,
+        )
+        topics = schema.request(Api.PRODUCE).Topics
+        one = topics(name=place[0], partitions=[topics.Partitions(index=place[1], records=batch)])
+        self._ask(
+            Api.PRODUCE,
+            lambda body: self._was_staged(sending, body),
+            transactional_id=ID,
+            acks=-1,
+            timeout_ms=1000,
+            topics=[one],
+        )
+
+    def _was_added(self, place: Place, body: Any) -> None:
+        if body.topics[0].partitions[0].error:
+            self._producer = None
+        else:
+            self._added.add(place)
+
+    def _was_staged(self, sending: Sending, body: Any) -> None:
+        transaction = sending.transaction
+        assert transaction is not None, "it is of one"
+        if body.responses[0].partitions[0].error:
+            self._producer = None
+        else:
+            transaction.staged.append(sending)
+
+    def _end(self, transaction: Transaction) -> None:
+        """Ask for the end of a transaction of which everything was staged."""
+        transaction.is_asked = self._chance.happens(COMMITS)
+
+        def ended(body: Any) -> None:
+            self._transaction = None
+            self._added.clear()
+            if body.error:
+                self._producer = None
+            elif transaction.is_asked:
+                self._ledger.committed(transaction)
+
+        self._ask(Api.END_TXN, ended, committed=transaction.is_asked, **self._whose())
+
+    def received(self, data: bytes) -> None:
+        self._buffer += data
+        while end := framed_end(self._buffer):
+            frame = bytes(self._buffer[4:end])
+            del self._buffer[:end]
+            asked, self._asked = self._asked, None
+            require(asked is not None, "an answer is to a request", peer="t")
+            assert asked is not None, "it was looked at"
+            _, body = decode_response(asked[0], VERSIONS[asked[0]], frame)
+            self._story.tell("told", f"t {self._count} {asked[0].name} {_error_of(body)}")
+            asked[1](body)
+
+
+def _error_of(body: Any) -> str:
+    topics = getattr(body, "responses", None) or getattr(body, "topics", None)
+    return WireError(topics[0].partitions[0].error if topics else body.error).name
