@@ -133,7 +133,8 @@ class _PolywireFrames:
         if self._skip >= len(received):
             self._skip -= len(received)
             return
-        data = bytes(self._pending) + bytes(received[self._skip :])
+        rest = received[self._skip :]
+        data = memoryview(bytes(self._pending) + bytes(rest)) if self._pending else rest
         self._pending.clear()
         at = self._skip = 0
         while len(data) - at >= PREFIX.size:
@@ -141,7 +142,7 @@ class _PolywireFrames:
             head_end = at + PREFIX.size + head_bytes
             if head_end > len(data):
                 break
-            head = data[at + PREFIX.size : head_end]
+            head = bytes(data[at + PREFIX.size : head_end])
             if flags & ERROR:
                 raise AssertionError(f"refused head={head!r}")
             yield verb, head, flags
