@@ -255,12 +255,13 @@ class StreamRead:
             self._session.broker.sliced.put(partial(self._take_fetched, read))
 
     def _take_fetched(self, read: Read, end: float) -> bool:
-        """Take over what had to be fetched, and read on; whether time was up before all was there."""
+        """Take over what had to be fetched, which is done once, and read on."""
         if self._session.closed:
             read.pin.release()
             self._drop()
-            return False
-        return self._take(read) and self._take_events(end)
+        elif self._take(read) and self._take_events(end):
+            self._session.broker.sliced.put(self._take_events)
+        return False
 
     def _take(self, read: Read) -> bool:
         """Take over every event of the stream that was read; False when that failed."""
