@@ -430,7 +430,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "Tls.kafka_tls": _OPTION,
     "Tls.kafka07_tls": _OPTION,
     "Tls.polywire_tls": _OPTION,
-    "TRANSACTIONAL": "what clients' batches may say, as tests do",
     "crc32c_by_tables": "what processors without the instruction take; held against the other by a test",
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
