@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from benchmarks import cursus_load, polywire_load
 from benchmarks.peers.kafka import KafkaWire
@@ -34,26 +34,33 @@ _urls: Final[dict[Address, str]] = {}
 """Where a wire's broker is administrated."""
 
 
-def _create(address: Address, topic: str) -> None:
-    with closing(bulk.connect(_urls[address])) as connection:
-        connection.create_topic(topic, 1)
+class OwnWire:
+    """What is the same for each of our wires."""
 
-
-class Polywire:
-    """The ``polywire`` wire."""
-
-    name = "Polywire, polywire"
-    pushes = True
+    wire: ClassVar[str]
 
     @contextmanager
     def running(self, place: Path) -> Iterator[Server]:
         """See Peer."""
-        with _broker(place, "polywire") as server:
+        with _broker(place, self.wire) as server:
             yield server
 
     def create(self, address: Address, topic: str) -> None:
         """See Peer."""
-        _create(address, topic)
+        with closing(bulk.connect(_urls[address])) as connection:
+            connection.create_topic(topic, 1)
+
+    def producer(self, address: Address, topic: str) -> socket.socket:
+        """See Peer."""
+        return connect(address)
+
+
+class Polywire(OwnWire):
+    """The ``polywire`` wire."""
+
+    name = "Polywire, polywire"
+    wire = "polywire"
+    pushes = True
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
@@ -167,25 +174,12 @@ class PolywireKafka(KafkaWire):
             yield server
 
 
-class PolywireCursus:
+class PolywireCursus(OwnWire):
     """Cursus as its SDKs speak it."""
 
     name = "Polywire, cursus"
+    wire = "cursus"
     pushes = True
-
-    @contextmanager
-    def running(self, place: Path) -> Iterator[Server]:
-        """See Peer."""
-        with _broker(place, "cursus") as server:
-            yield server
-
-    def create(self, address: Address, topic: str) -> None:
-        """See Peer."""
-        _create(address, topic)
-
-    def producer(self, address: Address, topic: str) -> socket.socket:
-        """See Peer."""
-        return connect(address)
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
         """See Peer: values are all as the first."""
@@ -226,25 +220,12 @@ class CursusStream:
         return Taken(sum(int.from_bytes(frame[self._count_at :][:4], "big") for frame in frames if len(frame)))
 
 
-class PolywireFlux:
+class PolywireFlux(OwnWire):
     """FLUX lines: it pushes nothing, so that nobody can follow."""
 
     name = "Polywire, flux"
+    wire = "flux"
     pushes = False
-
-    @contextmanager
-    def running(self, place: Path) -> Iterator[Server]:
-        """See Peer."""
-        with _broker(place, "flux") as server:
-            yield server
-
-    def create(self, address: Address, topic: str) -> None:
-        """See Peer."""
-        _create(address, topic)
-
-    def producer(self, address: Address, topic: str) -> socket.socket:
-        """See Peer."""
-        return connect(address)
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
         """See Peer."""
