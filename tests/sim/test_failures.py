@@ -58,11 +58,7 @@ def test_a_disk_that_fails_to_read_once_damages_nothing_for_good() -> None:
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
-    staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
-    staged(level=Level.WRITTEN, done=None)
-    _fill(machine, log)  # what is staged is in a segment now
-    published = log.partition(1).next_offset
-    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=lambda _: None)
+    published = _publish_sealed(machine, log)
     machine.process.files.faults.rates["read"] = 1.0
     with suppress(Busy):  # nothing is sealed meanwhile
         for _ in range(30):
@@ -87,13 +83,19 @@ def test_a_staged_body_that_could_not_be_read_is_read_again_for_who_asks_next() 
     machine = Machine()
     log = machine.open()
     log.open_partition(1)
-    staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
-    staged(level=Level.WRITTEN, done=None)
-    _fill(machine, log)  # what is staged is in a segment now
-    published = log.partition(1).next_offset
-    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=lambda _: None)
+    published = _publish_sealed(machine, log)
     log.commit()
     _read_fails_once(machine, log, published)
+
+
+def _publish_sealed(machine: Machine, log: FileLog) -> int:
+    """Publish a staged batch whose body lies in a segment already; returns its offset. Nothing is committed yet."""
+    staged = partial(log.stage, TOKEN, log.partition(1), from_records([Record(b"staged")]), expires_at_us=2**62)
+    staged(level=Level.WRITTEN, done=None)
+    _fill(machine, log)
+    published = log.partition(1).next_offset
+    log.publish([TOKEN], b"change", level=Level.WRITTEN, done=lambda _: None)
+    return published
 
 
 def _read_fails_once(machine: Machine, log: FileLog, offset: int) -> None:

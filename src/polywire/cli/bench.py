@@ -113,7 +113,7 @@ def produce(
         "in_flight": in_flight,
         "partitions": partitions,
     }
-    measured = Measured({"measurement": "produce", "address": split_login(address)[1]} | settings)
+    measured = _measured("produce", address, settings)
 
     async def work(topic: str) -> None:
         begun, processor = time.perf_counter(), time.process_time()
@@ -137,7 +137,7 @@ def consume(
 ) -> None:
     """Consume records, which are produced first and not counted, as fast as they come."""
     settings: dict[str, object] = {"records": records, "size": size, "partitions": partitions}
-    measured = Measured({"measurement": "consume", "address": split_login(address)[1]} | settings)
+    measured = _measured("consume", address, settings)
 
     async def work(topic: str) -> None:
         await _produce(address, topic, records, size=size, batch=1_000, in_flight=10)
@@ -168,7 +168,7 @@ def latency(
 ) -> None:
     """Send records at a steady rate, one by one, and read them. Latency is from when a record was due to be sent to when it was read."""
     settings: dict[str, object] = {"rate": rate, "seconds": seconds, "size": size}
-    measured = Measured({"measurement": "latency", "address": split_login(address)[1]} | settings)
+    measured = _measured("latency", address, settings)
 
     async def work(topic: str) -> None:
         count = rate * seconds
@@ -184,6 +184,11 @@ def latency(
 
     _on_topic_of_its_own(address, 1, work)
     _print(measured, output)
+
+
+def _measured(measurement: str, address: str, settings: Mapping[str, object]) -> Measured:
+    """Nothing yet; the address without its login."""
+    return Measured({"measurement": measurement, "address": split_login(address)[1], **settings})
 
 
 async def _produce(url: str, topic: str, records: int, *, size: int, batch: int, in_flight: int) -> array[float]:
