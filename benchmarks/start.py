@@ -13,6 +13,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -166,12 +168,32 @@ def _set(partition: FilePartition, next_offset: int, next_address: int, time_us:
     partition.last_append_time_us = time_us
 
 
-def report(state: str, pid: int, seconds: float) -> None:
-    memory = {name: size / MEBI for name, size in resident_bytes(pid).items()}
-    print(
-        f"{state}: {seconds:.1f} s, {processor_seconds(pid):.1f} s of a processor, peak {memory['VmHWM']:.0f} MiB, "
-        f"then {memory['VmRSS']:.0f} MiB, {memory['RssAnon']:.0f} of them not of files; load {os.getloadavg()[0]:.1f}"
-    )
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a broker: how long until it answered, its processor time, and its memory then (``resident_bytes``)."""
+
+    seconds: float
+    processor_s: float
+    memory: Mapping[str, int]
+
+    def __str__(self) -> str:
+        mebi = {name: size / MEBI for name, size in self.memory.items()}
+        return (
+            f"{self.seconds:.1f} s, {self.processor_s:.1f} s of a processor, peak {mebi['VmHWM']:.0f} MiB, "
+            f"then {mebi['VmRSS']:.0f} MiB, {mebi['RssAnon']:.0f} of them not of files; load {os.getloadavg()[0]:.1f}"
+        )
+
+
+def started(directory: Path) -> Start:
+    """Start a broker on a data directory, and kill it once it has answered."""
+    setattr(broker_process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
+    begun = time.monotonic()
+    broker = BrokerProcess(directory)
+    try:
+        broker.start()
+        return Start(time.monotonic() - begun, processor_seconds(broker.pid), resident_bytes(broker.pid))
+    finally:
+        broker.kill()
 
 
 def main() -> None:
@@ -183,7 +205,6 @@ def main() -> None:
         "--directory", type=Path, default=None, help="where the log is made; the system's folder for such files if not"
     )
     arguments = parser.parse_args()
-    setattr(broker_process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
     place = Path(tempfile.mkdtemp(prefix="start-", dir=arguments.directory))
     try:
         begun = time.monotonic()
@@ -195,13 +216,7 @@ def main() -> None:
             f"{arguments.gigabytes:.0f} GB, {arguments.partitions} partitions, {count} segments; made up in {time.monotonic() - begun:.0f} s"
         )
         for state in ("first start", "second start"):
-            begun = time.monotonic()
-            broker = BrokerProcess(place / "data")
-            try:
-                broker.start()
-                report(state, broker.pid, time.monotonic() - begun)
-            finally:
-                broker.kill()
+            print(f"{state}: {started(place / 'data')}")
     finally:
         shutil.rmtree(place)
 
