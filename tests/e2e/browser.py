@@ -75,6 +75,12 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
+    def log_in(self, name: str, password: str) -> None:
+        """Be this user from now on, as if a browser had asked."""
+        login = base64.b64encode(f"{name}:{password}".encode()).decode()
+        self.call("Network.enable")
+        self.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {login}"})
+
     def open(self, url: str) -> None:
         """Go there."""
         self.call("Page.navigate", url=url)
@@ -105,6 +111,18 @@ class Page:
             text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
             for kind in ("keyDown", "keyUp"):
                 self.call("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}))
+
+    def fill(self, label: str, text: str) -> None:
+        """Type into the field with this label."""
+        found = (
+            f"[...document.querySelectorAll('main label')].find((one) => one.innerText.trim() == {json.dumps(label)})"
+        )
+        self.evaluate(f"{found}.querySelector('input, textarea').value = {json.dumps(text)}")
+
+    def click(self, label: str) -> None:
+        """Press the button, or follow the link, with this text."""
+        found = "[...document.querySelectorAll('main button, main a, main summary')]"
+        self.evaluate(f"{found}.find((one) => one.innerText == {json.dumps(label)}).click()")
 
     def screenshot(self, path: Path) -> None:
         """Keep what is seen."""

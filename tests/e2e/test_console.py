@@ -10,6 +10,7 @@ import pytest
 
 from polywire.client.sync import SyncClient
 from polywire.records.columns import Record
+from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 from tests.e2e.browser import Page, browser, find_browser
 
@@ -38,6 +39,15 @@ def page(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
         page.look(width=1200, height=800)
         yield page
         assert page.errors == []
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with users."""
+    folder = tmp_path_factory.mktemp("guarded")
+    add_user(folder / "users", "alice", "wonderland", "")
+    with BrokerProcess(folder / "data", "--users", str(folder / "users"), wires=("polywire", "http")) as process:
+        yield process
 
 
 def url(broker: BrokerProcess, path: str) -> str:
@@ -111,6 +121,39 @@ def test_clients_and_users(broker: BrokerProcess, page: Page) -> None:
     page.until("http")
     page.open(url(broker, "/users"))
     page.until("whoever reaches it may do everything")
+
+
+def test_users_are_made_changed_and_ended(guarded: BrokerProcess, page: Page) -> None:
+    page.log_in("alice", "wonderland")
+    page.open(url(guarded, "/users"))
+    page.until("Add a user")
+    page.fill("Name", "carol")
+    page.fill("Password", "first")
+    page.fill("Permissions", "consume@shop, group@shop")
+    page.click("Add")
+    page.until("Save")
+    page.evaluate("document.querySelector('textarea').value = 'consume@shop'")
+    page.click("Save")
+    page.until(lambda text: "group@shop" not in text)
+    page.fill("New password", "second")
+    page.click("Replace")
+    page.until("logins and tokens of before have ended")
+    page.log_in("carol", "second")
+    page.open(url(guarded, "/users"))
+    page.until("not allowed")
+    page.click("What you may do, your password and your tokens")
+    page.until("Your tokens")
+    page.fill("Name", "laptop")
+    page.click("Make a token")
+    page.until("shown this once")
+    page.log_in("alice", "wonderland")
+    page.open(url(guarded, "/users/carol"))
+    page.until("Delete")
+    page.click("Delete")
+    page.click("Delete this user for good")
+    page.until("Add a user")
+    assert "carol" not in page.text()
+    page.errors.clear()  # the browser counts the refusal as one
 
 
 @pytest.mark.parametrize(

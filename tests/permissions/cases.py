@@ -139,10 +139,24 @@ def _http() -> Iterator[Case]:
         Action.TOPIC_CREATE: b'{"partitions": 1}',
         Action.PRODUCE: b'{"value": "v", "partition": 0}',
         Action.OFFSET_COMMIT: b'{"to": "earliest"}',
+        Action.USER_CREATE: b'{"password": "pass-word"}',
+        Action.USER_ALTER: b'{"password": "pass-word", "active": true}',
     }
+    names = {"{partition}": "0", "{group}": "g"}
     for one in ENDPOINTS:
-        topic = "shop.made" if one.action is Action.TOPIC_CREATE else TOPIC
-        path = one.path.replace("{topic}", topic).replace("{partition}", "0").replace("{group}", "g")
+        action = one.action
+        made = {
+            "{topic}": "shop.made" if action is Action.TOPIC_CREATE else TOPIC,
+            "{user}": "anonymous"
+            if action is Action.USER_DESCRIBE
+            else "carol"
+            if action is Action.USER_CREATE
+            else "made",
+            "{token}": "matrix" if action is Action.TOKEN_DELETE else "new",
+        }
+        path = one.path
+        for name, value in (names | made).items():
+            path = path.replace(name, value)
         headers = {} if one.method == "GET" else change
         sent = request(one.method, PREFIX + path, headers, bodies.get(one.action, b""))
         yield Case("http", f"{one.method} {PREFIX}{one.path}", one.action, sent)

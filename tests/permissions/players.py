@@ -131,6 +131,8 @@ def _http(case: Case, player: Player) -> tuple[Outcome, bytes]:
     site = Site()
     try:
         tokens = furnish(site.broker, site.broker.commit)
+        if case.action in (Action.USER_ALTER, Action.USER_DELETE):
+            site.make_user("made", "password")
         assert isinstance(case.request, bytes)
         line, _, rest = case.request.partition(b"\r\n")
         login = b"Authorization: Bearer %s\r\n" % tokens[player].encode() if player in NAMES else b""

@@ -6,10 +6,12 @@ from dataclasses import replace
 from struct import pack
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.owners import ITSELF
-from polywire.broker.permissions import parse_grants
+from polywire.broker.permissions import Grants, grant_words, parse_grants, resource_name
 from polywire.errors import Invalid
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
@@ -101,3 +103,22 @@ def test_what_is_no_name_is_refused_by_the_broker() -> None:
     for name in ("a\x00b", "..", "x" * 256, "a\u2028b", "\udcff"):
         with pytest.raises(Invalid):
             memory.broker.create_topic(TopicName("default", name), by=ITSELF)
+
+
+NAMES = st.text(min_size=1, max_size=4, alphabet="ab.%/@, 2Cä")
+GIVEN = st.integers(1, 4095)
+TOPICS = st.builds(resource_name, NAMES, NAMES)
+
+
+@given(st.integers(0, 4095), st.dictionaries(NAMES, GIVEN, max_size=3), st.dictionaries(TOPICS, GIVEN, max_size=3))
+def test_words_of_grants_mean_those_grants(everywhere: int, streams: dict[str, int], topics: dict[str, int]) -> None:
+    grants = Grants(everywhere, streams, topics)
+    words = grant_words(grants)
+    assert parse_grants(words) == grants
+    assert parse_grants(word.strip() for word in ", ".join(words).split(",") if word) == grants
+
+
+def test_words_are_the_fewest() -> None:
+    assert grant_words(parse_grants(["admin"])) == ["admin"]
+    assert grant_words(parse_grants(["all"])) == ["all"]
+    assert grant_words(parse_grants(["produce@shop/orders", "consume"])) == ["consume", "produce@shop/orders"]

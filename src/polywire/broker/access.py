@@ -278,9 +278,26 @@ class Access(Identification):
                 done(right if isinstance(right, Busy) else wrong)
                 return
             try:
-                self._passwords.hash(new, hashed)
+                self._replace_password(user, new, by, done)
             except BrokerError as error:
                 done(error)
+
+        origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
+        self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
+
+    def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
+        """Replace the password of somebody else, whose old one need not be known, which ends the user's logins and tokens.
+
+        Raises as ``change_password``, and Denied(DENIED) for one's own: who has found a connection open must not keep it for ever.
+        """
+        if by is not None and by.user_id == user.id:
+            raise self._refused("user.password", by, user.name, "the old password is needed for one's own")
+        self._check_over(by, user)
+        check_password_given(new)
+        self._replace_password(user, new, by, done)
+
+    def _replace_password(self, user: User, new: str, by: Principal | None, done: Completion[User]) -> None:
+        """Raises Busy(BUSY)."""
 
         def hashed(password_hash: str | Busy) -> None:
             if isinstance(password_hash, Busy):
@@ -299,8 +316,7 @@ class Access(Identification):
             except BrokerError as error:
                 done(error)
 
-        origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
-        self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
+        self._passwords.hash(new, hashed)
 
     def set_verifiers(
         self,

@@ -35,6 +35,7 @@ class Permission(IntFlag):
 
 ALL: Final = Permission(4095)
 _BETWEEN: Final = "/"  # a stream and its topic
+_WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}  # of names in words: lists are split at these
 _IN_STREAMS: Final = frozenset(_BETWEEN)
 NOTHING: Final = Permission(0)
 # In an order in which one pass is enough: what includes others stands before them.
@@ -46,10 +47,8 @@ _INCLUDES: Final = (
     (Permission.MANAGE_TOPICS, Permission.READ_TOPICS | Permission.PRODUCE | Permission.TRANSACTION),
     (Permission.READ_TOPICS, Permission.CONSUME | Permission.GROUP),
 )
-_WORDS: Final = {permission.name.lower(): permission for permission in Permission if permission.name} | {
-    "all": ALL,
-    "admin": Permission.MANAGE_SERVERS | Permission.MANAGE_USERS | Permission.MANAGE_STREAMS,
-}
+_SEVERAL: Final = {"all": ALL, "admin": Permission.MANAGE_SERVERS | Permission.MANAGE_USERS | Permission.MANAGE_STREAMS}
+_WORDS: Final = {permission.name.lower(): permission for permission in Permission if permission.name} | _SEVERAL
 
 
 def opened(permissions: int) -> int:
@@ -145,3 +144,23 @@ def parse_grants(words: Iterable[str]) -> Grants:
         else:
             everywhere |= permission
     return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in granted))
+
+
+def grant_words(grants: Grants) -> list[str]:
+    """The words that ``parse_grants`` makes these grants of, the fewest."""
+    words = _words(grants.everywhere)
+    for stream, given in sorted(grants.streams.items()):
+        words += (f"{word}@{names.escape(stream, _WORD_RESERVED)}" for word in _words(given))
+    for resource, given in sorted(grants.topics.items()):
+        stream, topic = split_resource_name(resource)
+        spelled = f"{names.escape(stream, _WORD_RESERVED)}{_BETWEEN}{names.escape(topic, _WORD_RESERVED)}"
+        words += (f"{word}@{spelled}" for word in _words(given))
+    return words
+
+
+def _words(given: int) -> list[str]:
+    """Those of one place."""
+    for word, permission in _SEVERAL.items():
+        if given == permission:
+            return [word]
+    return [word for word, permission in _WORDS.items() if permission & given and word not in _SEVERAL]

@@ -28,6 +28,7 @@ from polywire.http.lag import group_names, partition_lags
 from polywire.http.process import Process
 from polywire.http.records import RECORDS_MAX, read_page
 from polywire.http.slices import Slices
+from polywire.http.users import Users
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level, PositionKind, TopicName
@@ -35,7 +36,6 @@ from polywire.types import KeyHash, Level, PositionKind, TopicName
 TOPICS_MAX: Final = 2_000  # of one list
 GROUPS_MAX: Final = 1_000
 CONNECTIONS_MAX: Final = 1_000
-USERS_MAX: Final = 1_000
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
 
@@ -73,21 +73,21 @@ class Api:
         }
         one = "/topics/{topic}"
         return [
-            Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "What the broker does", self._overview, {}),
-            Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "How the process was started", self._settings, {}),
-            Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections, {}),
-            Endpoint("GET", "/users", Action.USER_DESCRIBE, "Users", self._users, {}),
-            Endpoint("GET", "/topics", Action.TOPIC_LIST, "Topics that one may see", self._topics, {}),
+            Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "What the broker does", self._overview),
+            Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "How the process was started", self._settings),
+            Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections),
+            Endpoint("GET", "/topics", Action.TOPIC_LIST, "Topics that one may see", self._topics),
             Endpoint("POST", one, Action.TOPIC_CREATE, "Make a topic", self._create, {"partitions": "how many"}),
-            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "A topic and its partitions", self._topic, {}),
-            Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete, {}),
+            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "A topic and its partitions", self._topic),
+            Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
             Endpoint("POST", f"{one}/records", Action.PRODUCE, "Store one record", self._produce, produced),
             Endpoint(
                 "GET", f"{one}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
             ),
-            Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups, {}),
-            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group, {}),
+            Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups),
+            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group),
             Endpoint("POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Move a group", self._reset, reset),
+            *Users(self._broker).table(),
         ]
 
     # The process
@@ -127,19 +127,6 @@ class Api:
         found = list(islice(self._process.connections(), CONNECTIONS_MAX + 1))
         shown = [asdict(connection) for connection in found[:CONNECTIONS_MAX]]
         return {"connections": shown, "more": len(found) > CONNECTIONS_MAX}
-
-    async def _users(self, asked: Asked) -> Any:
-        found = self._broker.access.users()
-        users = [
-            {
-                "name": user.name,
-                "active": user.active,
-                "configured": user.configured,
-                "tokens": [token.name for token in user.tokens],
-            }
-            for user in found[:USERS_MAX]
-        ]
-        return {"users": users, "open": self._broker.access.is_open, "more": len(found) > USERS_MAX}
 
     # Topics
 

@@ -14,9 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 FILES: Final = {
     "index.html": "text/html; charset=utf-8",
     "console.css": "text/css; charset=utf-8",
-    "console.js": "text/javascript; charset=utf-8",
-    "views.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
+} | {
+    f"{name}.js": "text/javascript; charset=utf-8"
+    for name in ("clients", "console", "groups", "overview", "parts", "records", "topics", "users", "views")
 }
 
 

@@ -7,7 +7,7 @@ endpoints do.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -60,14 +60,16 @@ Answering = Callable[[Asked], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One verb of one path. fields: of the query (GET) or the body, with what they mean."""
+    """One verb of one path. fields: of the query (GET) or the body, with what they mean. is_own: whether everybody may do to itself, named
+    by ``{user}``, what the action does to others."""
 
     method: str
     path: str
     action: Action
     summary: str
     answer: Answering
-    fields: Mapping[str, str]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
         """Values of what stands in braces, None where it is another path."""
@@ -122,6 +124,8 @@ class Endpoints:
     def authorize(self, endpoint: Endpoint, asked: Asked) -> None:
         """Refuse what somebody may not do. Raises Denied."""
         access = self._broker.access
+        if endpoint.is_own and asked.path["user"] == asked.principal.name:
+            return
         if "topic" in asked.path:
             access.authorize(asked.principal, endpoint.action, self._broker.resource(asked.path["topic"]))
         elif endpoint.action.resource in _SOMEWHERE:
@@ -155,7 +159,9 @@ def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": text} for name in names
     ]
     yield "summary", endpoint.summary
-    yield "description", f"Needs {endpoint.action.permission_words or 'a login'} ({endpoint.action.word})."
+    needs = endpoint.action.permission_words or "a login"
+    own = ", or to be that user" if endpoint.is_own else ""
+    yield "description", f"Needs {needs} ({endpoint.action.word}){own}."
     if endpoint.method == "GET":
         parameters += [
             {"name": name, "in": "query", "schema": text, "description": meaning}
@@ -165,6 +171,7 @@ def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
         parameters.append({"name": "X-Polywire", "in": "header", "required": True, "schema": text})
         properties = {name: {"description": meaning} for name, meaning in endpoint.fields.items()}
         schema = {"type": "object", "properties": properties}
-        yield "requestBody", {"content": {"application/json": {"schema": schema}}}
+        if properties:
+            yield "requestBody", {"content": {"application/json": {"schema": schema}}}
     yield "parameters", parameters
     yield "responses", {"200": {"description": "done"}, "default": {"description": "an error: code, message, retry"}}

@@ -11,9 +11,11 @@ from typing import Any
 from polywire.broker.access import ConfiguredUser, Principal
 from polywire.broker.broker import Broker
 from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.http.application import HttpApplication
+from polywire.http.guard import completing
 from polywire.http.process import ConnectionView, Durations, Traffic
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
@@ -138,6 +140,13 @@ class Site:
         """Have users whose password is their name."""
         users = [ConfiguredUser(name, hash_password(name), given) for name, given in grants.items()]
         self.broker.access.configure(users)
+
+    def make_user(self, name: str, password: str, *permissions: str) -> None:
+        """Have a user that can be changed over a wire: configured ones cannot, whoever asks."""
+        done: asyncio.Future[Any] = self.loop.create_future()
+        grants = parse_grants(permissions) if permissions else None
+        self.broker.access.create_user(name, password, grants, done=completing(done))
+        self.loop.run_until_complete(done)
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | Any = b"") -> Answer:
         """Have a request carried out."""

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from polywire.broker.actions import Resource
+from polywire.broker.actions import Action, Resource
 from polywire.broker.permissions import EVERYTHING, NOTHING, parse_grants
 from polywire.http import api, records
 from polywire.http.api import Api
@@ -207,10 +207,32 @@ def test_the_document_names_every_endpoint(site: Site) -> None:
 
 
 def path_of(endpoint: Endpoint) -> str:
-    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g")
+    user = "late" if endpoint.action is Action.USER_CREATE else "made"
+    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g", user=user, token="kept")
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
+OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.is_everybodys]
+BODY = {"to": "earliest", "password": "pass-word", "active": True}
+
+
+def named(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.mark.parametrize("endpoint", OWN, ids=named)
+def test_what_is_ones_own_takes_a_login_and_no_permission(endpoint: Endpoint) -> None:
+    site = Site()
+    try:
+        site.configure(nothing=parse_grants(["transaction@other"]))
+        site.broker.access.create_token(site.broker.access.user("nothing"), "made", None)
+        path = PREFIX + endpoint.path.format(token="made" if endpoint.method == "DELETE" else "late")
+        assert site.ask(endpoint.method, path, CHANGE).status == 401
+        assert site.ask(endpoint.method, path, CHANGE | basic("nothing", "nothing")).status == 200
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("endpoint", [endpoint for endpoint in ENDPOINTS if endpoint not in OWN], ids=named)
 def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
     """Who has every permission but those of the action is refused, who has one of them is not; without a login nobody is heard."""
     site = Site()
@@ -222,7 +244,8 @@ def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
         assert word is not None
         at = "@shop/t" if endpoint.action.resource in (Resource.TOPIC, Resource.ANY_TOPIC) else ""
         site.configure(may=parse_grants([word.lower() + at]), nothing=parse_grants(["transaction@other"]))
-        body = json.dumps({"to": "earliest"}).encode() if endpoint.method == "POST" else b""
+        site.make_user("made", "old")
+        body = json.dumps(BODY).encode() if endpoint.method == "POST" else b""
         for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
             assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status
         assert site.ask(endpoint.method, path_of(endpoint), CHANGE | basic("may", "may"), body).status in (200, 409)

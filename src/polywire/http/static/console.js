@@ -41,7 +41,7 @@ export function tell(error) {
   place.textContent = error.message;
 }
 
-async function show() {
+export async function show() {
   const own = ++shown;
   const [path, query] = (location.hash.slice(1) || "/").split("?");
   const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
@@ -64,6 +64,13 @@ async function show() {
     tell(error);
   }
   document.title = [...parts.slice(1).reverse(), name, "Polywire"].join(" · ");
+}
+
+async function greet() {
+  try {
+    const self = await api("/self");
+    if (!self.open) document.getElementById("who").replaceChildren(h("a", { href: "#/users/" + encodeURIComponent(self.name) }, self.name));
+  } catch { /* the page says why */ }
 }
 
 async function watch() {
@@ -92,3 +99,4 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 addEventListener("hashchange", () => { show(); main.focus(); });
 show();
 watch();
+greet();

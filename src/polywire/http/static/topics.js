@@ -1,0 +1,49 @@
+// Topics, and what a topic holds.
+import { api, h } from "./console.js";
+import { card, count, filtered, left, link, path, size, span, table, time } from "./parts.js";
+import { records } from "./records.js";
+
+export async function topics(page, [name, what]) {
+  if (name !== undefined) return what === "records" ? records(page, name) : topic(page, name);
+  const found = await api("/topics");
+  const draw = (rows) => table([
+    ["Topic", (row) => link(["topics", row.name], row.name)], ["#Partitions", (row) => count(row.partitions)],
+    ["#Records", (row) => count(row.retained_records)], ["#Stored", (row) => size(row.stored_bytes)],
+    ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
+    ["", (row) => link(["topics", row.name, "records"], "records")],
+  ], rows, "There are no topics.");
+  page.append(h("h1", {}, "Topics"), ...filtered(found.topics, (row) => row.name, draw), ...left(found));
+}
+
+async function topic(page, name) {
+  const found = await api(path("topics", name));
+  const settings = found.settings;
+  page.append(
+    h("h1", {}, name),
+    h("div", { class: "cards" },
+      card("Records", count(found.retained_records)), card("Stored", size(found.stored_bytes)), card("Partitions", count(found.partitions)),
+      card("Kept for", settings.retention_age_us ? span(settings.retention_age_us / 1e6) : settings.retention_age_us === null ? "default" : "ever"),
+      card("Compaction", settings.compaction ? "by key" : "off")),
+    h("p", {}, link(["topics", name, "records"], "Browse its records")),
+    h("h2", {}, "Partitions"),
+    table([
+      ["#Partition", (row) => row.partition], ["#First offset", (row) => count(row.first_offset)], ["#Next offset", (row) => count(row.next_offset)],
+      ["#Stored", (row) => size(row.stored_bytes)], ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
+    ], found.partition_list, "This topic has no partitions."),
+    h("h2", {}, "Store a record"), produceForm(name));
+}
+
+export function produceForm(name, given = {}) {
+  const key = h("input", { name: "key", value: given.key || null }), value = h("textarea", { name: "value" });
+  value.value = given.value || "";
+  const told = h("p", { role: "status", class: "quiet" });
+  return h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    const body = { value: value.value };
+    if (key.value) body.key = key.value;
+    try {
+      const stored = await api(path("topics", name) + "/records", body);
+      told.textContent = `stored in partition ${stored.partition} at offset ${stored.offset}`;
+    } catch (error) { told.textContent = error.message; }
+  } }, h("label", {}, "Key, if any", key), h("label", {}, "Value", value), h("p", {}, h("button", { class: "main" }, "Store")), told);
+}

@@ -1,0 +1,132 @@
+"""Users and tokens over the admin API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.http import users
+from polywire.http.endpoints import PREFIX
+from tests.unit.http.site import Answer, Site
+from tests.unit.http.test_guard import CHANGE, basic
+
+BOSS = basic("boss", "boss")
+
+
+@pytest.fixture
+def closed(site: Site) -> Site:
+    """A broker with an administrator, and one who may manage users but read no topic."""
+    site.configure(boss=EVERYTHING, clerk=parse_grants(["manage_users"]))
+    return site
+
+
+def ask(site: Site, method: str, path: str, body: Any = b"", login: dict[str, str] = BOSS) -> Answer:
+    return site.ask(method, PREFIX + path, CHANGE | login, body)
+
+
+def test_a_user_is_made_changed_and_ended(closed: Site) -> None:
+    made = ask(closed, "POST", "/users/carol", {"password": "first", "permissions": ["consume@shop", "produce@shop/a"]})
+    assert made.json["permissions"] == ["consume@shop", "produce@shop/a"]
+    assert not made.json["everything"]
+    carol = basic("carol", "first")
+    assert ask(closed, "GET", "/self", login=carol).json["name"] == "carol"
+    ask(closed, "POST", "/users/carol/permissions", {"permissions": ["admin"]})
+    assert ask(closed, "GET", "/users/carol").json["permissions"] == ["admin"]
+    ask(closed, "POST", "/users/carol/permissions", {"permissions": []})
+    assert ask(closed, "GET", "/users/carol").json["permissions"] == []
+    assert ask(closed, "POST", "/users/carol/active", {"active": False}).json["active"] is False
+    assert ask(closed, "GET", "/self", login=carol).status == 401
+    ask(closed, "POST", "/users/carol/active", {"active": True})
+    assert [user["name"] for user in ask(closed, "GET", "/users").json["users"]] == ["boss", "clerk", "carol"]
+    assert ask(closed, "DELETE", "/users/carol").status == 200
+    assert ask(closed, "GET", "/users/carol").status == 404
+    assert ask(closed, "GET", "/self", login=carol).status == 401
+
+
+def test_whose_password_is_reset_need_not_know_the_old_one(closed: Site) -> None:
+    ask(closed, "POST", "/users/carol", {"password": "first"})
+    assert ask(closed, "POST", "/users/carol/password", {"password": "second"}).status == 200
+    assert ask(closed, "GET", "/self", login=basic("carol", "first")).status == 401
+    assert ask(closed, "GET", "/self", login=basic("carol", "second")).status == 200
+
+
+def test_ones_own_password_takes_the_old_one_and_no_permission(closed: Site) -> None:
+    ask(closed, "POST", "/users/carol", {"password": "first"})
+    ask(closed, "POST", "/users/dave", {"password": "first", "permissions": ["manage_users"]})
+    for name in ("carol", "dave"):
+        login, path = basic(name, "first"), f"/users/{name}/password"
+        assert ask(closed, "POST", path, {"password": "second"}, login).status == 400
+        wrong = ask(closed, "POST", path, {"password": "second", "old": "x"}, login)
+        assert (wrong.status, wrong.code) == (401, "login_failed")
+        assert ask(closed, "POST", path, {"password": "second", "old": "first"}, login).status == 200
+        assert ask(closed, "GET", f"/users/{name}", login=basic(name, "second")).json["name"] == name
+    assert ask(closed, "GET", "/users/boss", login=basic("carol", "second")).status == 403
+    assert ask(closed, "POST", "/users/dave/password", {"password": "x"}, basic("carol", "second")).status == 403
+
+
+def test_nobody_acts_upon_who_may_do_more(closed: Site) -> None:
+    clerk = basic("clerk", "clerk")
+    ask(closed, "POST", "/users/reader", {"password": "x", "permissions": ["consume@shop"]})
+    for path, body in (
+        ("/users/late", {"password": "x", "permissions": ["consume@shop"]}),
+        ("/users/reader/permissions", {"permissions": ["all"]}),
+        ("/users/reader/password", {"password": "y"}),
+        ("/users/reader/active", {"active": False}),
+    ):
+        assert ask(closed, "POST", path, body, clerk).code == "denied", path
+    assert ask(closed, "DELETE", "/users/reader", login=clerk).code == "denied"
+    assert ask(closed, "POST", "/users/late", {"password": "x", "permissions": ["read_users"]}, clerk).status == 200
+
+
+def test_configured_users_are_changed_where_they_were_configured(closed: Site) -> None:
+    for path, body in (("permissions", {}), ("active", {"active": False}), ("password", {"password": "x"})):
+        assert ask(closed, "POST", f"/users/clerk/{path}", body).code == "denied"
+    assert ask(closed, "DELETE", "/users/clerk").code == "denied"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/users/late", {}),
+        ("/users/late", {"password": ""}),
+        ("/users/late", {"password": "x", "permissions": "all"}),
+        ("/users/late", {"password": "x", "permissions": ["fly"]}),
+        ("/users/late", {"password": "x", "permissions": [1]}),
+        ("/users/late", {"password": "x", "active": "yes"}),
+        ("/users/" + "n" * 256, {"password": "x"}),
+        ("/tokens/new", {"expires_in_s": 0}),
+        ("/tokens/new", {"expires_in_s": True}),
+        ("/tokens/new", {"expires_in_s": 10**12}),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense(closed: Site, path: str, body: Any) -> None:
+    assert ask(closed, "POST", path, body).status == 400
+    assert ask(closed, "GET", "/users/late").status == 404
+
+
+def test_tokens_are_ones_own_and_shown_once(closed: Site) -> None:
+    made = ask(closed, "POST", "/tokens/prometheus", {"expires_in_s": 60}).json
+    login = {"Authorization": f"Bearer {made['token']}"}
+    assert ask(closed, "GET", "/self", login=login).json["tokens"] == ["prometheus"]
+    assert ask(closed, "POST", "/tokens/prometheus", {}).code == "token_exists"
+    assert made["token"].encode() not in ask(closed, "GET", "/users").body
+    assert ask(closed, "DELETE", "/tokens/prometheus").status == 200
+    assert ask(closed, "GET", "/self", login=login).status == 401
+
+
+def test_an_open_broker_says_that_it_is_open(site: Site) -> None:
+    assert ask(site, "GET", "/self", login={}).json["open"] is True
+    assert ask(site, "GET", "/self", login={}).json["everything"] is True
+    assert ask(site, "POST", "/tokens/new", {}, {}).code == "denied"
+
+
+def test_no_answer_holds_a_hash(closed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ask(closed, "POST", "/users/carol", {"password": "first"})
+    monkeypatch.setattr(users, "USERS_MAX", 2)
+    listed = ask(closed, "GET", "/users")
+    assert listed.json["more"] is True
+    for answer in (made, listed, ask(closed, "GET", "/self")):
+        assert b"argon2" not in answer.body
