@@ -16,7 +16,7 @@ from typing import Any, Final
 from polywire.client.login import Login
 from polywire.client.tls import TlsSocket
 from polywire.client.unreachable import cannot_connect
-from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
     MAGIC,
@@ -132,8 +132,10 @@ class FramedSocket:
         self._receive_into(memoryview(opening))
         if opening != MAGIC:
             self.close()
-            raise Unavailable(
-                ErrorCode.STOPPING, f"peer does not speak this version opening={opening.hex()} address={self.address}"
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "cannot connect: what listens there does not speak this version of the polywire wire"
+                f" opening={opening.hex()} address={self.address}",
             )
         _, head = self._receive_frame()
         return self._decode(head)

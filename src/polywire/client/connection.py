@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
-from polywire.errors import ErrorCode, PeerError, Unavailable
+from polywire.client.unreachable import hung_up
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 
 LENGTH_BYTES: Final = 4  # in front of a frame
+TLS_ALERT: Final = b"\x15\x03"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -25,13 +27,14 @@ _Reply = TypeVar("_Reply")
 class Connection(asyncio.Protocol, ABC):
     """One connection to a broker. Guards: once it is lost nothing is sent and nobody waits."""
 
-    HANGING_UP: ClassVar[str] = "closed"
-    """What a broker means that closes without an error of the network."""
+    HANGING_UP: ClassVar[str] = ""
+    """What a broker of this wire means by hanging up, if that is an answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
         self._transport: asyncio.Transport | None = None
-        self._lost: Unavailable | None = None
+        self._lost: BrokerError | None = None
+        self._is_answered = False
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -46,7 +49,10 @@ class Connection(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all calls under way; asyncio calls it."""
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or self.HANGING_UP}"))
+        if self._is_answered or self.HANGING_UP:
+            self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or self.HANGING_UP or 'closed'}"))
+        else:
+            self.fail(hung_up())
 
     def pause_writing(self) -> None:
         """Hold further requests back; asyncio calls it when the peer takes nothing."""
@@ -56,7 +62,7 @@ class Connection(asyncio.Protocol, ABC):
         """Let requests through again; asyncio calls it."""
         self._writable.set()
 
-    def fail(self, error: Unavailable) -> None:
+    def fail(self, error: BrokerError) -> None:
         """End the connection; whatever is under way, or is asked later, fails with a copy of ``error``."""
         if self._lost is not None:
             return
@@ -67,6 +73,12 @@ class Connection(asyncio.Protocol, ABC):
         for reply in self._take_waiting():
             if not reply.done():
                 reply.set_exception(_copy(error))
+
+    @staticmethod
+    def _look_for_tls(received: bytearray) -> None:
+        """Raises Invalid for what a port with TLS answers to what is none, which no wire's first reply begins with."""
+        if received.startswith(TLS_ALERT):
+            raise Invalid(ErrorCode.INVALID_REQUEST, "the port speaks TLS, connect with +tls behind the scheme")
 
     def _opened(self) -> asyncio.Transport:
         """Where to write. Raises Unavailable when the connection is lost."""
@@ -115,6 +127,8 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         self._received += data
         at = 0
         try:
+            if not self._is_answered:
+                self._look_for_tls(self._received)
             while at < len(self._received):
                 if not self._calls:
                     raise PeerError("a reply to no request", fatal=True)
@@ -122,9 +136,13 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                 if end == 0 or end > len(self._received):
                     break
                 self._tell(self._reply(self._received, at, end))
+                self._is_answered = True
                 at = end
         except PeerError as error:
             self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            return
+        except Invalid as error:
+            self.fail(error)
             return
         del self._received[:at]
 
@@ -193,6 +211,6 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
         raise Unavailable(ErrorCode.STOPPING, error.message) from None
 
 
-def _copy(error: Unavailable) -> Unavailable:
+def _copy(error: BrokerError) -> BrokerError:
     """The same error as an object of its own: one that is raised in several places gathers the traces of all."""
-    return Unavailable(error.code, error.message)
+    return type(error)(error.code, error.message)

@@ -351,7 +351,7 @@ class Consumer:
         except Unavailable:
             if self._in_session.is_set() or self._failing_since is None:
                 self._failing_since, self._pause_s = now, BACKOFF_MIN_S
-            elif now > self._failing_since + self._link.reconnect_s:
+            elif self._link.is_mistaken or now > self._failing_since + self._link.reconnect_s:
                 raise
             self._in_session.clear()
             await self._link.lost(wire)
@@ -365,6 +365,7 @@ class Consumer:
         self._over = asyncio.Event()
         await self._assign(wire)
         self._wire = wire
+        self._link.answered()
         self._in_session.set()
         parts = list(self._assignment)
         slots = asyncio.Semaphore(FETCHES_MAX)

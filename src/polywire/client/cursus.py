@@ -16,7 +16,7 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connection import FramedConnection, Scope
 from polywire.client.cursus_groups import Groups
 from polywire.client.cursus_replies import (
-    cannot,
+    WIRE,
     decode_batch,
     encode_batch,
     error_of,
@@ -25,6 +25,7 @@ from polywire.client.cursus_replies import (
     number,
 )
 from polywire.client.opening import open_connection
+from polywire.client.refusals import cannot
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_name, topic_word
 from polywire.records.columns import Record
@@ -162,7 +163,7 @@ class CursusClient(Scope):
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
-        raise cannot("look records up by time")
+        raise cannot(WIRE, "look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
@@ -254,7 +255,7 @@ class CursusClient(Scope):
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Become a member of a group; see ``WireClient``. The wire knows one assignor, ``range``; another is refused."""
         if assignor is not None and assignor is not Assignor.RANGE:
-            raise cannot("choose an assignor")
+            raise cannot(WIRE, "choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:

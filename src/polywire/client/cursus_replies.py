@@ -13,11 +13,13 @@ from typing import Final
 
 import msgspec
 
+from polywire.client.refusals import bare_value
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, NotOwner, Unavailable
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import decoded, encoded
 from polywire.records.columns import Event, Record
 
+WIRE: Final = "Cursus"  # in what is refused
 _U16: Final = Struct(">H")
 _HEAD: Final = Struct(">BQQi")  # idempotent, seqStart, seqEnd, count
 _NUMBERS: Final = Struct(">QQ")
@@ -124,17 +126,14 @@ def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record
     parts = [b"\xba\x7c", _text(encoded(topic)), _PARTITION.pack(partition), bytes((len(acks),)), acks.encode()]
     parts.append(_HEAD.pack(bool(producer), 0, 0, len(records)))
     for record in records:
-        if record.value is None:
-            raise cannot("carry a null value")
-        if record.headers or record.id is not None or record.origin_time_us is not None:
-            raise cannot("carry headers, ids or times")
+        value = bare_value(WIRE, record, events=True)
         event = record.event or Event("", 0, 0)
         parts += (
             _NUMBERS.pack(0, record.sequence or 0),
             _text(producer),
             _text(record.key or b""),
-            _EPOCH.pack(0, len(record.value)),
-            record.value,
+            _EPOCH.pack(0, len(value)),
+            value,
             _text(event.type.encode()),
             _VERSIONS.pack(event.schema_version, event.aggregate_version),
             _text(event.metadata or b""),
@@ -148,11 +147,6 @@ def _text(text: bytes) -> bytes:
             ErrorCode.RECORD_TOO_LARGE, f"a key or event text has at most 65535 bytes on this wire got={len(text)}"
         )
     return _U16.pack(len(text)) + text
-
-
-def cannot(what: str) -> Invalid:
-    """The wire has no word for it."""
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the Cursus wire cannot {what}")
 
 
 def decode_batch(body: bytes) -> list[Record]:

@@ -25,12 +25,14 @@ from polywire.client.flux_replies import (
     split_consumed,
 )
 from polywire.client.opening import open_connection
+from polywire.client.refusals import bare_value, cannot, cannot_name
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import Acks, Refused, bytes_of, has_white, named, topic_name, topic_word
 from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
+WIRE: Final = "FLUX"  # in what is refused
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cannot be asked for less may send long ones
 FETCH_BYTES: Final = 1024 * 1024  # asked for at a time
@@ -138,7 +140,7 @@ class FluxClient(Scope):
 
     async def delete_topic(self, topic: str) -> None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
-        raise _impossible("delete topics")
+        raise cannot(WIRE, "delete topics")
 
     async def topics(self) -> list[TopicInfo]:
         """Return the topics there are; their partitions are counted by asking for them. ``id`` is empty."""
@@ -165,11 +167,11 @@ class FluxClient(Scope):
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell where partitions begin."""
-        raise _impossible("tell where partitions begin")
+        raise cannot(WIRE, "tell where partitions begin")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
-        raise _impossible("look records up by time")
+        raise cannot(WIRE, "look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
@@ -180,7 +182,7 @@ class FluxClient(Scope):
         none of which the wire can carry; Invalid(RECORD_TOO_LARGE) for one that does not fit a line.
         """
         if partition is not None:
-            raise _impossible("choose a partition")
+            raise cannot(WIRE, "choose a partition")
         tail = b" acks=" + _ACKS[level].value
         name = _topic(topic)
         requests = [b"PRODUCE|%b %b" % (name, _message(record)) + tail for record in records]
@@ -253,7 +255,7 @@ class FluxClient(Scope):
     ) -> None:
         """Store a group's next offset to read; see ``WireClient``. Raises Invalid without ``member``, which the wire needs."""
         if not member:
-            raise _impossible("store a position without being a member")
+            raise cannot(WIRE, "store a position without being a member")
         await self._connection.ask(b"COMMIT|%b %d %d" % (_member(group, topic, member, generation), partition, offset))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -262,16 +264,12 @@ class FluxClient(Scope):
         return understood(number, payload, b"offset")
 
 
-def _impossible(what: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the FLUX wire cannot {what}")
-
-
 def _topic(topic: str) -> bytes:
     name = bytes_of(topic_word(topic))
     try:
         topic_name(name)
     except Refused:
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"the FLUX wire cannot carry this name name={topic!r}") from None
+        raise cannot_name(WIRE, topic) from None
     return name
 
 
@@ -288,16 +286,13 @@ def _member(group: str, topic: str, member: str, generation: int) -> bytes:
 
 def _message(record: Record) -> bytes:
     """``key:value`` of a record, refused when a line cannot carry it."""
-    if record.value is None:
-        raise _impossible("carry a null value")
-    if record.headers or record.id is not None or record.origin_time_us is not None or record.event is not None:
-        raise _impossible("carry headers, ids, times or events")
+    value = bare_value(WIRE, record)
     key = record.key or b""
     if b":" in key or has_white(key):
         raise Invalid(ErrorCode.INVALID_REQUEST, "a key must not hold white space or a colon on the FLUX wire")
-    if has_white(record.value):
+    if has_white(value):
         raise Invalid(ErrorCode.INVALID_REQUEST, "a value must not hold white space on the FLUX wire")
-    return key + b":" + record.value
+    return key + b":" + value
 
 
 def _membership(payload: bytes) -> Membership:

@@ -19,6 +19,7 @@ from uuid import uuid4
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection, Scope
 from polywire.client.opening import open_connection
+from polywire.client.refusals import cannot
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
@@ -27,6 +28,7 @@ from polywire.records.columns import Record
 from polywire.records.partitioner import xxh32
 from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level, TopicName
 
+WIRE: Final = "documented Iggy"  # in what is refused
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # what a broker may send in one reply
 SEND_RECORDS: Final = 1_000  # of one request
@@ -193,7 +195,7 @@ class IggyClient(Scope):
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell the epoch of a partition."""
-        raise _impossible("tell the epoch of a partition")
+        raise cannot(WIRE, "tell the epoch of a partition")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
@@ -217,9 +219,9 @@ class IggyClient(Scope):
         ``Level.SYNCED``, null and empty values, times of origin and events, which the wire cannot carry.
         """
         if level is Level.SYNCED:
-            raise _impossible("ask for synced records")
+            raise cannot(WIRE, "ask for synced records")
         if any(record.origin_time_us is not None or record.event is not None for record in records):
-            raise _impossible("carry times of origin or events")
+            raise cannot(WIRE, "carry times of origin or events")
         count = await self._partition_count(topic)
         parts = _parts(records)
         chosen = [self._choose_partition(part[0], count) if partition is None else partition for part in parts]
@@ -331,7 +333,7 @@ class IggyClient(Scope):
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Become a member of a group, over a connection of its own; see ``WireClient``. A missing group, or topic, is made."""
         if assignor is Assignor.RANGE:
-            raise _impossible("choose how partitions are dealt out")
+            raise cannot(WIRE, "choose how partitions are dealt out")
         await self._partition_count(topic)
         body = _topic(topic) + U32.pack(_group_number(group))
         key = (group, topic, member)
@@ -378,7 +380,7 @@ class IggyClient(Scope):
     ) -> None:
         """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
         if offset < 1:
-            raise _impossible("store that nothing was consumed")
+            raise cannot(WIRE, "store that nothing was consumed")
         at = client_codec.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
         connection = self._members.get((group, topic, member), self._connection)
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))
@@ -443,10 +445,6 @@ def _group_number(group: str) -> int:
 
 def _lowest_free(taken: set[int]) -> int:
     return next(number for number in range(1, len(taken) + 2) if number not in taken)
-
-
-def _impossible(what: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the Iggy wire of 2023 cannot {what}")
 
 
 def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

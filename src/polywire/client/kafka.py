@@ -21,6 +21,7 @@ from polywire.client.kafka_login import log_in, mechanism_for
 from polywire.client.kafka_partitioner import partition_of_key
 from polywire.client.login import Login
 from polywire.client.opening import open_connection
+from polywire.client.refusals import cannot
 from polywire.errors import (
     BrokerError,
     ErrorCode,
@@ -34,6 +35,7 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
+WIRE: Final = "Kafka"  # in what is refused
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024  # asked for at a time; a batch that is longer comes whole
@@ -214,7 +216,7 @@ class KafkaClient(Scope):
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Refuse with Invalid(INVALID_REQUEST): times of this wire are those of clients, and milliseconds."""
-        raise _impossible("look records up by the time of their append")
+        raise cannot(WIRE, "look records up by the time of their append")
 
     # Records
 
@@ -317,13 +319,9 @@ class KafkaClient(Scope):
         return await self._groups.groups(group)
 
 
-def _impossible(what: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the client of the Kafka wire cannot {what}")
-
-
 def _check_record(record: Record) -> None:
     if record.id is not None or record.event is not None:
-        raise _impossible("carry ids or events")
+        raise cannot(WIRE, "carry ids or events")
 
 
 def _batches(rows: Sequence[int], records: Sequence[Record]) -> list[list[int]]:

@@ -18,6 +18,7 @@ from typing import Final
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope, understood
 from polywire.client.opening import open_connection
+from polywire.client.refusals import bare_value, cannot, cannot_name
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import Expander, PlainSet, wrap
@@ -43,6 +44,7 @@ from polywire.records.columns import Record
 from polywire.records.partitioner import partitions_of
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
 
+WIRE: Final = "Kafka 0.7"  # in what is refused
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
@@ -252,23 +254,23 @@ class Kafka07Client(Scope):
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot create topics; producing makes them."""
-        raise _impossible("create topics")
+        raise cannot(WIRE, "create topics")
 
     async def delete_topic(self, topic: str) -> None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
-        raise _impossible("delete topics")
+        raise cannot(WIRE, "delete topics")
 
     async def topics(self) -> list[TopicInfo]:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot list topics."""
-        raise _impossible("list topics")
+        raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell offsets of bounds; ``addresses`` tells their addresses."""
-        raise _impossible("tell offsets of bounds")
+        raise cannot(WIRE, "tell offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot look offsets up by time; ``addresses`` does so in its own words."""
-        raise _impossible("look offsets up by time")
+        raise cannot(WIRE, "look offsets up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
@@ -279,8 +281,8 @@ class Kafka07Client(Scope):
         headers, ids and times, which the wire cannot carry, and Invalid(RECORD_TOO_LARGE).
         """
         if level is not Level.WRITTEN:
-            raise _impossible("choose what an acknowledgement means")
-        values = [_value(record) for record in records]
+            raise cannot(WIRE, "choose what an acknowledgement means")
+        values = [bare_value(WIRE, record) for record in records]
         chosen = await self._choose_partitions(topic, records) if partition is None else [partition] * len(records)
         produced: list[Produced] = [Produced(number, -1) for number in chosen]
         for number in sorted(set(chosen)):
@@ -402,44 +404,32 @@ class Kafka07Client(Scope):
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
-        raise _impossible("form groups")
+        raise cannot(WIRE, "form groups")
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
-        raise _impossible("form groups")
+        raise cannot(WIRE, "form groups")
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
-        raise _impossible("form groups")
+        raise cannot(WIRE, "form groups")
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions; ``kafka07_streams.Consumer`` keeps them in a file."""
-        raise _impossible("store positions")
+        raise cannot(WIRE, "store positions")
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions."""
-        raise _impossible("store positions")
-
-
-def _impossible(what: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the Kafka 0.7 wire cannot {what}")
+        raise cannot(WIRE, "store positions")
 
 
 def _topic(topic: str) -> bytes:
     name = topic_bytes(topic)
     if not 0 < len(name) <= NAME_BYTES_MAX:
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"the Kafka 0.7 wire cannot carry this name name={topic!r}")
+        raise cannot_name(WIRE, topic)
     return name
-
-
-def _value(record: Record) -> bytes:
-    if record.value is None:
-        raise _impossible("carry a null value")
-    if record.headers or record.id is not None or record.origin_time_us is not None or record.event is not None:
-        raise _impossible("carry headers, ids, times or events")
-    return record.value
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:

@@ -172,6 +172,7 @@ class Lane:
                     await self._recover(error)
                     break
                 self._failing_since, self._pause_s = None, PAUSE_MIN_S
+                self._link.answered()
                 self._settle(self._under_way.popleft())
             if self._ready():
                 await self._send()
@@ -253,7 +254,7 @@ class Lane:
         now = self._loop.time()
         if self._failing_since is None:
             self._failing_since = now
-        return now < self._failing_since + self._link.reconnect_s
+        return not self._link.is_mistaken and now < self._failing_since + self._link.reconnect_s
 
     def _next_pause_s(self, error: BrokerError) -> float:
         pause_s = self._pause_s

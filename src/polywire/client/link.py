@@ -1,7 +1,8 @@
 """The way to a broker: one connection at a time, made anew with back-off when it is lost.
 
 Promises: everybody who asks while there is no connection waits for the same one; a broker that is back within ``reconnect_s`` is found, and
-a login that is refused is not tried again. Must not know: any one wire, what is asked.
+what waiting does not mend is not tried again: a login that is refused, TLS that fails, a port that hangs up again and again and has never
+answered. Must not know: any one wire, what is asked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, TypeVar
 
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
+from polywire.client.unreachable import is_hanging_up
 from polywire.errors import Busy, ErrorCode, Unavailable
 
 CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
@@ -20,6 +22,9 @@ RECONNECT_S: Final = 60.0  # a broker's restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 BACKOFF_JITTER: Final = 0.25  # of a pause: clients of a broker that comes back do not all come at once
+HANG_UPS_MAX: Final = (
+    5  # in a row, of a port that never answered: another wire's, or one with TLS, and not a broker that restarts
+)
 
 T = TypeVar("T")
 
@@ -27,7 +32,7 @@ T = TypeVar("T")
 class Link:
     """The connection of one client, producer or consumer. Guards: there is at most one connection, and none once it is closed."""
 
-    __slots__ = ("_closed", "_connect_s", "_opening", "_wire", "reconnect_s", "url")
+    __slots__ = ("_closed", "_connect_s", "_hang_ups", "_is_answered", "_opening", "_wire", "reconnect_s", "url")
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
         """Remember where the broker is.
@@ -43,6 +48,17 @@ class Link:
         self._wire: WireClient | None = None
         self._opening: asyncio.Task[WireClient] | None = None
         self._closed = False
+        self._hang_ups = 0
+        self._is_answered = False
+
+    @property
+    def is_mistaken(self) -> bool:
+        """Whether what listens there has hung up so often, and never answered, that it will not be what was meant."""
+        return not self._is_answered and self._hang_ups >= HANG_UPS_MAX
+
+    def answered(self) -> None:
+        """Remember that a broker is there which understands what it is asked."""
+        self._is_answered = True
 
     async def open(self) -> None:
         """Connect, to a broker that is there within ``connect_s``. Raises Invalid, Unavailable, Denied."""
@@ -65,6 +81,7 @@ class Link:
         """Forget a connection that failed; somebody may have replaced it already."""
         if wire is self._wire:
             self._wire = None
+            self._hang_ups += 1
         await wire.close()
 
     async def close(self) -> None:
@@ -80,24 +97,33 @@ class Link:
 
     async def read(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
         """Do something that may safely be done twice, again if the connection is lost meanwhile. Raises what it raises."""
-        end = asyncio.get_running_loop().time() + self.reconnect_s
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.reconnect_s
+        pause_s = 0.0
         while True:
             wire = await self.wire()
             try:
-                return await work(wire)
+                result = await work(wire)
             except Unavailable:
                 await self.lost(wire)
-                if self._closed or asyncio.get_running_loop().time() >= end:
+                if self._closed or self.is_mistaken or loop.time() + pause_s >= end:
                     raise
+            else:
+                self.answered()
+                return result
+            await asyncio.sleep(pause_s)
+            pause_s = _longer(pause_s)
 
     async def once(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
         """Do something that must not be done twice. Raises Unavailable when nobody knows whether it was done."""
         wire = await self.wire()
         try:
-            return await work(wire)
+            result = await work(wire)
         except Unavailable:
             await self.lost(wire)
             raise
+        self.answered()
+        return result
 
     async def _search(self, limit_s: float) -> WireClient:
         loop = asyncio.get_running_loop()
@@ -107,8 +133,14 @@ class Link:
             try:
                 self._wire = await connect(self.url)
                 return self._wire
-            except (Unavailable, Busy):
-                if loop.time() + pause_s > end:
+            except (Unavailable, Busy) as error:
+                self._hang_ups += is_hanging_up(error)
+                if self.is_mistaken or loop.time() + pause_s > end:
                     raise
             await asyncio.sleep(pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
-            pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+            pause_s = _longer(pause_s)
+
+
+def _longer(pause_s: float) -> float:
+    """The pause after this one."""
+    return min(max(2 * pause_s, BACKOFF_MIN_S), BACKOFF_MAX_S)

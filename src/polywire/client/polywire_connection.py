@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from polywire.client.connection import Connection
-from polywire.client.unreachable import HUNG_UP
-from polywire.errors import ErrorCode, PeerError, Unavailable
+from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -26,8 +25,6 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.types import Buffer
-
-TLS_ALERT: Final = b"\x15\x03"  # what a port with TLS answers to what is none
 
 
 class _Pending:
@@ -48,7 +45,6 @@ class PolywireConnection(Connection):
         self.greeted: Final[asyncio.Future[bytes]] = loop.create_future()
         self.greeted.add_done_callback(_ignore)
         self._buffer = bytearray()
-        self._opened_by_peer = False
         self._pending: dict[int, _Pending] = {}
         self._correlation = 0
 
@@ -56,12 +52,6 @@ class PolywireConnection(Connection):
         """Say what we speak; asyncio calls it."""
         super().connection_made(transport)
         self._opened().write(MAGIC)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all calls under way; asyncio calls it."""
-        if not self._opened_by_peer:
-            self.fail(Unavailable(ErrorCode.STOPPING, f"cannot connect: {HUNG_UP}"))
-        super().connection_lost(exc)
 
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
         pending, self._pending = self._pending, {}
@@ -74,6 +64,9 @@ class PolywireConnection(Connection):
             taken = self._take()
         except PeerError as error:
             self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            return
+        except Invalid as error:
+            self.fail(error)
             return
         del self._buffer[:taken]
 
@@ -103,14 +96,17 @@ class PolywireConnection(Connection):
 
     def _take(self) -> int:
         at = 0
-        if not self._opened_by_peer:
-            if self._buffer.startswith(TLS_ALERT):
-                raise PeerError("the port speaks TLS, connect with polywire+tls://", fatal=True)
+        if not self._is_answered:
+            self._look_for_tls(self._buffer)
             if len(self._buffer) < len(MAGIC):
                 return 0
             if self._buffer[: len(MAGIC)] != MAGIC:
-                raise PeerError(f"peer does not speak this version opening={self._buffer[:8].hex()}", fatal=True)
-            self._opened_by_peer = True
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    "cannot connect: what listens there does not speak this version of the polywire wire"
+                    f" opening={self._buffer[:8].hex()}",
+                )
+            self._is_answered = True
             at = len(MAGIC)
         while len(self._buffer) - at >= PREFIX_BYTES:
             prefix = decode_answer_prefix(self._buffer, at)

@@ -420,20 +420,25 @@ class Producer:
         known = self._topics.get(topic)
         now = asyncio.get_running_loop().time()
         if known is None or now - known.asked_at > METADATA_S:
-            known = await self._link.read(lambda wire: self._ask_topic(wire, topic))
+            if self._knows_partitions(await self._link.wire(), topic):
+                known = await self._link.read(lambda wire: self._ask_topic(wire, topic))
+            else:
+                known = _Topic(0, KeyHash.FNV32, now)
             known.sticky = self._topics[topic].sticky if topic in self._topics else secrets.randbelow(1 << 16)
             self._topics[topic] = known
         return known
 
-    async def _ask_topic(self, wire: WireClient, topic: str) -> _Topic:
+    def _knows_partitions(self, wire: WireClient, topic: str) -> bool:
+        """Whether batches of partitions are made here, as on our own wire, or the wire's client sees to that."""
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic is named by a str got={type(topic).__name__}")
-        now = asyncio.get_running_loop().time()
         self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
         if self._idempotent and not self._is_idempotent:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire has no idempotent producers url={self._link.url}")
-        if not isinstance(wire, PolywireClient):
-            return _Topic(0, KeyHash.FNV32, now)
+        return isinstance(wire, PolywireClient)
+
+    async def _ask_topic(self, wire: WireClient, topic: str) -> _Topic:
+        assert isinstance(wire, PolywireClient), "a URL has one wire"
         try:
             description = await wire.describe(topic)
         except Missing:
@@ -443,7 +448,8 @@ class Producer:
                 await wire.create_topic(topic)
             description = await wire.describe(topic)
         named = description.settings.get("key_hash")
-        return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, now)
+        asked_at = asyncio.get_running_loop().time()
+        return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, asked_at)
 
 
 def _checked(partition: object) -> int:

@@ -200,7 +200,7 @@ def test_a_peer_of_another_kind_is_told_apart() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(Unavailable, match="does not speak"):
+        with pytest.raises(Invalid, match="does not speak"):
             BulkConnection("127.0.0.1", port, reconnect_s=0.0).ping()
         thread.join()
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import pytest
 
 import polywire
-from polywire.client import link
+from polywire.client import consumer, lane, link
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
+from polywire.client.consumer import Consumer
 from polywire.client.unreachable import cannot_connect
-from polywire.errors import BrokerError, Denied, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread
+
+Work = Callable[[str], Awaitable[None]]
 
 WIRES: Final = ("polywire", "kafka", "flux", "cursus", "iggy", "kafka07")
 
@@ -43,31 +47,107 @@ def test_tls_on_a_plain_port(wire: str) -> None:
     assert "TLS" in told
 
 
-def test_no_tls_on_a_port_with_tls() -> None:
-    """Whatever a port with TLS is told that is no TLS, it answers with an alert."""
+async def visits(url: str, answer: bytes, work: Work) -> tuple[int, BrokerError]:
+    """How often a port is tried that answers what it is told with this and hangs up, and what ends it."""
+    ended: list[asyncio.Future[None]] = []
 
-    async def attempt() -> str:
-        async def alert(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readexactly(1)
-            writer.write(b"\x15\x03\x03\x00\x02\x02\x46")
-            await writer.drain()
-            writer.close()
+    class Peer(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+            self.ended = asyncio.get_running_loop().create_future()
+            ended.append(self.ended)
+            if not answer:
+                transport.close()
 
-        async with await asyncio.start_server(alert, "127.0.0.1", 0) as server:
-            return await refusal(f"polywire://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(answer)
+            self.transport.close()
 
-    assert asyncio.run(attempt()) == "the port speaks TLS, connect with polywire+tls://"
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.ended.set_result(None)
+
+    async with await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0) as server:
+        with pytest.raises(BrokerError) as raised:
+            await work(f"{url}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await asyncio.gather(*ended)
+    return len(ended), raised.value
 
 
-def test_a_port_that_hangs_up() -> None:
-    async def attempt() -> str:
-        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.close()
+async def list_topics(url: str) -> None:
+    async with polywire.connect(url, connect_s=3600, reconnect_s=3600) as client:
+        await client.topics()
 
-        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-            return await refusal(f"polywire://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
-    assert asyncio.run(attempt()).startswith("cannot connect: it hung up at once")
+async def send(url: str) -> None:
+    async with polywire.connect(url, connect_s=3600) as client, client.producer(reconnect_s=3600) as producer:
+        await producer.send_and_wait("orders", "hello")
+
+
+async def read(url: str) -> None:
+    async with Consumer(url, "orders", reconnect_s=3600) as reader:
+        await reader.batch(timeout_s=3600)
+
+
+CASES: Final = [
+    (wire, work)
+    for wire in WIRES
+    for work in (list_topics, send, read)
+    if (wire, work) != ("kafka07", list_topics)  # cannot be asked for there
+]
+
+
+@pytest.mark.parametrize(("wire", "work"), CASES)
+def test_no_tls_on_a_port_with_tls(wire: str, work: Work) -> None:
+    """Whatever a port with TLS is told that is no TLS, it answers with an alert, and waiting does not mend it."""
+    count, error = asyncio.run(visits(wire, b"\x15\x03\x03\x00\x02\x02\x46", work))
+    assert error.message == "the port speaks TLS, connect with +tls behind the scheme"
+    assert isinstance(error, Invalid)
+    assert count <= 2  # the client's, and that of its producer
+
+
+@pytest.mark.parametrize(("wire", "work"), CASES)
+def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
+        monkeypatch.setattr(module, name, 0.001)
+    count, error = asyncio.run(visits(wire, b"", work))
+    assert ("hung up at once" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
+    assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
+
+
+def test_another_wires_port() -> None:
+    count, error = asyncio.run(visits("polywire", b"HTTP/1.1 400 Bad Request", list_topics))
+    assert (count, type(error)) == (1, Invalid)
+    assert "does not speak this version of the polywire wire" in error.message
+
+
+def test_no_tls_behind_a_port() -> None:
+    count, error = asyncio.run(visits("polywire+tls", b"HTTP/1.1 400 Bad Request", list_topics))
+    assert (count, type(error)) == (1, Invalid)
+    assert "speaks no TLS, leave out +tls" in error.message
+
+
+def test_a_broker_that_has_answered_is_waited_for() -> None:
+    """However often it hangs up afterwards: it may be one that starts behind a balancer of connections."""
+
+    async def scenario() -> None:
+        with BrokerThread(wires=["kafka"]) as broker:
+            async with polywire.connect(broker.url("kafka")) as client:
+                assert await client.topics() == []
+                failures = 2 * link.HANG_UPS_MAX
+
+                async def work(wire: WireClient) -> str:
+                    nonlocal failures
+                    failures -= 1
+                    if failures:
+                        raise Unavailable(ErrorCode.STOPPING, "connection lost")
+                    return "done"
+
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(link, "BACKOFF_MAX_S", link.BACKOFF_MIN_S)
+                    assert await client._link.read(work) == "done"
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
