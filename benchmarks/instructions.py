@@ -30,7 +30,16 @@ from typing import Final
 
 from rich.table import Table
 
-from benchmarks import cursus_load, flux_load, iggy_load, iggy_today, kafka07_load, lone_requests, polywire_load
+from benchmarks import (
+    cursus_load,
+    flux_load,
+    iggy_load,
+    iggy_today,
+    kafka07_load,
+    kafka_polls,
+    lone_requests,
+    polywire_load,
+)
 from benchmarks.measure import console
 from polywire.testing.process import WIRES, lasting_port
 
@@ -76,6 +85,7 @@ def workloads() -> Iterator[Workload]:
     yield Workload("iggy-send", 100, lambda at: iggy_load.create(*at["iggy"], "sent"), _iggy_send)
     yield Workload("iggy-poll", 100, _nothing, _iggy_poll)
     yield Workload("iggy-today-send", 100, lambda at: iggy_today.create(*at["iggy"], "load"), _iggy_today_send)
+    yield Workload("kafka-poll-1000", 50, lambda at: kafka_polls.create(*at["kafka"], "polled"), _kafka_poll)
     yield Workload("kafka07-produce", 100, _nothing, _kafka07_produce)
     yield Workload("kafka07-fetch", 100, _nothing, _kafka07_fetch)
 
@@ -119,6 +129,10 @@ def _iggy_poll(at: Addresses, count: int) -> None:
 
 def _iggy_today_send(at: Addresses, count: int) -> None:
     iggy_today.send_rate(*at["iggy"], "load", requests=count)
+
+
+def _kafka_poll(at: Addresses, count: int) -> None:
+    kafka_polls.poll_rate(*at["kafka"], "polled", count)
 
 
 def _kafka07_produce(at: Addresses, count: int) -> None:

@@ -59,7 +59,7 @@ class KafkaWire:
         made = request.Topics(name=topic, num_partitions=partitions, replication_factor=1)
         body = request(topics=[made], timeout_ms=int(ANSWER_S) * 1000)
         with closing(connect(address)) as peer:
-            told = _ask(peer, Api.CREATE_TOPICS, _CREATE_VERSION, body)
+            told = ask(peer, Api.CREATE_TOPICS, _CREATE_VERSION, body)
             if told.topics[0].error not in (0, _TOPIC_EXISTS):
                 raise AssertionError(f"no topic answer={told!r}")
             while not _is_led(peer, topic, partitions):
@@ -176,11 +176,12 @@ def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:
     request = schema.request(Api.LIST_OFFSETS)
     ends = [request.Topics.Partitions(index=index, timestamp=-1) for index in range(partitions)]
     body = request(replica_id=-1, topics=[request.Topics(name=topic, partitions=ends)])
-    (told,) = _ask(peer, Api.LIST_OFFSETS, _LIST_VERSION, body).topics
+    (told,) = ask(peer, Api.LIST_OFFSETS, _LIST_VERSION, body).topics
     return not any(one.error for one in told.partitions)
 
 
-def _ask(peer: socket.socket, api: Api, version: int, body: Any) -> Any:
+def ask(peer: socket.socket, api: Api, version: int, body: Any) -> Any:
+    """The answer to one request."""
     peer.sendall(encode_request(api, version, 1, body, client_id="bench"))
     answer = receive_until(peer, lambda found: any(Frames().cut(memoryview(found))))
     return decode_response(api, version, answer[4:])[1]

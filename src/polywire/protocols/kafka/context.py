@@ -24,6 +24,7 @@ from polywire.broker.topics import Partition
 from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError
+from polywire.protocols.kafka.fetch_sessions import FetchSessions
 from polywire.protocols.kafka.messages import WIRE, Api, Served
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -71,7 +72,7 @@ class KafkaSettings:
 class Shared:
     """Invariant: ``served`` has only what there is a handler for."""
 
-    __slots__ = ("_cluster_id", "broker", "off_loop", "served", "settings")
+    __slots__ = ("_cluster_id", "broker", "fetch_sessions", "off_loop", "served", "settings")
 
     def __init__(
         self, broker: KafkaBroker, settings: KafkaSettings, served: Mapping[Api, Served], off_loop: OffLoopQueue
@@ -80,6 +81,7 @@ class Shared:
         self.settings: Final = settings
         self.served: Final = served
         self.off_loop: Final = off_loop
+        self.fetch_sessions: Final = FetchSessions(broker)
         self._cluster_id = ""
 
     @property

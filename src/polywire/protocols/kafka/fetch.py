@@ -1,265 +1,161 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-Promises: what is there is answered at once, what is not is waited for, and a new record wakes who waits; limits hold but for the first
-batch; one read is under way at a time, and nothing is pinned between calls; thousands of partitions keep nobody waiting. Must not know:
-frames, how batches are laid out.
+Promises: in a session, what a request costs depends on what has changed and on what there is to read, not on how much is wanted; whether the
+peer may read is asked whenever something is read. Must not know: frames, how records are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from struct import Struct
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
-from polywire.log.base import Handle, Read
-from polywire.protocols.kafka import encoder, schema
-from polywire.protocols.kafka.codec import encode_response_entry
-from polywire.protocols.kafka.configs import has_times_of_append
-from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.fetch_sessions import FetchSession, Wanted, WantedTopic
+from polywire.protocols.kafka.fetching import Fetching
+from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
-from polywire.protocols.kafka.offsets import leader_error
-from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN
-from polywire.protocols.runtime.session import QUANTUM_S
-from polywire.protocols.runtime.slices import Slices
-from polywire.records.compression import expand_body
 
-NO_SESSION: Final = 0
-BEGINNINGS: Final = frozenset({-1, 0})  # epochs of requests that name all their partitions
-WAIT_MS_MAX: Final = 5 * 60_000
-READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
-ROOM_BYTES: Final = 64 * 1024  # that what is read takes more in the answer than in the log
-ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of an answer: some 1 ms
-_LENGTH: Final = Struct("<4xI")
+BEGINNING: Final = 0  # epoch of a request that wants a session
+SESSIONLESS: Final = -1  # of one that wants none, or no longer
+IDS_SINCE: Final = 13  # the version from which on topics are named by their ids
 
 
 def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Fetch. Sessions are declined, so a request always names all its partitions."""
-    response = schema.response(Api.FETCH)
-    if request.session_id != NO_SESSION:
-        return response(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[])
-    if request.session_epoch not in BEGINNINGS:
-        return response(error=WireError.INVALID_FETCH_SESSION_EPOCH, responses=[])
-    Fetching(session, answer, request).begin(request.topics)
+    """Fetch, in a session or without one."""
+    kept = session.fetch_session
+    if kept is not None and (kept.is_over or kept.number != request.session_id):
+        kept = None
+    names_ids = answer.request.version >= IDS_SINCE
+    if request.session_epoch not in (BEGINNING, SESSIONLESS):
+        error = _session_error(kept, request, names_ids=names_ids)
+        if error is not WireError.NONE:
+            return schema.response(Api.FETCH)(error=error, responses=[])
+        assert kept is not None, "that would be an error"
+        session.shared.fetch_sessions.use(kept)
+        kept.advance()
+        IncrementalFetching(session, answer, request, kept).begin(request)
+        return None
+    if kept is not None:
+        kept.end()
+    if request.session_epoch == BEGINNING:
+        kept = _open(session, names_ids=names_ids) if request.topics else None
+    else:
+        kept = None
+    Fetching(session, answer, request, kept).begin(request)
     return None
 
 
-class Fetching:
-    """One request, and its answer in the making: partitions are looked up, read, waited for and encoded with pauses where they are many.
+def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
+    """Why a request cannot be one of the connection's session."""
+    if kept is None:
+        return WireError.FETCH_SESSION_ID_NOT_FOUND
+    if kept.epoch != request.session_epoch:
+        return WireError.INVALID_FETCH_SESSION_EPOCH
+    return WireError.NONE if kept.names_ids == names_ids else WireError.FETCH_SESSION_TOPIC_ID_ERROR
 
-    Invariant: partitions before ``_number`` have their records in the answer; what was begun counts only while its number is ``_ticket``.
+
+def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
+    """The connection's session from now on, instead of the one that it had."""
+    if session.fetch_session is not None:
+        session.fetch_session.end()
+    session.fetch_session = session.shared.fetch_sessions.open(names_ids=names_ids)
+    return session.fetch_session
+
+
+class IncrementalFetching(Fetching):
+    """One request in a session: it names what has changed, and the answer tells of partitions that have news.
+
+    Invariant: besides that of its base, ``_refused`` are partitions that cannot be read, and ``_topics`` what was found of the topics
+    of those that were looked at.
     """
 
-    __slots__ = (
-        "_answer",
-        "_asked",
-        "_body",
-        "_bytes",
-        "_bytes_max",
-        "_count",
-        "_deadline",
-        "_has_failed",
-        "_min_bytes",
-        "_number",
-        "_session",
-        "_slices",
-        "_stops",
-        "_ticket",
-    )
+    __slots__ = ("_in_session", "_refused", "_told", "_topics")
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
-        self._session: Final = session
-        self._answer: Final = answer
-        self._min_bytes: Final = request.min_bytes
-        self._bytes_max: Final = min(request.max_bytes, session.shared.settings.answer_bytes_max)
-        now = session.broker.clock.monotonic()
-        self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
-        self._stops: list[Handle] = []
-        self._slices: Slices[None] | None = None
-        self._number = self._bytes = self._ticket = self._count = 0
-        self._has_failed = False
-        self._asked: list[tuple[Partition, Any, Any]] = []
-        self._body: Final = schema.response(Api.FETCH)(responses=[])
-        answer.cancel = self._cancel
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any, kept: FetchSession) -> None:
+        super().__init__(session, answer, request, kept)
+        self._in_session: Final = kept
+        self._refused: list[tuple[Wanted, Any]] = []
+        self._topics: dict[WantedTopic, Topic | BrokerError] = {}
+        self._told: dict[WantedTopic, Any] = {}
 
-    def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Take steps, at once where they are few, else with others' requests in between, and go on."""
-        for number, _ in enumerate(steps):
-            if number == AT_ONCE_MAX:
-                break
-        else:
-            then()
-            return
+    def begin(self, request: Any) -> None:
+        """Change what is wanted, and read what is ready."""
+        self._with_pauses(self._change(request), self._look)
 
-        def done(made: list[None] | BrokerError) -> None:
-            assert not isinstance(made, BrokerError), "entries have errors of their own"
-            then()
-
-        self._slices = Slices(self._session.broker, steps, done)
-
-    def begin(self, topics: list[Any]) -> None:
-        """See what can be fetched, and read it."""
-        self._with_pauses(self._ask_each(topics), self.run)
-
-    def _ask_each(self, topics: list[Any]) -> Iterator[None]:
-        """Make the answer without records; what cannot be fetched has its error."""
-        response = schema.response(Api.FETCH)
-        for asked in topics:
-            told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
-            self._body.responses.append(told)
-            topic: Topic | BrokerError
-            try:
-                topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
-            except BrokerError as error:
-                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
-            self._count += len(asked.partitions)
-            for one in asked.partitions:
-                entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
-                told.partitions.append(entry)
-                self._ask(topic, asked.topic_id, one, entry)
+    def _change(self, request: Any) -> Iterator[None]:
+        for named in request.topics:
+            for one in named.partitions:
+                self._in_session.want(named, one)
                 yield None
+        for named in request.forgotten:
+            for partition in named.partitions:
+                self._in_session.forget(named, partition)
+                yield None
+
+    def _look(self) -> None:
+        """See what of that which may have something to read can be fetched, and read it."""
+        kept = self._in_session
+        if kept.is_over:
+            self._answer.ok(schema.response(Api.FETCH)(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[]))
+            return
+        if kept.is_empty:
+            kept.end()  # the answer says so
+        kept.has_news = False
+        self._asked, self._refused, self._topics = [], [], {}
+        self._with_pauses(self._look_at_each(), self.run)
+
+    def _look_at_each(self) -> Iterator[None]:
+        made = schema.response(Api.FETCH).Responses.Partitions
+        for wanted in list(self._in_session.ready):
+            entry = made(index=wanted.partition, high_watermark=NO_OFFSET, records=b"")
+            self._ask(self._topic(wanted.topic), wanted.topic.topic_id, wanted, entry)
+            if entry.error:
+                self._refused.append((wanted, entry))
             yield None
 
-    def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
-        """See whether a partition can be fetched; topic: or what is wrong with it, looked up once for all its partitions."""
-        if isinstance(topic, BrokerError):
-            self._refuse(entry, missing_error(topic, topic_id))
-            return
-        try:
-            partition = partition_of(topic, one.partition)
-        except BrokerError as error:
-            self._refuse(entry, missing_error(error, topic_id))
-            return
-        stale = leader_error(partition, one.current_leader_epoch)
-        if stale is not None:
-            self._refuse(entry, stale)
-        else:
-            self._asked.append((partition, one, entry))
+    def _topic(self, named: WantedTopic) -> Topic | BrokerError:
+        """The topic as it is now, or why it cannot be read, found once for all its partitions."""
+        found = self._topics.get(named)
+        if found is None:
+            try:
+                found = topic_of(self._session, Action.FETCH, named.name, named.topic_id)
+            except BrokerError as error:
+                found = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+            self._topics[named] = found
+        return found
 
-    def _refuse(self, entry: Any, error: WireError) -> None:
-        entry.error, entry.records = error, b""
-        entry.high_watermark = entry.last_stable_offset = entry.log_start_offset = NO_OFFSET
-        self._has_failed = True
-
-    def run(self) -> None:
-        """Read on as far as it goes without waiting, with pauses."""
-        self._ticket += 1
-        broker = self._session.broker
-        if self._read_until(broker.clock.monotonic() + QUANTUM_S):
-            broker.sliced.put(partial(self._read_on, self._ticket))
-
-    def _read_on(self, ticket: int, end: float) -> bool:
-        return ticket == self._ticket and self._read_until(end)
-
-    def _read_until(self, end: float) -> bool:
-        """Read partitions until this time; whether there is one that can be read now."""
-        now = self._session.broker.clock.monotonic
-        while self._number < len(self._asked):
-            if not self._read(*self._asked[self._number]):
-                return False
-            self._number += 1
-            if now() >= end and self._number < len(self._asked):
-                return True
-        if self._has_failed or self._bytes >= self._min_bytes or now() >= self._deadline:
-            self._finish()
-        else:
-            self._wait()
-        return False
-
-    # One partition
-
-    def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
-        """Put a partition's records into the answer; False when they have to be fetched first."""
-        log, offset = partition.log, asked.fetch_offset
-        entry.high_watermark = entry.last_stable_offset = log.readable_offset
-        entry.log_start_offset = log.first_offset
-        room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
-        if partition.ended:
-            self._refuse(entry, WireError.UNKNOWN_TOPIC_OR_PARTITION)
-            return True
-        if not log.first_offset <= offset <= log.readable_offset:
-            self._refuse(entry, WireError.OFFSET_OUT_OF_RANGE)
-            return True
-        if offset == log.readable_offset or (room <= 0 and self._bytes):
-            return True
-        then = partial(self._arrived, self._ticket, partition, asked, entry)
-        try:
-            bytes_max = max(room, READ_BYTES_MIN)
-            read = self._session.broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
-        except BrokerError as error:
-            self._refuse(entry, wire_error(error))
-            return True
-        if not isinstance(read, Read):
+    def _read(self, partition: Partition, asked: Wanted, entry: Any) -> bool:
+        if not super()._read(partition, asked, entry):
             return False
-        self._take(read, partition, offset, room, entry)
+        if not entry.error and asked.fetch_offset == entry.high_watermark:
+            self._hear_of(partition, asked, entry.high_watermark)
+            self._in_session.rest(asked)
         return True
 
-    def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
-        """What had to be fetched from the disk is there."""
-        if ticket != self._ticket:
-            if isinstance(read, Read):
-                read.pin.release()
-            return
-        if isinstance(read, BrokerError):
-            self._refuse(entry, wire_error(read))
-        else:
-            room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
-            self._take(read, partition, asked.fetch_offset, room, entry)
-        self._number += 1
-        self.run()
-
-    def _take(self, read: Read, partition: Partition, offset: int, room: int, entry: Any) -> None:
-        appended = has_times_of_append(partition.topic.settings)
-        try:
-            entry.records = self._encode(read, offset, room, append_times=appended)
-        except BrokerError as error:
-            self._refuse(entry, wire_error(error))
-            return
-        finally:
-            read.pin.release()
-        self._bytes += len(entry.records)
-
-    def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
-        """Batches of Kafka from what was read, at most ``room`` bytes unless the answer's first record needs more. Raises BrokerError."""
-        size = sum([len(chunk) for chunk in read.chunks])
-        out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
-        state = encoder.begin(offset, at=0, limit=len(out))
-        for chunk in read.chunks:
-            state[encoder.POSITION] = 0
-            if _put(chunk, state, out, append_times=append_times) == encoder.DONE:
-                continue
-            if state[encoder.AT] or self._bytes:
-                break
-            out = bytearray(state[encoder.NEEDED])
-            state[encoder.CAP] = len(out)
-            _put(chunk, state, out, append_times=append_times)
-            break
-        return memoryview(out)[: state[encoder.AT]]
+    def _hear_of(self, partition: Partition, wanted: Wanted, offset: int) -> None:
+        """Have the session know of the partition's next record. Raises BrokerError."""
+        if wanted.wait is None:
+            wanted.wait = self._session.broker.wait(partition, offset, wanted.woken)
 
     # Waiting
 
-    def _wait(self) -> None:
-        """Look again when a record has come, or for the last time when it is too late."""
-        broker = self._session.broker
-        wake = partial(self._woken, self._ticket)
-        delay = max(self._deadline - broker.clock.monotonic(), 0.0)
-        self._stops.append(broker.loop.call_later(delay, wake))
-        self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
-
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Be woken by each partition that has more than was seen when it was read, also if that has come since."""
-        for partition, _, entry in self._asked:
+        """Be woken by what rests, and by what has too little to be sent."""
+        kept = self._in_session
+        kept.news = wake
+        if kept.has_news:  # while others were looked at
+            wake()
+            return
+        for partition, wanted, entry in self._asked:
             if ticket != self._ticket:
                 return
             try:
-                self._stops.append(self._session.broker.wait(partition, entry.high_watermark, wake))
+                self._hear_of(partition, wanted, entry.high_watermark)
             except BrokerError:  # the topic has ended since
                 wake()
                 return
@@ -268,62 +164,46 @@ class Fetching:
     def _woken(self, ticket: int) -> None:
         if ticket != self._ticket:
             return
-        self._stop_waiting()
-        self._number = self._bytes = 0
-        for _, _, entry in self._asked:
-            entry.records = b""
-        self.run()
-
-    def _stop_waiting(self) -> None:
-        stops, self._stops = self._stops, []
-        for stop in stops:
-            stop.cancel()
-
-    def _cancel(self) -> None:
-        """Nobody wants the answer any more."""
         self._ticket += 1
         self._stop_waiting()
-        if self._slices is not None:
-            self._slices.cancel()
+        self._number = self._bytes = 0
+        self._look()
+
+    def _stop_waiting(self) -> None:
+        self._in_session.news = None
+        super()._stop_waiting()
+
+    # The answer
 
     def _finish(self) -> None:
         self._ticket += 1
-        if self._count <= ENCODED_AT_ONCE_MAX:
-            self._answer.large(self._body)
-        else:
-            self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
+        kept = self._in_session
+        self._body.session_id = 0 if kept.is_over else kept.number
+        self._with_pauses(self._tell_each(), self._tell)
 
-    def _encode_each(self) -> Iterator[None]:
-        """Put bytes in place of what the answer tells, but for records that are not worth a copy."""
-        topics = self._body.responses
-        for number, told in enumerate(topics):
-            if max((len(entry.records) for entry in told.partitions), default=0) < PART_BYTES_MIN:
-                yield from self._encode_entry(topics, number)
-                continue
-            for index, entry in enumerate(told.partitions):
-                if len(entry.records) < PART_BYTES_MIN:
-                    yield from self._encode_entry(told.partitions, index)
-
-    def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:
-        entry = entries[index]
-        for entries[index] in encode_response_entry(self._answer.request, entry):
+    def _tell_each(self) -> Iterator[None]:
+        """Put what has news into the answer."""
+        for _, wanted, entry in self._asked:
+            if entry.records:
+                self._in_session.served(wanted)
+            if (
+                entry.records
+                or entry.error
+                or (wanted.end, wanted.start) != (entry.high_watermark, entry.log_start_offset)
+            ):
+                self._tell_of(wanted, entry)
+            yield None
+        for wanted, entry in self._refused:
+            self._tell_of(wanted, entry)
             yield None
 
-
-def _nothing() -> None:
-    """Nothing is left to do but to wait."""
-
-
-def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
-    """Write a chunk's batches, compressed ones among them."""
-    ended = encoder.put_batches(chunk, state, out, append_times=append_times)
-    while ended == encoder.COMPRESSED:
-        at = state[encoder.POSITION]
-        size = _LENGTH.unpack_from(chunk, at)[0]
-        state[encoder.POSITION] = 0
-        ended = encoder.put_batches(expand_body(chunk[at : at + size]), state, out, append_times=append_times)
-        state[encoder.POSITION] = at
-        if ended == encoder.DONE:
-            state[encoder.POSITION] = at + size
-            ended = encoder.put_batches(chunk, state, out, append_times=append_times)
-    return ended
+    def _tell_of(self, wanted: Wanted, entry: Any) -> None:
+        topic = wanted.topic
+        told = self._told.get(topic)
+        if told is None:
+            made = schema.response(Api.FETCH).Responses
+            told = self._told[topic] = made(topic=topic.name, topic_id=topic.topic_id, partitions=[])
+            self._body.responses.append(told)
+        told.partitions.append(entry)
+        wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
+        self._count += 1

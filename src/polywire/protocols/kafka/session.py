@@ -23,6 +23,7 @@ from polywire.protocols.kafka.codec import (
     unknown_version,
 )
 from polywire.protocols.kafka.context import KafkaBroker, Shared
+from polywire.protocols.kafka.fetch_sessions import FetchSession
 from polywire.protocols.kafka.messages import Api, Request, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.sasl import Conversation
@@ -69,7 +70,18 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     that takes a login. ``software``: what the client calls itself, empty before it has.
     """
 
-    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "sasl", "shared", "software", "work")
+    __slots__ = (
+        "_caller",
+        "_commands",
+        "_principal",
+        "_served",
+        "append_queue",
+        "fetch_session",
+        "sasl",
+        "shared",
+        "software",
+        "work",
+    )
 
     def __init__(
         self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
@@ -79,6 +91,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
         self.sasl: Final = Conversation()
         self.software = ""
+        self.fetch_session: FetchSession | None = None
         self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served
@@ -241,6 +254,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._leave_work()
         self.append_queue.drop()
         self._abandon()
+        if self.fetch_session is not None:
+            self.fetch_session.end()
+            self.fetch_session = None
 
 
 def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Records fetched over the Kafka wire (spec: kafka#fetch, kafka#fetch-sessions)."""
+"""Records fetched over the Kafka wire (spec: kafka#fetch)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.fetch import ENCODED_AT_ONCE_MAX
+from polywire.protocols.kafka.fetching import ENCODED_AT_ONCE_MAX
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
 from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.records.columns import Record
@@ -354,16 +354,3 @@ def test_many_partitions_are_looked_at_no_further_when_the_connection_is_gone(wo
     put(world, topic, b"a")
     peer.pass_by()
     assert not peer.sent
-
-
-# Sessions
-
-
-def test_sessions_are_declined(world: World) -> None:
-    topic = make(world)
-    peer = world.connect()
-    for epoch in (-1, 0):
-        assert peer.ask(Api.FETCH, 12, topics=[asked(topic, (0, 0))], session_epoch=epoch).session_id == 0
-    answer = peer.ask(Api.FETCH, 12, session_id=7, session_epoch=1)
-    assert (answer.error, list(answer.responses)) == (WireError.FETCH_SESSION_ID_NOT_FOUND, [])
-    assert peer.ask(Api.FETCH, 12, session_epoch=1).error == WireError.INVALID_FETCH_SESSION_EPOCH

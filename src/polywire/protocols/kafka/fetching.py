@@ -1,0 +1,338 @@
+"""A fetch under way (spec: kafka#fetch).
+
+Promises: what is there is answered at once, what is not is waited for, and a new record wakes who waits; limits hold but for the first
+batch; one read is under way at a time, and nothing is pinned between calls; thousands of partitions keep nobody waiting. Must not know:
+frames, how batches are laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from struct import Struct
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.log.base import Handle, Read
+from polywire.protocols.kafka import encoder, schema
+from polywire.protocols.kafka.codec import encode_response_entry
+from polywire.protocols.kafka.configs import has_times_of_append
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.fetch_sessions import FetchSession
+from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
+from polywire.protocols.kafka.offsets import leader_error
+from polywire.protocols.kafka.replies import AT_ONCE_MAX
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN
+from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.protocols.runtime.slices import Slices
+from polywire.records.compression import expand_body
+
+WAIT_MS_MAX: Final = 5 * 60_000
+READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
+ROOM_BYTES: Final = 64 * 1024  # that what is read takes more in the answer than in the log
+ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of an answer: some 1 ms
+_LENGTH: Final = Struct("<4xI")
+
+
+class Fetching:
+    """One request that names all it wants, and its answer in the making: partitions are looked up, read, waited for and encoded with pauses
+    where they are many.
+
+    Invariant: partitions before ``_number`` have their records in the answer; what was begun counts only while its number is ``_ticket``.
+    ``_kept`` is the session that is to have what is wanted, None without one.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_body",
+        "_bytes",
+        "_bytes_max",
+        "_count",
+        "_deadline",
+        "_has_failed",
+        "_kept",
+        "_min_bytes",
+        "_number",
+        "_session",
+        "_slices",
+        "_stops",
+        "_ticket",
+    )
+
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any, kept: FetchSession | None) -> None:
+        self._session: Final = session
+        self._answer: Final = answer
+        self._kept: Final = kept
+        self._min_bytes: Final = request.min_bytes
+        self._bytes_max: Final = min(request.max_bytes, session.shared.settings.answer_bytes_max)
+        now = session.broker.clock.monotonic()
+        self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
+        self._stops: list[Handle] = []
+        self._slices: Slices[None] | None = None
+        self._number = self._bytes = self._ticket = self._count = 0
+        self._has_failed = False
+        self._asked: list[tuple[Partition, Any, Any]] = []
+        self._body: Final = schema.response(Api.FETCH)(responses=[])
+        answer.cancel = self._cancel
+
+    def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
+        """Take steps, at once where they are few, else with others' requests in between, and go on."""
+        for number, _ in enumerate(steps):
+            if number == AT_ONCE_MAX:
+                break
+        else:
+            then()
+            return
+
+        def done(made: list[None] | BrokerError) -> None:
+            assert not isinstance(made, BrokerError), "entries have errors of their own"
+            then()
+
+        self._slices = Slices(self._session.broker, steps, done)
+
+    def begin(self, request: Any) -> None:
+        """See what can be fetched, and read it."""
+        self._with_pauses(self._ask_each(request.topics), self.run)
+
+    def _ask_each(self, topics: list[Any]) -> Iterator[None]:
+        """Make the answer without records; what cannot be fetched has its error."""
+        response = schema.response(Api.FETCH)
+        for asked in topics:
+            told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+            self._body.responses.append(told)
+            topic: Topic | BrokerError
+            try:
+                topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
+            except BrokerError as error:
+                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+            self._count += len(asked.partitions)
+            for one in asked.partitions:
+                entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
+                told.partitions.append(entry)
+                wanted = None if self._kept is None else self._kept.want(asked, one)
+                self._ask(topic, asked.topic_id, wanted or one, entry)
+                yield None
+            yield None
+
+    def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
+        """See whether a partition can be fetched; topic: or what is wrong with it, looked up once for all its partitions."""
+        if isinstance(topic, BrokerError):
+            self._refuse(entry, missing_error(topic, topic_id))
+            return
+        try:
+            partition = partition_of(topic, one.partition)
+        except BrokerError as error:
+            self._refuse(entry, missing_error(error, topic_id))
+            return
+        stale = leader_error(partition, one.current_leader_epoch)
+        if stale is not None:
+            self._refuse(entry, stale)
+        else:
+            self._asked.append((partition, one, entry))
+
+    def _refuse(self, entry: Any, error: WireError) -> None:
+        entry.error, entry.records = error, b""
+        entry.high_watermark = entry.last_stable_offset = entry.log_start_offset = NO_OFFSET
+        self._has_failed = True
+
+    def run(self) -> None:
+        """Read on as far as it goes without waiting, with pauses."""
+        self._ticket += 1
+        broker = self._session.broker
+        if self._read_until(broker.clock.monotonic() + QUANTUM_S):
+            broker.sliced.put(partial(self._read_on, self._ticket))
+
+    def _read_on(self, ticket: int, end: float) -> bool:
+        return ticket == self._ticket and self._read_until(end)
+
+    def _read_until(self, end: float) -> bool:
+        """Read partitions until this time; whether there is one that can be read now."""
+        now = self._session.broker.clock.monotonic
+        while self._number < len(self._asked):
+            if not self._read(*self._asked[self._number]):
+                return False
+            self._number += 1
+            if now() >= end and self._number < len(self._asked):
+                return True
+        if self._has_failed or self._bytes >= self._min_bytes or now() >= self._deadline:
+            self._finish()
+        else:
+            self._wait()
+        return False
+
+    # One partition
+
+    def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
+        """Put a partition's records into the answer; False when they have to be fetched first."""
+        log, offset = partition.log, asked.fetch_offset
+        entry.high_watermark = entry.last_stable_offset = log.readable_offset
+        entry.log_start_offset = log.first_offset
+        room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
+        if partition.ended:
+            self._refuse(entry, WireError.UNKNOWN_TOPIC_OR_PARTITION)
+            return True
+        if not log.first_offset <= offset <= log.readable_offset:
+            self._refuse(entry, WireError.OFFSET_OUT_OF_RANGE)
+            return True
+        if offset == log.readable_offset or (room <= 0 and self._bytes):
+            return True
+        then = partial(self._arrived, self._ticket, partition, asked, entry)
+        try:
+            bytes_max = max(room, READ_BYTES_MIN)
+            read = self._session.broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
+        except BrokerError as error:
+            self._refuse(entry, wire_error(error))
+            return True
+        if not isinstance(read, Read):
+            return False
+        self._take(read, partition, offset, room, entry)
+        return True
+
+    def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
+        """What had to be fetched from the disk is there."""
+        if ticket != self._ticket:
+            if isinstance(read, Read):
+                read.pin.release()
+            return
+        if isinstance(read, BrokerError):
+            self._refuse(entry, wire_error(read))
+        else:
+            room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
+            self._take(read, partition, asked.fetch_offset, room, entry)
+        self._number += 1
+        self.run()
+
+    def _take(self, read: Read, partition: Partition, offset: int, room: int, entry: Any) -> None:
+        appended = has_times_of_append(partition.topic.settings)
+        try:
+            entry.records = self._encode(read, offset, room, append_times=appended)
+        except BrokerError as error:
+            self._refuse(entry, wire_error(error))
+            return
+        finally:
+            read.pin.release()
+        self._bytes += len(entry.records)
+
+    def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
+        """Batches of Kafka from what was read, at most ``room`` bytes unless the answer's first record needs more. Raises BrokerError."""
+        size = sum([len(chunk) for chunk in read.chunks])
+        out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
+        state = encoder.begin(offset, at=0, limit=len(out))
+        for chunk in read.chunks:
+            state[encoder.POSITION] = 0
+            if _put(chunk, state, out, append_times=append_times) == encoder.DONE:
+                continue
+            if state[encoder.AT] or self._bytes:
+                break
+            out = bytearray(state[encoder.NEEDED])
+            state[encoder.CAP] = len(out)
+            _put(chunk, state, out, append_times=append_times)
+            break
+        return memoryview(out)[: state[encoder.AT]]
+
+    # Waiting
+
+    def _wait(self) -> None:
+        """Look again when a record has come, or for the last time when it is too late."""
+        broker = self._session.broker
+        wake = partial(self._woken, self._ticket)
+        delay = max(self._deadline - broker.clock.monotonic(), 0.0)
+        self._stops.append(broker.loop.call_later(delay, wake))
+        self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
+
+    def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
+        """Be woken by each partition that has more than was seen when it was read, also if that has come since."""
+        for partition, _, entry in self._asked:
+            if ticket != self._ticket:
+                return
+            try:
+                self._stops.append(self._session.broker.wait(partition, entry.high_watermark, wake))
+            except BrokerError:  # the topic has ended since
+                wake()
+                return
+            yield None
+
+    def _woken(self, ticket: int) -> None:
+        if ticket != self._ticket:
+            return
+        self._stop_waiting()
+        self._number = self._bytes = 0
+        for _, _, entry in self._asked:
+            entry.records = b""
+        self.run()
+
+    def _stop_waiting(self) -> None:
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            stop.cancel()
+
+    def _cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self._ticket += 1
+        self._stop_waiting()
+        if self._slices is not None:
+            self._slices.cancel()
+
+    def _finish(self) -> None:
+        """Everything is read, or it is too late."""
+        self._ticket += 1
+        kept = self._kept
+        if kept is None or kept.is_over:
+            self._tell()
+        else:
+            self._body.session_id = kept.number
+            self._with_pauses(self._keep_each(), self._tell)
+
+    def _keep_each(self) -> Iterator[None]:
+        """Remember what the client is told."""
+        for _, wanted, entry in self._asked:
+            wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
+            yield None
+
+    def _tell(self) -> None:
+        """Fill the answer."""
+        if self._count <= ENCODED_AT_ONCE_MAX:
+            self._answer.large(self._body)
+        else:
+            self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
+
+    def _encode_each(self) -> Iterator[None]:
+        """Put bytes in place of what the answer tells, but for records that are not worth a copy."""
+        topics = self._body.responses
+        for number, told in enumerate(topics):
+            if max((len(entry.records) for entry in told.partitions), default=0) < PART_BYTES_MIN:
+                yield from self._encode_entry(topics, number)
+                continue
+            for index, entry in enumerate(told.partitions):
+                if len(entry.records) < PART_BYTES_MIN:
+                    yield from self._encode_entry(told.partitions, index)
+
+    def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:
+        entry = entries[index]
+        for entries[index] in encode_response_entry(self._answer.request, entry):
+            yield None
+
+
+def _nothing() -> None:
+    """Nothing is left to do but to wait."""
+
+
+def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
+    """Write a chunk's batches, compressed ones among them."""
+    ended = encoder.put_batches(chunk, state, out, append_times=append_times)
+    while ended == encoder.COMPRESSED:
+        at = state[encoder.POSITION]
+        size = _LENGTH.unpack_from(chunk, at)[0]
+        state[encoder.POSITION] = 0
+        ended = encoder.put_batches(expand_body(chunk[at : at + size]), state, out, append_times=append_times)
+        state[encoder.POSITION] = at
+        if ended == encoder.DONE:
+            state[encoder.POSITION] = at + size
+            ended = encoder.put_batches(chunk, state, out, append_times=append_times)
+    return ended
