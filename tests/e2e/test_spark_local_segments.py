@@ -37,11 +37,16 @@ def reached(broker: BrokerProcess, topic: str) -> Reached:
     made = reach(broker)
     made.connection.create_topic(topic, 2)
     append(made, topic, 0, RECORDS)
+    wait_until_sealed(made, topic)
+    return made
+
+
+def wait_until_sealed(reached: Reached, topic: str) -> None:
+    """Until most of what ``append`` wrote is."""
     deadline = monotonic() + 20
-    while sealed_records(made, topic) < 1.5 * RECORDS:
+    while sealed_records(reached, topic) < 1.5 * RECORDS:
         assert monotonic() < deadline, "nothing was sealed"
         sleep(0.05)
-    return made
 
 
 def reach(broker: BrokerProcess) -> Reached:

@@ -16,11 +16,11 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
-from polywire.cluster.identity import Identity, find_identity, make_identity
 from polywire.cluster.nodes import LOOK_S, Node, Nodes, Watch, Wish
 from polywire.cluster.probe import probe
-from polywire.cluster.url import open_bucket
+from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import Objects
+from polywire.store.url import open_bucket
 
 EXIT_UNFIT: Final = 3
 POLL_S: Final = 0.25

@@ -38,25 +38,28 @@ from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
 from polywire.store.base import BlobMissing
 from polywire.store.files import Files, exists, make_directories
-from polywire.store.mark import DataDirectory
+from polywire.store.mark import BlobRoot, DataDirectory
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
 CACHE: Final = "bucket-cache"
 _START_DIGITS: Final = 8
+_UNSEEN: Final = BlobRoot("", b"")
 
 logger: Final = structlog.get_logger("polywire.cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a shard lies, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large."""
+    """Where a shard lies, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; ``root`` is the
+    bucket for those who read it themselves."""
 
     objects: Objects
     blobs: Objects
     directory: Path
     node: str
     cache_bytes: int
+    root: BlobRoot = _UNSEEN
 
 
 def open_shard(
@@ -85,7 +88,7 @@ def open_shard(
         with ExitStack() as undone:
             unlock = own_directory(files, place.directory, data_directory)
             undone.callback(unlock)
-            opening = _Opening(place, data_directory, settings, loop, clock, replay, files, make_worker)
+            opening = _Opening(place, settings, loop, clock, replay, files, make_worker)
             undone.callback(opening.give_up)
             try:
                 log = opening.run(unlock)
@@ -103,7 +106,6 @@ class _Opening:
     def __init__(
         self,
         place: Place,
-        data_directory: DataDirectory,
         settings: LogSettings,
         loop: Loop,
         clock: Clock,
@@ -112,7 +114,6 @@ class _Opening:
         make_worker: MakeWorker,
     ) -> None:
         self._place = place
-        self._data_directory = data_directory
         self._settings = settings
         self._loop = loop
         self._clock = clock
@@ -238,7 +239,7 @@ class _Opening:
         self._journal.roll()
 
     def _make_reader(self, segments: SegmentSet, worker: Worker, start: int) -> Reader:
-        return Reader(self._journal, segments, worker, epoch=start, data_directory=self._data_directory)
+        return Reader(self._journal, segments, worker, epoch=start, root=self._place.root)
 
     def _make_state(self, segments: SegmentSet, reader: Reader) -> LogState:
         settings = self._settings

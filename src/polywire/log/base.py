@@ -20,7 +20,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
-from polywire.store.mark import DataDirectory
+from polywire.store.mark import BlobRoot
 from polywire.types import Buffer, Level
 
 _Result = TypeVar("_Result")
@@ -98,12 +98,12 @@ class SealedRange:
 class Located:
     """Where sealed records lie.
 
-    data_directory: the directory of the blobs, None where they are no files.
+    root: where the blobs lie, None where nobody else can read them.
     runs: neighbours, in offset order, from the offset asked for on.
     more: whether sealed records that were asked for follow behind the last run.
     """
 
-    data_directory: DataDirectory | None
+    root: BlobRoot | None
     runs: Sequence[SealedRange]
     more: bool
 

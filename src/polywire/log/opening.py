@@ -255,7 +255,7 @@ class _Opening:
     def _make_state(self, segments: SegmentSet, worker: Worker, start: int) -> LogState:
         settings = self._settings
         staging = Staging(bytes_max=settings.staged_bytes_max, batches_max=settings.staged_batches_max)
-        reader = Reader(self._journal, segments, worker, epoch=start, data_directory=self._data_directory)
+        reader = Reader(self._journal, segments, worker, epoch=start, root=self._data_directory.root)
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:

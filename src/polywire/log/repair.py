@@ -30,7 +30,7 @@ from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.store.file import FileStore
 from polywire.store.files import copy_file, exists, make_directories
-from polywire.store.mark import DataDirectory
+from polywire.store.mark import BlobRoot
 from polywire.store.system_files import SYSTEM_FILES
 
 ASIDE: Final = "aside"
@@ -129,9 +129,7 @@ class OfflineLog:
         start = 1 if chain is None else chain.start + 1
         segments = SegmentSet(self.store, start)
         worker = ThreadWorker("repair", self._loop)
-        reader = Reader(
-            self.journal, segments, worker, epoch=start, data_directory=DataDirectory(str(self.directory), b"")
-        )
+        reader = Reader(self.journal, segments, worker, epoch=start, root=BlobRoot(str(self.directory), b""))
         return LogState(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
 
     def _given_up(self, chain: Chain) -> GivenUp:

@@ -19,6 +19,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Log, Replay
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig
+from polywire.store.mark import BlobRoot
 
 BLOB_TIMEOUT_S: Final = 120  # of a segment of 64 MiB and more
 NODE_LENGTH_MAX: Final = 100
@@ -32,20 +33,22 @@ def open_in_bucket(
     blobs_max: int,
 ) -> Broker:
     """Lead the log in the bucket. Raises BrokerError."""
-    from polywire.cluster.identity import make_identity
+    from polywire.cluster.journal_objects import SHARD
     from polywire.cluster.opening import Place, open_shard
     from polywire.cluster.probe import check
-    from polywire.cluster.url import open_bucket
+    from polywire.store.identity import make_identity
+    from polywire.store.url import open_bucket
 
     objects, clock = open_bucket(config.bucket), SystemClock()
     check(objects)
-    make_identity(objects, secrets.token_bytes, clock.now_us())
+    identity, _ = make_identity(objects, secrets.token_bytes, clock.now_us())
     place = Place(
         objects=objects,
         blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),
         directory=config.data_dir,
         node=node_name(config),
         cache_bytes=int(config.cache_gib * 2**30),
+        root=BlobRoot(config.bucket, identity.mark, SHARD),
     )
     settings = config.broker_settings()
     own = replace(

@@ -19,7 +19,6 @@ import structlog
 
 from polywire.clock import SystemClock
 from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish
-from polywire.cluster.url import open_bucket
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.server.bucket import node_name
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
@@ -27,6 +26,7 @@ from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
 from polywire.server.standby_health import StandbyHealth
 from polywire.server.tls import server_tls
+from polywire.store.url import open_bucket
 
 LOOK_S: Final = 0.5  # between two looks at the leader
 RANK_S: Final = 0.5  # that a candidate lets each before it try

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -26,6 +26,17 @@ ONE_QUERY: Final = "oneQueryPerLoad"  # what pushFilters must say to be on
 GROUP_BYTES_MAX: Final = 255  # of a group's name (protocols: polywire#limits)
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
+BUCKET_PREFIX: Final = "bucket."
+BUCKET: Final = tuple(
+    BUCKET_PREFIX + name
+    for name in (
+        "endpoint", "region", "access_key_id", "secret_access_key", "session_token", "skip_signature",
+        "virtual_hosted_style_request",
+        "service_account",
+        "account_name", "tenant_id", "client_id", "client_secret",
+    )
+)  # fmt: skip
+"""How tasks reach the bucket, where their environment does not say it: names of the library, of which Spark hides what is secret."""
 OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
     "subscribe", "subscribePattern", "assign",
@@ -36,6 +47,7 @@ OPTIONS: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
     "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters", "localSegments",
+    *BUCKET,
 )  # fmt: skip
 _STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SOURCES: Final = ("subscribe", "subscribePattern", "assign")
@@ -73,10 +85,11 @@ class TimestampType(Enum):
 
 
 class LocalSegments(Enum):
-    """Whether tasks may read the broker's sealed files (localSegments)."""
+    """Whether tasks read sealed segments themselves, from the broker's files or its bucket (localSegments)."""
 
     AUTO = "auto"
     OFF = "off"
+    REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,8 @@ class Subscription:
 class SourceOptions:
     """All options of a read, checked. Counts are records, None is no limit. ``group`` is told a stream's positions, to show its lag.
 
-    timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is tried again.
+    timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is tried again. bucket: options of the library that
+    reads the broker's bucket, by its names.
     """
 
     addresses: tuple[str, ...]
@@ -137,6 +151,7 @@ class SourceOptions:
     group: str | None
     push_filters: bool
     local_segments: LocalSegments
+    bucket: Mapping[str, str] = field(repr=False)
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -175,6 +190,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         local_segments=choice(
             options, "localSegments", LocalSegments, LocalSegments.AUTO, among=[kind.value for kind in LocalSegments]
         ),
+        bucket={name.removeprefix(BUCKET_PREFIX): options[name] for name in BUCKET if name in options},
     )
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid, Missing
+from polywire.protocols.polywire.messages import SealedRange
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset
 from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
+from polywire.store.mark import BlobRoot
 
 PACK_RECORDS: Final = (
     50_000  # a task of fewer records costs more to start than to run (12 ms; measured at 4 M records/s)
@@ -39,8 +41,19 @@ Extents = Mapping[PartitionKey, Extent]
 
 
 @dataclass(frozen=True, slots=True)
+class SealedRuns:
+    """Where the sealed part of a range lies in a bucket, as the broker told when the read was planned."""
+
+    root: BlobRoot
+    runs: tuple[SealedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Records ``[offset, offset_end)`` of one life of a partition. ``epoch`` is the one ``offset_end`` was learnt in."""
+    """Records ``[offset, offset_end)`` of one life of a partition.
+
+    ``epoch`` is the one ``offset_end`` was learnt in; ``sealed`` is None where it was not asked where they lie.
+    """
 
     topic: str
     partition: int
@@ -48,6 +61,7 @@ class ReadRange:
     epoch: int
     offset: int
     offset_end: int
+    sealed: SealedRuns | None = None
 
     @property
     def record_count(self) -> int:

@@ -18,6 +18,7 @@ from polywire.spark.planning import ReadRange
 from polywire.spark.pushdown import PushedFilters, prune, pushed_filters
 from polywire.spark.rows import record_batches
 from polywire.spark.schema import arrow_schema
+from polywire.spark.sealed_plan import located
 from polywire.spark.worker_exit import depart_quietly
 
 
@@ -80,7 +81,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
     pieces = planning.tasks(
         ranges, partitions_min=options.partitions_min, partition_records_max=options.partition_records_max
     )
-    return [RangesPartition(piece) for piece in pieces]
+    return [RangesPartition(piece) for piece in located(options, pieces)]
 
 
 def read_partition(

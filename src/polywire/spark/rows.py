@@ -19,7 +19,7 @@ from polywire.spark import snapshot
 from polywire.spark.offsets import PartitionKey
 from polywire.spark.options import LocalSegments, SourceOptions, Subscription, TimestampType
 from polywire.spark.planning import ReadRange, clip
-from polywire.spark.sealed import Tally, logger, read_range
+from polywire.spark.sealed import SealedAccess, Tally, logger, read_range
 
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})  # the rest is told by headers of batches
 SURVIVABLE = (Missing, Conflict)  # what failOnDataLoss=false goes on after
@@ -39,21 +39,32 @@ def record_batches(
 
 
 class _RangeRead:
-    """What one task reads with: its connection, what is wanted of each record, and which way the bytes came."""
+    """What one task reads with: a connection where it needs one, what is wanted of each record, and which way the bytes came."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
-        self.connection: Final = snapshot.connect(options)
+        self._options: Final = options
+        self._connection: BulkConnection | None = None
         self._schema: Final = schema
         self._create_times: Final = options.timestamp_type is TimestampType.CREATE
         needed = BODY_COLUMNS | {"timestamp"} if self._create_times else BODY_COLUMNS
         self._bodies: Final = not needed.isdisjoint(schema.names)
-        self._files: Final = options.local_segments is LocalSegments.AUTO
+        self._access: Final = SealedAccess(
+            allowed=options.local_segments is not LocalSegments.OFF,
+            required=options.local_segments is LocalSegments.REQUIRED,
+            bucket=options.bucket,
+        )
         self._tally: Final = Tally()
 
     def chunks(self, wanted: ReadRange, *, check_epoch: bool) -> Iterator[StoredChunk]:
         return read_range(
-            self.connection, wanted, self._tally, bodies=self._bodies, check_epoch=check_epoch, files=self._files
+            self.connect, wanted, self._tally, bodies=self._bodies, check_epoch=check_epoch, access=self._access
         )
+
+    def connect(self) -> BulkConnection:
+        """The broker, which who reads the bucket alone does not need."""
+        if self._connection is None:
+            self._connection = snapshot.connect(self._options)
+        return self._connection
 
     def to_arrow(self, chunk: StoredChunk) -> list[pa.RecordBatch]:
         return chunk_to_arrow(chunk, self._schema.names, self._schema, create_times=self._create_times)
@@ -61,7 +72,12 @@ class _RangeRead:
     def tell(self) -> None:
         """Tell whoever listens to this worker which way the bytes came."""
         tally = self._tally
-        logger.info("read a task's records file_bytes=%d wire_bytes=%d", tally.file_bytes, tally.wire_bytes)
+        logger.info(
+            "read a task's records file_bytes=%d wire_bytes=%d bucket_bytes=%d",
+            tally.file_bytes,
+            tally.wire_bytes,
+            tally.bucket_bytes,
+        )
 
 
 def _range(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
@@ -81,7 +97,7 @@ def _what_is_left(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordB
                 yield from batches
             return
         except SURVIVABLE:
-            shorter = _rest(reading.connection, rest)
+            shorter = _rest(reading.connect(), rest)
             rest = shorter if shorter != rest else None
 
 

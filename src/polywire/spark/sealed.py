@@ -1,28 +1,32 @@
-"""Ranges of records, read from the broker's sealed files where this process sees them, and over the wire where it does not (decision 0015).
+"""Ranges of records, read from the broker's sealed files or its bucket where this process sees them, else over the wire.
 
-Promises: the records that the wire alone would give, each once and in order. A file is read only when the broker's mark lies beside it
-after it was opened, and what is read of it is handed on only when all its checksums match; whatever else is found there, the broker is
-asked instead. Must not know: Spark, Arrow.
+Decisions 0015 and 0070.
+
+Promises: the records that the wire alone would give, each once and in order. Files and buckets are read only where the broker's mark is
+found, and what is read of them is handed on only when all its checksums match; whatever else is found there, the broker is asked instead,
+or the read fails if that is what was asked for. Must not know: Spark, Arrow.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from polywire.client.bulk import BulkConnection, StoredChunk
-from polywire.errors import BrokerError, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.records.arena import Arena
 from polywire.records.batch import first_damaged, read_header, walk
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.spark.planning import PACK_RECORDS, ReadRange
-from polywire.store.base import check_blob_name
+from polywire.spark.sealed_bucket import bucket_source
+from polywire.store.base import BlobMissing, check_blob_name
 from polywire.store.file import FileBlob
 from polywire.store.mark import DataDirectory
+from polywire.types import Buffer
 
 PIECE_BYTES: Final = 4 << 20  # read at once: what a frame of the wire carries
 RUN_BYTES_MIN: Final = 1 << 20  # a smaller run comes over the wire, with its neighbours: to open a file takes 0.1 ms
@@ -43,61 +47,137 @@ class _Gone(_NotRead):
     """A run whose blob was deleted since: its records were trimmed, or written elsewhere."""
 
 
+class _Bytes(Protocol):
+    """The bytes of one run."""
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        """Fill ``out`` from ``position``; returns the bytes read, fewer where there are no more. Raises BlobMissing, Unavailable."""
+
+    def expect(self, start: int, stop: int) -> None:
+        """These bytes are read next."""
+
+
+class _Source(Protocol):
+    """Where sealed runs are read."""
+
+    @property
+    def arena(self) -> Arena:
+        """Where what is read lies."""
+
+    def open(self, run: SealedRange) -> _Bytes:
+        """A run, which is surely the one that the broker means. Raises _NotRead."""
+
+
 @dataclass(slots=True)
 class Tally:
     """Which way the bytes came."""
 
     file_bytes: int = 0
     wire_bytes: int = 0
+    bucket_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SealedAccess:
+    """Whether sealed records may be read around the broker, whether they must, and with which options a bucket is opened."""
+
+    allowed: bool = True
+    required: bool = False
+    bucket: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_range(
-    connection: BulkConnection, wanted: ReadRange, tally: Tally, *, bodies: bool, check_epoch: bool, files: bool
+    connect: Callable[[], BulkConnection],
+    wanted: ReadRange,
+    tally: Tally,
+    *,
+    bodies: bool,
+    check_epoch: bool,
+    access: SealedAccess,
 ) -> Iterator[StoredChunk]:
-    """The chunks that hold a range, in order, as ``BulkConnection.fetch_range`` gives them; raises what that raises.
+    """The chunks that hold a range, in order, as ``BulkConnection.fetch_range`` gives them.
 
-    files: sealed files may be read. Headers alone come over the wire in any case: there they are a small part of what a file holds.
+    Raises what that raises, and Unavailable where sealed records must be read around the broker and cannot.
+
+    connect: called when the broker is needed. bodies: headers alone come over the wire in any case: there they are a small part of what a
+    segment holds.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
-    reading = _RangeRead(connection, wanted, epoch, tally)
-    if files and bodies and wanted.record_count >= RANGE_RECORDS_MIN and connection not in _elsewhere:
-        for data_directory, run in reading.runs():
+    reading = _RangeRead(connect, wanted, epoch, tally, access)
+    if access.allowed and bodies and (access.required or wanted.record_count >= RANGE_RECORDS_MIN):
+        for source, run in reading.runs():
             yield from reading.over_the_wire(run.first_offset)
-            yield from reading.from_file(data_directory, run)
+            yield from reading.sealed(source, run)
     yield from reading.over_the_wire(wanted.offset_end, bodies=bodies)
 
 
 class _RangeRead:
     """One range being read. Guards: ``_at`` is the offset after the last record handed out, so none is left out and none comes twice."""
 
-    def __init__(self, connection: BulkConnection, wanted: ReadRange, epoch: int, tally: Tally) -> None:
-        self._connection = connection
+    def __init__(
+        self, connect: Callable[[], BulkConnection], wanted: ReadRange, epoch: int, tally: Tally, access: SealedAccess
+    ) -> None:
+        self._connect = connect
         self._wanted = wanted
         self._epoch = epoch
         self._tally = tally
+        self._access = access
         self._at = wanted.offset
 
-    def runs(self) -> Iterator[tuple[DataDirectory, SealedRange]]:
-        """The runs worth opening, as the broker tells them; none when its files are not seen from here."""
+    def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
+        """The runs worth opening; none when they are not seen from here. Raises Unavailable where they must be."""
+        bytes_min = 0 if self._access.required else RUN_BYTES_MIN
+        for source, run in self._runs_in_bucket() if self._wanted.sealed is not None else self._runs_in_files():
+            if run.stop - run.start >= bytes_min:
+                yield source, run
+
+    def _runs_in_bucket(self) -> Iterator[tuple[_Source, SealedRange]]:
+        """Where the plan says that they lie."""
+        planned = self._wanted.sealed
+        assert planned is not None, "it was looked at"
+        try:
+            source = bucket_source(planned.root, self._access.bucket)
+        except BrokerError as error:
+            self._refuse(error.message)
+            logger.warning("the bucket cannot be read from here, reading over the wire reason=%s", error.message)
+            return
+        for run in planned.runs:
+            yield source, run
+
+    def _runs_in_files(self) -> Iterator[tuple[_Source, SealedRange]]:
+        """As the broker tells them."""
         wanted, offset, more = self._wanted, self._wanted.offset, True
+        connection = self._connect()
+        if connection in _elsewhere and not self._access.required:
+            return
         while more:
             try:
-                located = self._connection.locate(
+                located = connection.locate(
                     wanted.topic, wanted.partition, wanted.incarnation, offset, wanted.offset_end, epoch=self._epoch
                 )
             except Invalid:  # a broker from before this question
-                _elsewhere.add(self._connection)
+                self._refuse("the broker does not tell where they lie")
+                _elsewhere.add(connection)
                 return
-            data_directory = DataDirectory(located.directory, located.mark)
+            data_directory = DataDirectory(located.address, located.mark)
             if not data_directory.is_here():
-                _elsewhere.add(self._connection)
-                logger.info("sealed segments are not visible here, reading over the wire path=%r", located.directory)
+                self._refuse(f"they are not visible here path={located.address!r}")
+                _elsewhere.add(connection)
+                logger.info("sealed segments are not visible here, reading over the wire path=%r", located.address)
                 return
+            source = FileSource(data_directory, connection.arena)
             for run in located.runs:
-                if run.stop - run.start >= RUN_BYTES_MIN:
-                    yield data_directory, run
+                yield source, run
             more = located.more and bool(located.runs)
             offset = located.runs[-1].next_offset if located.runs else offset
+
+    def _refuse(self, reason: str) -> None:
+        """Raise Unavailable where sealed records must be read around the broker."""
+        if self._access.required:
+            raise Unavailable(
+                ErrorCode.STORAGE_FAILED,
+                f"sealed segments cannot be read, and localSegments=required asks for it: {reason}",
+            )
 
     def over_the_wire(self, offset_end: int, *, bodies: bool = True) -> Iterator[StoredChunk]:
         """What is left of the range below ``offset_end``, from the broker."""
@@ -105,7 +185,7 @@ class _RangeRead:
         offset_end = min(offset_end, wanted.offset_end)
         if self._at >= offset_end:
             return
-        for chunk in self._connection.fetch_range(
+        for chunk in self._connect().fetch_range(
             wanted.topic,
             wanted.partition,
             wanted.incarnation,
@@ -117,17 +197,19 @@ class _RangeRead:
             self._tally.wire_bytes += len(chunk.data)
             yield self._moved(chunk)
 
-    def from_file(self, data_directory: DataDirectory, run: SealedRange) -> Iterator[StoredChunk]:
+    def sealed(self, source: _Source, run: SealedRange) -> Iterator[StoredChunk]:
         """What a run holds of the range, as far as it can be read and is sound."""
         wanted = self._wanted
         try:
-            for data, next_offset in _pieces(data_directory, run, self._connection.arena, wanted.incarnation):
+            for data, next_offset in _pieces(source, run, wanted.incarnation):
                 last = min(next_offset, run.next_offset, wanted.offset_end)
                 if last > self._at:
-                    self._tally.file_bytes += len(data)
+                    self._tally.file_bytes += len(data) if wanted.sealed is None else 0
+                    self._tally.bucket_bytes += len(data) if wanted.sealed is not None else 0
                     yield self._moved(StoredChunk(wanted.topic, wanted.partition, data, self._at, last, last))
-        except (_NotRead, BrokerError) as error:
-            level = logging.INFO if isinstance(error, _Gone) else logging.WARNING
+        except (_NotRead, BlobMissing, BrokerError) as error:
+            self._refuse(f"{error} blob={run.blob!r}")
+            level = logging.INFO if isinstance(error, _Gone | BlobMissing) else logging.WARNING
             logger.log(level, "reading over the wire instead blob=%r reason=%s", run.blob, error)
 
     def _moved(self, chunk: StoredChunk) -> StoredChunk:
@@ -135,14 +217,12 @@ class _RangeRead:
         return chunk
 
 
-def _pieces(
-    data_directory: DataDirectory, run: SealedRange, arena: Arena, incarnation: int
-) -> Iterator[tuple[memoryview, int]]:
+def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
     """Whole sound batches of a run, each piece beginning where the one before ended, with the offset after its last record.
 
-    Raises _NotRead where the file does not hold what was told, BrokerError where it cannot be read.
+    Raises _NotRead where it does not hold what was told, BlobMissing, and BrokerError where it cannot be read.
     """
-    blob = _open(data_directory, run)
+    blob, arena = source.open(run), source.arena
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
     while position < run.stop:
         room = PIECE_BYTES if len(rest) < PIECE_BYTES else BATCH_BYTES_MAX
@@ -152,7 +232,7 @@ def _pieces(
         block = arena.take(len(rest) + size)
         block[: len(rest)] = rest
         if blob.pread_into(block[len(rest) :], position) < size:
-            raise _NotRead("the file is too short")
+            raise _NotRead("it is too short")
         position += size
         blob.expect(position, min(position + PIECE_BYTES, run.stop))
         starts = walk(block)
@@ -170,17 +250,24 @@ def _pieces(
         raise _NotRead("the last batch is not whole")
 
 
-def _open(data_directory: DataDirectory, run: SealedRange) -> FileBlob:
-    """The file of a run. The mark is looked at when it is open: then it is the file that the owner of the mark meant. Raises _NotRead."""
-    check_blob_name(run.blob)
-    try:
-        blob = FileBlob(Path(data_directory.path) / run.blob)
-    except FileNotFoundError:
-        raise _Gone("it was deleted") from None
-    except OSError as error:
-        raise _NotRead(error.strerror or str(error)) from None
-    if not data_directory.is_here():
-        raise _NotRead("another broker start owns the directory")
-    if not 0 <= run.start < run.stop <= blob.size:
-        raise _NotRead("the file is too short")
-    return blob
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """The files of a broker on this machine, or on a file system that it shares."""
+
+    data_directory: DataDirectory
+    arena: Arena
+
+    def open(self, run: SealedRange) -> _Bytes:
+        """The file of a run. The mark is looked at when it is open: then it is the file that the owner of the mark meant. Raises _NotRead."""
+        check_blob_name(run.blob)
+        try:
+            blob = FileBlob(Path(self.data_directory.path) / run.blob)
+        except FileNotFoundError:
+            raise _Gone("it was deleted") from None
+        except OSError as error:
+            raise _NotRead(error.strerror or str(error)) from None
+        if not self.data_directory.is_here():
+            raise _NotRead("another broker start owns the directory")
+        if not 0 <= run.start < run.stop <= blob.size:
+            raise _NotRead("the file is too short")
+        return blob

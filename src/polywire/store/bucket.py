@@ -6,7 +6,7 @@ Call it from threads only; other threads run meanwhile. Must not know: what an o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +25,14 @@ SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
 _SEPARATOR: Final = "/"
 
 
-def connect(url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, allow_http: bool = False) -> Bucket:
-    """The bucket of a URL; credentials, region and endpoint come from the environment or the machine's role. Raises Invalid."""
+def connect(
+    url: str,
+    *,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+    allow_http: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Bucket:
+    """The bucket of a URL; credentials, region and endpoint come from ``options``, the environment or the machine's role. Raises Invalid."""
     try:
         import obstore.store as stores
         from obstore.exceptions import BaseError
@@ -34,7 +40,8 @@ def connect(url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, allow_http: bool 
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"buckets need a library: pip install 'polywire[bucket]' url={url!r}"
         ) from None
-    options: dict[str, Any] = {
+    settings: dict[str, Any] = {
+        **(options or {}),
         "client_options": {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
@@ -43,9 +50,9 @@ def connect(url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, allow_http: bool 
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
     }
     if url.startswith("s3"):  # a digest of each body costs more than all the rest; ours has checksums
-        options["unsigned_payload"] = True
+        settings["unsigned_payload"] = True
     try:
-        return Bucket(stores.from_url(url, **options))
+        return Bucket(stores.from_url(url, **settings))
     except (BaseError, ValueError) as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot use this bucket: {_reason(error)} url={url!r}") from error
 

@@ -22,11 +22,36 @@ _CONTENT_BYTES_MAX: Final = 128  # a process id, a token, two line breaks, and s
 
 
 @dataclass(frozen=True, slots=True)
+class BlobRoot:
+    """Where blobs lie for who reads them without the broker: the absolute path of a directory, or the URL of a bucket, and what tells it
+    from every other. ``prefix`` stands before the names of blobs there."""
+
+    address: str
+    mark: bytes
+    prefix: str = ""
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether the address is a bucket's URL."""
+        return bool(self.address) and not self.address.startswith("/")
+
+    @property
+    def is_on_a_machine(self) -> bool:
+        """Whether the address means something on one machine only."""
+        return not self.is_bucket or self.address.startswith("file:")
+
+
+@dataclass(frozen=True, slots=True)
 class DataDirectory:
     """A data directory by its absolute path, and the token of the broker start that owns it."""
 
     path: str
     mark: bytes
+
+    @property
+    def root(self) -> BlobRoot:
+        """The same, for who is told of it."""
+        return BlobRoot(self.path, self.mark)
 
     @classmethod
     def owned(cls, directory: Path, files: Files = SYSTEM_FILES) -> DataDirectory:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
-from polywire.clock import SystemClock
+from polywire.clock import Clock, SystemClock
 from polywire.log.settings import LogSettings
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.server.config import Address
@@ -92,10 +92,13 @@ class Served:
             self.memory = MemoryBroker(self._settings, loop=loop, clock=clock)
             self.broker = self.memory.broker
         else:
-            settings = self._settings or BrokerSettings()
-            self.broker = Broker.open(self._data_dir, settings, loop, clock, log_settings=self._log_settings)
+            self.broker = self._opened(self._data_dir, loop, clock)
         self._hub = Hub(self.broker)
         await self._listen(0)
+
+    def _opened(self, data_dir: Path, loop: asyncio.AbstractEventLoop, clock: Clock) -> Broker:
+        settings = self._settings or BrokerSettings()
+        return Broker.open(data_dir, settings, loop, clock, log_settings=self._log_settings)
 
     async def _listen(self, port: int) -> None:
         factories = [PolywireFactory(self.broker)]

@@ -8,11 +8,11 @@ from threading import Event
 import pytest
 
 from polywire.cluster.nodes import Node, Nodes
-from polywire.cluster.url import open_bucket
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server import standby
 from polywire.server.config import ServeConfig
 from polywire.server.standby import UNHEARD, Presence
+from polywire.store.url import open_bucket
 
 
 def test_who_can_say_nothing_is_deposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from polywire.spark import sealed
 from polywire.spark.options import Headers
 from polywire.spark.planning import ReadRange
 from polywire.spark.schema import arrow_schema, source_schema
-from polywire.spark.sealed import Tally, read_range
+from polywire.spark.sealed import SealedAccess, Tally, read_range
 from polywire.store.file import FileBlob
 from polywire.store.mark import MARK_FILE
 from tests.unit.client.served import Served
@@ -104,7 +104,9 @@ class Files:
     def read(self, wanted: ReadRange, *, files: bool = True) -> tuple[Rows, Tally]:
         rows: Rows = []
         tally = Tally()
-        for chunk in read_range(self.connection, wanted, tally, bodies=True, check_epoch=True, files=files):
+        for chunk in read_range(
+            lambda: self.connection, wanted, tally, bodies=True, check_epoch=True, access=SealedAccess(allowed=files)
+        ):
             for batch in chunk_to_arrow(chunk, SCHEMA.names, SCHEMA):
                 rows += batch.to_pylist()
         return rows, tally
@@ -163,7 +165,7 @@ def test_short_ranges_headers_and_the_unsealed_are_not_asked_for(files: Files, m
     files.fill(600_000)
     wanted = files.everything()
     monkeypatch.setattr(files.connection.__class__, "locate", lambda *_, **__: pytest.fail("asked"))
-    list(read_range(files.connection, wanted, Tally(), bodies=False, check_epoch=True, files=True))
+    list(read_range(lambda: files.connection, wanted, Tally(), bodies=False, check_epoch=True, access=SealedAccess()))
     monkeypatch.setattr(sealed, "RANGE_RECORDS_MIN", wanted.record_count + 1)
     assert files.check(wanted).file_bytes == 0
 
@@ -321,7 +323,9 @@ def test_a_segment_deleted_while_it_is_read(files: Files) -> None:
     rows = files.read(wanted, files=False)[0]
     found: Rows = []
     tally = Tally()
-    for chunk in read_range(files.connection, wanted, tally, bodies=True, check_epoch=True, files=True):
+    for chunk in read_range(
+        lambda: files.connection, wanted, tally, bodies=True, check_epoch=True, access=SealedAccess()
+    ):
         for path in (files.directory / "segments").iterdir():
             path.unlink()
         for batch in chunk_to_arrow(chunk, SCHEMA.names, SCHEMA):
@@ -497,7 +501,7 @@ def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPa
     honest = files.connection.locate(TOPIC, 0)
     name = Path(honest.runs[0].blob).name
     run = messages.SealedRange(lie.blob.format(name), lie.start, lie.stop, lie.first_offset, lie.next_offset)
-    told = messages.Located(honest.directory, honest.mark, [run], more=False)
+    told = messages.Located(honest.address, honest.mark, [run], more=False)
     monkeypatch.setattr(sealed, "RUN_BYTES_MIN", -(2**62))
     monkeypatch.setattr(BulkConnection, "locate", lambda *_, **__: told)
     assert files.read(wanted)[0] == rows

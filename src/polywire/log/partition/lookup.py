@@ -19,7 +19,7 @@ from polywire.log.pending import Pending, pending
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
-from polywire.store.mark import DataDirectory
+from polywire.store.mark import BlobRoot
 from polywire.types import Buffer
 
 LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
@@ -34,8 +34,8 @@ class Queries(Protocol):
     """What query-ups ask of the reader."""
 
     @property
-    def data_directory(self) -> DataDirectory:
-        """The directory of the segments' blobs."""
+    def root(self) -> BlobRoot:
+        """Where the segments' blobs lie."""
 
     def segment(self, location: int) -> Segment:
         """A segment that is listed. Raises Missing."""
@@ -143,7 +143,7 @@ def locate(
         following = partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset
         bounds.append(min(following, end))
     segments = [reader.segment(location) for location in locations]
-    located = partial(_located, reader.data_directory, segments, bounds, bounds[-1] < end)
+    located = partial(_located, reader.root, segments, bounds, bounds[-1] < end)
     warm = [
         segment.span_warm(partition.incarnation, *ends)
         for segment, ends in zip(segments, pairwise(bounds), strict=True)
@@ -206,14 +206,14 @@ def _address_in(offset: int, batch: Buffer) -> int:
 
 
 def _located(
-    data_directory: DataDirectory, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
+    root: BlobRoot, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
 ) -> Located:
     """What ``locate`` answers, once the spans of its runs are known."""
     runs = [
-        SealedRange(segment.name, *span, *ends)
+        SealedRange(root.prefix + segment.name, *span, *ends)
         for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
     ]
-    return Located(data_directory, runs, more)
+    return Located(root, runs, more)
 
 
 def _complete_located(

@@ -28,7 +28,7 @@ from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.records.fields import header_fields
 from polywire.store.base import blob_corrupt
-from polywire.store.mark import DataDirectory
+from polywire.store.mark import BlobRoot
 from polywire.types import Buffer
 
 FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
@@ -108,18 +108,18 @@ class SlotsPin:
 
 
 class Reader:
-    """Reads for all partitions of one log, which lies in ``data_directory``. ``epoch`` is the current one; ``unpinned`` is called when a
+    """Reads for all partitions of one log, whose blobs lie in ``root``. ``epoch`` is the current one; ``unpinned`` is called when a
     slot has lost its last reader."""
 
     def __init__(
-        self, journal: FileJournal, segments: SegmentSet, worker: Worker, *, epoch: int, data_directory: DataDirectory
+        self, journal: FileJournal, segments: SegmentSet, worker: Worker, *, epoch: int, root: BlobRoot
     ) -> None:
         self._journal = journal
         self._segments = segments
         self._worker = worker
         self._cold = ColdReads(worker)
         self.epoch: Final = epoch
-        self.data_directory: Final = data_directory
+        self.root: Final = root
         self.published: Final[dict[int, PublishedBatch]] = {}
         self.unpinned: Callable[[], None] = _nothing
         self._fetching = 0

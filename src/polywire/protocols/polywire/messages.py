@@ -200,9 +200,9 @@ class SealedRange(Head, frozen=True):
 
 
 class Located(Head, frozen=True):
-    """``directory`` is empty where sealed records are no files."""
+    """``address``, a directory or a bucket's URL, is empty where sealed records can be read through the broker only."""
 
-    directory: str
+    address: str
     mark: bytes
     runs: list[SealedRange]
     more: bool

@@ -1,4 +1,4 @@
-"""LOCATE of the `polywire` wire: where sealed records lie, for those who see the broker's files
+"""LOCATE of the `polywire` wire: where sealed records lie, for those who see the broker's files or bucket
 (protocols: polywire#reading-sealed-segments-directly).
 
 Promises: only what FETCH would send is told of. Must not know: files, frames.
@@ -25,13 +25,10 @@ def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: m
     broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
-    if not session.admission.sees_files():
-        session.answer(Verb.LOCATE, correlation, NOTHING)
-        return
     end = request.offset_end if request.offset_end >= 0 else None
     found = broker.locate(partition, request.offset, then=partial(_settle, session, correlation), offset_end=end)
     if isinstance(found, Located):
-        session.answer(Verb.LOCATE, correlation, _encoded(found))
+        session.answer(Verb.LOCATE, correlation, _encoded(session, found))
     else:
         session.owe()
 
@@ -40,11 +37,13 @@ def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError)
     if isinstance(found, BrokerError):
         session.settle_error(Verb.LOCATE, correlation, found)
     else:
-        session.settle(Verb.LOCATE, correlation, _encoded(found))
+        session.settle(Verb.LOCATE, correlation, _encoded(session, found))
 
 
-def _encoded(found: Located) -> messages.Located:
-    if found.data_directory is None:
+def _encoded(session: ReplyOwner, found: Located) -> messages.Located:
+    """A bucket's URL is no secret to whoever may read the topic: credentials are the reader's own."""
+    root = found.root
+    if root is None or (root.is_on_a_machine and not session.admission.sees_files()):
         return NOTHING
     runs = [messages.SealedRange(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
-    return messages.Located(found.data_directory.path, found.data_directory.mark, runs, found.more)
+    return messages.Located(root.address, root.mark, runs, found.more)

@@ -14,6 +14,7 @@ from polywire.log.partition import lookup
 from polywire.log.partition.partition import FilePartition
 from polywire.log.pending import Pending
 from polywire.records.batch import read_header, walk
+from polywire.store.mark import DataDirectory
 from tests.unit.log.partition.test_lookup import delete_blobs, fill_slot
 from tests.unit.log.rig import Rig
 
@@ -52,9 +53,9 @@ def test_every_range_is_covered(rig: Rig) -> None:
     everything = locate(rig, partition, 0)
     assert len(everything.runs) == 4
     assert not everything.more
-    assert everything.data_directory is not None
-    assert everything.data_directory.is_here()
-    assert everything.data_directory.path == str(rig.directory.resolve())
+    assert everything.root is not None
+    assert everything.root.address == str(rig.directory.resolve())
+    assert DataDirectory(everything.root.address, everything.root.mark).is_here()
     chance = random.Random(4)
     for _ in range(50):
         offset, offset_end = sorted(chance.sample(range(end + 1), 2))

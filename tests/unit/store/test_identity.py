@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from polywire.cluster.identity import NAME, find_identity, make_identity
 from polywire.errors import Invalid
+from polywire.store.identity import NAME, find_identity, make_identity
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 
 

@@ -29,6 +29,11 @@ class Identity(msgspec.Struct, frozen=True):
     shards: int = 1
     version: int = VERSION
 
+    @property
+    def mark(self) -> bytes:
+        """The id as the bytes it was made of."""
+        return bytes.fromhex(self.id)
+
 
 def find_identity(objects: Objects) -> Identity | None:
     """What a bucket says it is; None for one that says nothing. Raises Invalid where this program does not know it, Unavailable."""
@@ -38,7 +43,8 @@ def find_identity(objects: Objects) -> Identity | None:
         return None
     try:
         found = msgspec.json.decode(content[:_BYTES_MAX], type=Identity)
-    except msgspec.DecodeError as error:
+        found.mark  # noqa: B018 — only an id of hexadecimal digits is one
+    except (msgspec.DecodeError, ValueError) as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"this is no log of ours: {error} object={NAME!r}") from None
     if (found.version, found.shards) != (VERSION, 1):
         raise Invalid(

@@ -1,0 +1,101 @@
+"""Spark reads sealed history from the bucket, on a real S3 server: the broker sends none of it, and may be gone once a read is planned."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from polywire.spark.sealed import RANGE_RECORDS_MIN
+from tests.broker_process import BrokerProcess
+from tests.e2e.conftest import Reached
+from tests.e2e.test_spark_local_segments import LOGGING, append, digest, reach, wait_until_sealed
+from tests.s3_server import BUCKET, s3_server
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+RECORDS = 4 * RANGE_RECORDS_MIN  # of each partition
+
+
+@dataclass(frozen=True)
+class InBucket:
+    """A broker, with a topic of two partitions most of which is sealed, and how Spark's tasks reach its bucket."""
+
+    broker: BrokerProcess
+    reached: Reached
+    topic: str
+    options: Mapping[str, str]
+
+    def read(self, spark: SparkSession, **options: str) -> DataFrame:
+        given = {**self.options, "address": self.reached.address, "subscribe": self.topic, **options}
+        return spark.read.format("polywire").options(**given).load()
+
+    def sealed_end(self) -> str:
+        """The option that ends a read where what is sealed does."""
+        runs = [self.reached.connection.locate(self.topic, partition).runs for partition in range(2)]
+        return json.dumps({self.topic: {str(n): found[-1].next_offset for n, found in enumerate(runs)}})
+
+    def sent_bytes(self) -> int:
+        """What the broker has sent over its wire since it was started."""
+        connection = HTTPConnection(*self.broker.addresses["http"], timeout=10)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        found = re.search(r'^polywire_sent_bytes_total\{wire="polywire"\} (\S+)$', text, re.MULTILINE)
+        assert found is not None
+        return int(float(found[1]))
+
+
+@pytest.fixture
+def in_bucket(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[InBucket]:
+    with s3_server(tmp_path / "s3") as environment:
+        with monkeypatch.context() as context:  # the broker's; Spark's workers have options
+            for name, value in environment.items():
+                context.setenv(name, value)
+            broker = BrokerProcess(
+                tmp_path / "cache", "--bucket", f"s3://{BUCKET}/log", "--slot-mib", "17", wires=("polywire", "http")
+            ).start()
+        try:
+            reached = reach(broker)
+            reached.connection.create_topic(topic, 2)
+            append(reached, topic, 0, RECORDS)
+            wait_until_sealed(reached, topic)
+            options = {
+                "bucket.endpoint": environment["AWS_ENDPOINT_URL"],
+                "bucket.access_key_id": environment["AWS_ACCESS_KEY_ID"],
+                "bucket.secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
+                "bucket.region": environment["AWS_REGION"],
+            }
+            yield InBucket(broker, reached, topic, options)
+        finally:
+            if not broker.stopped:
+                broker.kill()
+
+
+def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket: InBucket) -> None:
+    sealed = {"endingOffsets": in_bucket.sealed_end()}
+    rows = digest(in_bucket.read(spark, **sealed, localSegments="off"))
+    before = in_bucket.sent_bytes()
+    assert before > 10_000_000
+    spark.conf.set(LOGGING, "true")
+    try:
+        assert digest(in_bucket.read(spark, **sealed)) == rows
+        lines = [row["msg"] for row in spark.tvf.python_worker_logs().collect()]
+    finally:
+        spark.conf.unset(LOGGING)
+    assert in_bucket.sent_bytes() - before < 100_000, "only where records lie is told"
+    told = [re.search(r"file_bytes=0 wire_bytes=0 bucket_bytes=(\d+)", line) for line in lines]
+    assert sum(int(match[1]) for match in told if match) > 10_000_000
+    # Once a read is planned, the broker may go.
+    planned = in_bucket.read(spark, **sealed, localSegments="required").rdd
+    assert planned.getNumPartitions() > 1
+    in_bucket.broker.kill()
+    assert planned.count() == sum(int(str(row[1])) for row in rows)
