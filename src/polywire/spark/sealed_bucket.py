@@ -1,4 +1,4 @@
-"""Sealed segments in a bucket, read by whoever may read the bucket (decision 0070).
+"""Sealed segments in a bucket, read by whoever may read the bucket (decision 0065).
 
 Promises: only the bucket that the broker meant is read, with the credentials of this process; several requests are under way for one run.
 Must not know: Spark, what a segment holds.

@@ -1,4 +1,4 @@
-"""Where the ranges of a plan lie in the broker's bucket, asked when the read is planned: the tasks need no broker for them (decision 0070).
+"""Where the ranges of a plan lie in the broker's bucket, asked when the read is planned: the tasks need no broker for them (decision 0065).
 
 Promises: what is not told is read over the wire, or refused, by the task: nothing fails here that would not fail there. Must not know: Spark,
 how a bucket is read.
