@@ -31,7 +31,7 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> An
     if request.mechanism not in sasl.MECHANISMS:
         error = WireError.UNSUPPORTED_SASL_MECHANISM
     if error is not WireError.NONE:
-        session.end()
+        session.end(answer)
     conversation.mechanism = request.mechanism
     conversation.is_bare = answer.request.version < sasl.BARE_SINCE
     return response(error=error, mechanisms=list(sasl.MECHANISMS))
@@ -56,7 +56,7 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
         else:
             _prove(session, answer, token)
     except Refused as refused:
-        session.end()
+        session.end(answer)
         return response(error=refused.error, message=refused.message)
     except Busy as busy:
         raise PeerError(busy.message, fatal=True) from None  # clients come back, as they would not after an error
@@ -87,7 +87,7 @@ def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal
     if isinstance(who, Busy):
         session.fail(PeerError(who.message, fatal=True))
     elif isinstance(who, BrokerError):
-        session.end()
+        session.end(answer)
         answer.ok(response(error=WireError.SASL_AUTHENTICATION_FAILED, message=who.message))
     else:
         answer.ok(response(auth_bytes=last))

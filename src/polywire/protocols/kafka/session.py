@@ -16,6 +16,7 @@ from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, Denied, PeerError
 from polywire.protocols.kafka.codec import (
+    BARE,
     bare_token,
     decode_head,
     decode_request,
@@ -40,6 +41,7 @@ LENGTH_BYTES: Final = 4
 REQUEST_BYTES_MAX: Final = (
     32 * 1024 * 1024 - 4096
 )  # what one receive buffer holds; clients send 1 MiB unless told otherwise
+LINGER_S: Final = 1.0  # that a connection stays behind an answer that ends it, unless its peer closes it
 BUSY_WAIT_S: Final = 2.0  # how long batches wait for room in the log before they are refused
 
 
@@ -73,6 +75,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     __slots__ = (
         "_caller",
         "_commands",
+        "_lingers",
         "_principal",
         "_served",
         "append_queue",
@@ -96,6 +99,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served
         self._principal: Principal | None = None
+        self._lingers = False
         self._caller: Caller | None = None
 
     # What the driver asks
@@ -227,9 +231,25 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if self._phase is not CLOSED:
             self.output.fail(error)
 
-    def end(self) -> None:
-        """The answer in hand is the last."""
+    def end(self, answer: Answer) -> None:
+        """This answer is the last. A peer has a moment to read it: there are clients that drop what they have not looked at when they see the
+        end of the connection behind it."""
         self._stop_taking()
+        if answer.request.version != BARE:  # that one has no bytes: the end tells
+            self._lingers = True
+            self.broker.loop.call_later(LINGER_S, self._end_now)
+
+    def finish(self, data: memoryview) -> None:
+        """The peer is done."""
+        self._lingers = False
+        super().finish(data)
+
+    def _end_now(self) -> None:
+        self._lingers = False
+        self._end_when_done()
+
+    def _owes(self) -> bool:
+        return self._lingers or super()._owes()
 
     def refuse_silently(self) -> None:
         """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""

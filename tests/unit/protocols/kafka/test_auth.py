@@ -21,6 +21,7 @@ from polywire.broker.scram import Mechanism, make_verifier
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.session import LINGER_S
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
@@ -91,6 +92,16 @@ def scram(
     return last, b"v=" + b64encode(hmac.digest(hmac.digest(salted, b"Server Key", digest), messages, digest))
 
 
+def is_ended(peer: Dialogue) -> bool:
+    """Whether the connection ends once its last answer could be read, with nothing else taken before."""
+    peer.take()
+    assert not peer.closed, "the answer may not have been read yet"
+    peer.tell(Api.API_VERSIONS, 0, schema.request(Api.API_VERSIONS)())
+    peer.world.memory.advance(LINGER_S)
+    peer.pass_by()
+    return peer.closed and not peer.sent
+
+
 def is_somebody(peer: Dialogue) -> bool:
     return not peer.closed and peer.ask(Api.DESCRIBE_CLUSTER).error == WireError.NONE
 
@@ -138,12 +149,12 @@ def test_what_is_wrong_is_answered_alike_and_ends_the_connection(world: World, n
         peer = world.connect()
         answer, _ = scram(peer, mechanism, name, password)
         answers.add((int(answer.error), answer.message, bytes(answer.auth_bytes)))
-        assert peer.closed
+        assert is_ended(peer)
     if name != "bob":
         peer = world.connect()
         answer = plain(peer, name, password)
         answers.add((int(answer.error), answer.message, bytes(answer.auth_bytes)))
-        assert peer.closed
+        assert is_ended(peer)
     assert answers == {(58, "wrong user or password", b"")}
     assert {(event.action, event.outcome) for event in told} == {("login", Outcome.REFUSED)}
     assert {event.peer for event in told} >= {peer.peer}
@@ -178,7 +189,7 @@ def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None
     assert peer.session.paused(), "the answer is owed"
     world.memory.advance(DELAY_MIN_S)
     settle(peer)
-    assert peer.closed
+    assert is_ended(peer)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +205,7 @@ def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None
 def test_a_proof_of_other_messages(world: World, spoil: Callable[[str], str]) -> None:
     peer = world.connect()
     assert scram(peer, Mechanism.SHA_256, ALICE.name, PASSWORD, spoil=spoil)[0].error == 58
-    assert peer.closed
+    assert is_ended(peer)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +233,7 @@ def test_tokens_that_cannot_be_read(world: World, mechanism: str, token: bytes) 
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism=mechanism)
     assert authenticate(peer, token).error == WireError.SASL_AUTHENTICATION_FAILED
-    assert peer.closed
+    assert is_ended(peer)
 
 
 def test_a_mechanism_that_nobody_knows_ends_the_connection(world: World) -> None:
@@ -230,17 +241,17 @@ def test_a_mechanism_that_nobody_knows_ends_the_connection(world: World) -> None
     answer = peer.ask(Api.SASL_HANDSHAKE, mechanism="GSSAPI")
     assert answer.error == WireError.UNSUPPORTED_SASL_MECHANISM
     assert list(answer.mechanisms) == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-    assert peer.closed
+    assert is_ended(peer)
 
 
 def test_steps_out_of_order_end_the_connection(world: World) -> None:
     peer = world.connect()
     assert authenticate(peer, b"\0bob\0pencil").error == WireError.ILLEGAL_SASL_STATE
-    assert peer.closed
+    assert is_ended(peer)
     peer = world.connect()
     peer.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN")
     assert peer.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN").error == WireError.ILLEGAL_SASL_STATE
-    assert peer.closed
+    assert is_ended(peer)
 
 
 @pytest.mark.parametrize("api", [Api.METADATA, Api.FIND_COORDINATOR, Api.DESCRIBE_CLUSTER, Api.PRODUCE, Api.FETCH])
@@ -279,13 +290,20 @@ def test_tokens_without_a_header(world: World) -> None:
     assert not wrong.sent
 
 
+def test_who_closes_the_connection_behind_a_refusal_is_not_waited_for(world: World) -> None:
+    peer = world.connect()
+    assert plain(peer, "nobody", PASSWORD).error == WireError.SASL_AUTHENTICATION_FAILED
+    peer.session.finish(memoryview(b""))
+    assert peer.closed
+
+
 def test_a_login_is_repeated_on_the_same_connection(world: World) -> None:
     peer = world.connect()
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
     assert is_somebody(peer)
     assert scram(peer, Mechanism.SHA_256, ALICE.name, "wrong")[0].error == 58
-    assert peer.closed
+    assert is_ended(peer)
 
 
 def test_who_is_deleted_may_do_nothing_more(world: World) -> None:
