@@ -5,7 +5,7 @@ Promises: every api that is served is asked, one without a worst request of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -155,6 +155,22 @@ def wide_join(topics: list[str]) -> bytes:
         Api.CONSUMER_GROUP_HEARTBEAT,
         lambda: {**fields, "subscribed_topic_names": topics[:TOPICS_MAX], "topic_partitions": []},
     )
+
+
+def wide_leave() -> bytes:
+    """The same consumer leaves all of them."""
+    fields = {"group_id": "wide", "member_id": "m", "member_epoch": -1, "rebalance_timeout_ms": -1}
+    return _request(Api.CONSUMER_GROUP_HEARTBEAT, lambda: fields)
+
+
+def classic_join(group: str, topics: Sequence[str]) -> bytes:
+    """A member of a classic group that reads all these topics."""
+    names = [topic.encode() for topic in topics]
+    texts = b"".join(len(name).to_bytes(2, "big") + name for name in names)
+    metadata = bytes(2) + len(names).to_bytes(4, "big") + texts + bytes(4)
+    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=metadata)
+    fields = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "protocol_type": "consumer"}
+    return _request(Api.JOIN_GROUP, lambda: {"group_id": group, "member_id": "", "protocols": [protocol], **fields})
 
 
 def _produced(topic: str) -> Mapping[str, Any]:

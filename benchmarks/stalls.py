@@ -1,6 +1,6 @@
 """How long the broker's loop is held by the worst legal request of every verb, and others kept waiting by the largest requests.
 
-Run: ``python -m benchmarks.stalls [--rounds N] [--only SUBSTRING] [--verbs | --large]``
+Run: ``python -m benchmarks.stalls [--rounds N] [--only SUBSTRING …] [--verbs | --large]``
 
 Every verb: on one connection, then on ten at once, over one broker whose state is at its limits (``benchmarks.verbs``). A hold is the
 processor time of one pass of the broker's own loop (``benchmarks.watched``), so that other work of the machine does not count.
@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -273,14 +273,14 @@ def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int
 ALSO = encode_offsets(b"full", 0, -1, 1)  # what is produced on this wire has no answer
 
 
-def verbs(only: str) -> None:
+def verbs(only: Sequence[str]) -> None:
     """Print the table of every verb."""
     over = 0
     with watched_broker() as (broker, watcher):
         print("verb, bytes sent and answered; ms held: alone, by ten; by the clock; by collecting garbage; where")
         for asked in all_verbs():
             name = f"{asked.wire} {asked.verb}"
-            if only not in name:
+            if only and not any(part in name for part in only):
                 continue
             sent = len(asked.make())
             got, alone = held(broker, watcher, asked, 1)
@@ -301,7 +301,7 @@ def _row(name: str, sent: int, got: int, alone: Held, ten: Held) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", default=())
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--verbs", action="store_true", help="every verb only")
     kind.add_argument("--large", action="store_true", help="large requests only")
@@ -315,7 +315,7 @@ def main() -> None:
 def large(options: argparse.Namespace) -> None:
     """Print how long others waited for each of the largest requests."""
     for name, wire, make in large_requests():
-        if options.only not in name:
+        if options.only and not any(part in name for part in options.only):
             continue
         data = make()
         with fresh_broker() as broker:

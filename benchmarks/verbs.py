@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.kafka_verbs import kafka_requests, wide_join, wide_produce
+from benchmarks.kafka_verbs import classic_join, kafka_requests, wide_join, wide_leave, wide_produce
+from polywire.broker.groups.classic import SEATS_MAX
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
@@ -239,6 +240,10 @@ def kafka_verbs() -> Iterator[Asked]:
     yield Asked("kafka", "PRODUCE wide", partial(wide_produce, WIDE, WIDE_PARTITIONS))
     topics = [topic_name(number) for number in range(TOPICS)]
     yield Asked("kafka", "CONSUMER_GROUP_HEARTBEAT wide", partial(wide_join, topics))
+    yield Asked("kafka", "CONSUMER_GROUP_HEARTBEAT leaving", wide_leave, wide_join(topics), once=True)
+    yield Asked("kafka", "JOIN_GROUP wide", partial(classic_join, "classic", topics))
+    shared = partial(classic_join, "wide", topics[:SEATS_MAX])
+    yield Asked("kafka", "JOIN_GROUP shared", shared, wide_join(topics), once=True)
 
 
 # polywire

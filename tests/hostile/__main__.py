@@ -20,6 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile")
     parser.add_argument("--conversations", type=int, default=100_000, help="of each wire")
     parser.add_argument("--wire", choices=tuple(STREAMS), action="append")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
+    parser.add_argument("--visitors", type=int, default=1, help="how many are held at once")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     asked = parser.parse_args()
     print(f"seed={asked.seed}", flush=True)
@@ -28,9 +30,10 @@ def main() -> int:
             tempfile.TemporaryDirectory() as directory,
             BrokerProcess(Path(directory) / "data", wires=tuple(STREAMS)) as broker,
         ):
-            for start in range(0, asked.conversations, STEP):
-                numbers = range(start, min(start + STEP, asked.conversations))
-                print(f"{wire:>9}: {converse(broker, wire, numbers, asked.seed)}", flush=True)
+            end = asked.first + asked.conversations
+            for start in range(asked.first, end, STEP):
+                numbers = range(start, min(start + STEP, end))
+                print(f"{wire:>9}: {converse(broker, wire, numbers, asked.seed, visitors=asked.visitors)}", flush=True)
             assert broker.stop() == 0, broker.log_text()[-5000:]
             errors = [line for line in broker.log_text().splitlines() if "level=error" in line or "Traceback" in line]
             print(f"{wire:>9}: {len(errors)} errors logged", *errors[:5], sep="\n  ", flush=True)

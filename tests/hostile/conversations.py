@@ -12,8 +12,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from tests.broker_process import BrokerProcess
@@ -143,28 +145,38 @@ def descriptors(broker: BrokerProcess) -> int:
     return 0
 
 
-def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int) -> Figures:
-    """Hold conversations on one wire. Raises AssertionError with the number of the one after which something was wrong."""
-    hostile = Hostile(broker, wire, seed)
+def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, visitors: int = 1) -> Figures:
+    """Hold conversations on one wire, so many at once. Raises AssertionError with the number of the one after which something was wrong."""
     figures = Figures(len(numbers))
     begun = time.monotonic()
-    with PoliteClient(broker) as polite:
+    with ExitStack() as stack, ThreadPoolExecutor(visitors) as threads:
+        polite = [stack.enter_context(PoliteClient(broker)) for _ in range(visitors)]
         before, memory = descriptors(broker), broker.memory_bytes
-        for number in numbers:
-            hostile.converse(number)
-            try:
-                polite.produce()
-            except (OSError, AssertionError) as error:
-                raise AssertionError(f"wire={wire} conversation={number} seed={seed}: {error!r}") from error
-        hostile.leave()
+        visits = [
+            threads.submit(_visit, Hostile(broker, wire, seed), numbers[first::visitors], beside)
+            for first, beside in enumerate(polite)
+        ]
+        for visit in visits:
+            visit.result()
         after = min(settled(broker, before))
-        times = sorted(polite.times)
-        figures.held_ms = polite.held_s * 1000
+        times = sorted(chain.from_iterable(beside.times for beside in polite))
+        figures.held_ms = max(beside.held_s for beside in polite) * 1000
     figures.seconds = time.monotonic() - begun
     figures.slowest_ms, figures.p99_ms = times[-1] * 1000, times[len(times) * 99 // 100] * 1000
     figures.descriptors = before, after
     figures.memory_mb = memory >> 20, broker.memory_bytes >> 20
     return figures
+
+
+def _visit(hostile: Hostile, numbers: range, polite: PoliteClient) -> None:
+    """One conversation after the other; after each the polite client is served."""
+    for number in numbers:
+        hostile.converse(number)
+        try:
+            polite.produce()
+        except (OSError, AssertionError) as error:
+            raise AssertionError(f"wire={hostile.wire} conversation={number} seed={hostile.seed}: {error!r}") from error
+    hostile.leave()
 
 
 def settled(broker: BrokerProcess, expected: int) -> Iterator[int]:

@@ -15,17 +15,21 @@ from typing import Any, Final
 
 YOUNG_MAX: Final = 700  # objects made and not freed before the youngest are looked at, as Python has it
 YOUNGER_RUNS: Final = 5  # of these before those that stayed are, as well
+ALONE_S: Final = (
+    60  # without anybody connected before everything is looked at: whoever comes in that moment waits for it
+)
 MIDDLE_RUNS: Final = 1  # of those before a full collection: of some 10,000 objects, and of what they hold
 
 
 class Collector:
-    """Guards: after every full collection what is left is set aside."""
+    """Guards: after every full collection what is left is set aside. ``_alone``: for how many seconds nobody has been connected."""
 
-    __slots__ = ("_before", "_looked_at")
+    __slots__ = ("_alone", "_before", "_looked_at")
 
     def __init__(self) -> None:
         self._before = gc.get_threshold()
         self._looked_at = 0
+        self._alone = 0
 
     def start(self) -> None:
         """Set aside what start-up made; to be called before anybody is served."""
@@ -44,9 +48,10 @@ class Collector:
             gc.freeze()
 
     def sweep(self, *, alone: bool) -> None:
-        """Look at everything, if nobody is connected who would have to wait, and something was set aside since the last time: objects that
-        became garbage in a circle afterwards. Of what a peer makes and unmakes there is none."""
-        if alone and gc.get_freeze_count() > self._looked_at:
+        """A second has passed. Look at everything, if nobody has been connected for long, and something was set aside since the last time:
+        objects that became garbage in a circle afterwards. Of what a peer makes and unmakes there is none."""
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone >= ALONE_S and gc.get_freeze_count() > self._looked_at:
             self._look_at_everything()
 
     def _look_at_everything(self) -> None:

@@ -424,6 +424,50 @@ def test_who_is_gone_leaves_its_many_seats_in_several_passes(memory: MemoryBroke
     assert list(memory.broker.consumers.view("g").members[0].topics) == [names[-1]]  # type: ignore[union-attr]  # it is there
 
 
+def test_who_leaves_many_seats_does_so_in_several_passes(memory: MemoryBroker) -> None:
+    loop = memory.loop
+    assert isinstance(loop, ManualLoop)
+    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    one = Consumer(memory, "m1", *names)
+    while not one.beat().is_settled:
+        memory.run()
+
+    def seats() -> int:
+        views = [memory.broker.groups.view("g", name) for name in names]
+        return sum(len(view.members) for view in views if view is not None)
+
+    one.leave()
+    seen = [seats()]
+    with pytest.raises(Conflict):
+        one.beat(is_full=False)
+    for _ in range(20):
+        loop.run_pass()
+        seen.append(seats())
+    assert (seen[0], seen[-1]) == (len(names), 0)
+    assert all(before - after <= SEATS_AT_ONCE_MAX for before, after in pairwise(seen))
+    assert memory.broker.consumers.names() == []
+
+
+@pytest.mark.parametrize("instance", [None, "i"])
+def test_who_comes_back_while_its_many_seats_are_left_is_a_member(memory: MemoryBroker, instance: str | None) -> None:
+    loop = memory.loop
+    assert isinstance(loop, ManualLoop)
+    names = [f"many{number}" for number in range(4 * SEATS_AT_ONCE_MAX)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    one = Consumer(memory, "m1", *names, instance=instance)
+    while not one.beat().is_settled:
+        memory.run()
+    one.leave()
+    loop.run_pass()
+    again = Consumer(memory, "m1" if instance is None else "m2", *names, instance=instance)
+    while not again.beat().is_settled:
+        memory.run()
+    assert len(again.reading) == len(names)
+
+
 def test_who_is_gone_is_taken_out_one_in_a_pass(memory: MemoryBroker) -> None:
     loop = memory.loop
     assert isinstance(loop, ManualLoop)

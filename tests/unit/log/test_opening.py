@@ -47,6 +47,20 @@ def test_a_second_broker_is_refused(tmp_path: Path, change: Callable[[Path], Non
     again.log.close()
 
 
+@pytest.mark.parametrize("change", [lambda _: None, deleted, replaced])
+def test_who_is_refused_has_changed_nothing(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    rig = Rig(tmp_path)
+    being_made = (
+        tmp_path / "journal" / ".slot-0099.pwj"
+    )  # a start deletes what such a file is to a directory that nobody has
+    being_made.write_bytes(b"a slot in the making")
+    change(tmp_path)
+    with pytest.raises(Busy, match="in use"):
+        Rig(tmp_path)
+    assert being_made.exists()
+    rig.log.close()
+
+
 def test_a_directory_is_given_back_while_somebody_still_holds_what_was_read(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polywire.server.collector import Collector
+from polywire.server.collector import ALONE_S, Collector
 
 STAYS = 300_000
 LOOKED_AT_MAX = 60_000
@@ -34,6 +34,11 @@ def circle_that_stayed() -> tuple[Circle, weakref.ref[Circle]]:
     made = Circle()
     gc.collect()
     return made, weakref.ref(made)
+
+
+def leave_alone(collector: Collector) -> None:
+    for _ in range(ALONE_S):
+        collector.sweep(alone=True)
 
 
 @pytest.mark.usefixtures("collector")
@@ -61,16 +66,21 @@ def test_old_garbage_is_freed_when_nobody_is_connected(collector: Collector) -> 
     assert seen() is not None, "it was set aside"
     collector.sweep(alone=False)
     assert seen() is not None
-    collector.sweep(alone=True)
+    for _ in range(2):
+        for _ in range(ALONE_S - 1):
+            collector.sweep(alone=True)
+        assert seen() is not None, "who comes and goes is not made to wait each time"
+        collector.sweep(alone=False)
+    leave_alone(collector)
     assert seen() is None
 
 
 def test_everything_is_looked_at_again_only_when_something_was_set_aside(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector.sweep(alone=True)
+    leave_alone(collector)
     monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("nothing has come since"))
-    collector.sweep(alone=True)
+    leave_alone(collector)
     monkeypatch.undo()
 
 

@@ -29,7 +29,8 @@ from polywire.broker.groups.classic_members import (
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
 BROKER: Final = "broker"  # who leads a group whose members share with others; no member is called so
-SEATS_MAX: Final = 2_000  # of members in topics, where a group is shared
+SEATS_MAX: Final = 250  # of members in topics, where a group is shared: all are taken at once, some 60 us each
+TOPICS_MAX: Final = 100_000  # that members name, each for itself: some 5 ms whenever all of them are put together
 PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
 
 
@@ -68,6 +69,7 @@ class ClassicGroup:
     ``is_shared``: members of other wires are in it, so the broker assigns; set it before what may begin a generation.
 
     Invariant: ``_static`` names a member for each instance; ``_supported`` counts members by protocol; ``bytes`` is the sum of all sizes;
+    ``_topics`` is what members read, None until somebody asks;
     in PREPARING and COMPLETING ``_ends_at`` is when the phase ends at the latest, in STABLE when who has not synced is gone.
     """
 
@@ -79,6 +81,7 @@ class ClassicGroup:
         "_members",
         "_static",
         "_supported",
+        "_topics",
         "bytes",
         "generation",
         "is_shared",
@@ -104,6 +107,7 @@ class ClassicGroup:
         self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
         self._static: dict[str, str] = {}
         self._supported: Counter[str] = Counter()
+        self._topics: frozenset[str] | None = frozenset()
         self._ends_at = math.inf
         self._answers: list[Answer] = []
 
@@ -155,9 +159,11 @@ class ClassicGroup:
         return any(topic in member.join.topics for member in self._members.values())
 
     @property
-    def topics(self) -> set[str]:
+    def topics(self) -> frozenset[str]:
         """All that members say they read."""
-        return set().union(*(member.join.topics for member in self._members.values()))
+        if self._topics is None:
+            self._topics = frozenset().union(*(member.join.topics for member in self._members.values()))
+        return self._topics
 
     @property
     def deadline(self) -> float:
@@ -219,6 +225,11 @@ class ClassicGroup:
         limits = self._limits
         if not given and instead is None and self.member_count >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
+        others = [member.join.topics for member in self._members.values() if member is not instead]
+        if len(join.topics) + sum(map(len, others)) > TOPICS_MAX:
+            raise Busy(
+                ErrorCode.BUSY, f"members of the group name too many topics group={self.name!r} limit={TOPICS_MAX}"
+            )
         freed = 0 if instead is None else instead.join.size
         if self.bytes - freed + join.size > limits.bytes_max:
             raise Busy(
@@ -234,6 +245,7 @@ class ClassicGroup:
 
     def _put(self, member: Member) -> None:
         self._members[member.id] = member
+        self._topics = None
         self._supported.update(list(member.metadata))
         if member.join.instance_id is not None:
             self._static[member.join.instance_id] = member.id
@@ -241,6 +253,7 @@ class ClassicGroup:
 
     def _take(self, member: Member) -> None:
         del self._members[member.id]
+        self._topics = None
         self._supported.subtract(list(member.metadata))
         self._supported = +self._supported
         if member.join.instance_id is not None:

@@ -8,7 +8,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,7 +125,8 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NOBODY, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Become a member, or stay one; ``done`` is told of the generation once all others have joined.
+        """Become a member, or stay one, in topics that ``check_topics`` has let pass; ``done`` is told of the generation once all others have
+        joined.
 
         new_id: for who has none; nobody has had it before. by: who asks; the group becomes theirs if it is nobody's.
         Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group, Conflict(MEMBER_FENCED),
@@ -134,7 +135,7 @@ class ClassicGroups:
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
         found = self._entries.get(group)
-        has_others = self._check_topics(group, found, join, by)
+        has_others = self._check_others(group, found, join, by)
         entry = found or self._begin(group, by)
         self._host.check_owner(by, entry.owner, "group", group)
         if not join.member_id:
@@ -157,12 +158,20 @@ class ClassicGroups:
                 f"session timeout is out of range got_s={timeout_s} min_s={least} max_s={most}",
             )
 
-    def _check_topics(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
-        """Refuse who cannot be assigned to where others are; returns whether they are."""
-        for topic in join.topics:
+    def check_topics(self, group: str, topics: Iterable[str], *, by: Caller) -> Iterator[None]:
+        """Refuse who may not use a group in one of these topics, one after the other: to be gone through before ``join``, in slices where
+        there are many. Raises Denied(DENIED)."""
+        for topic in topics:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
+            yield
+
+    def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
+        """Refuse who cannot be assigned to where others are; returns whether they are."""
         sharing = None if entry is None else entry.sharing
-        has_others = sharing is not None or any(self._coordinated(group, topic) for topic in join.topics)
+        there = join.topics & self._state.group_topics.get(group, frozenset())
+        for _ in self.check_topics(group, there, by=by):
+            pass  # others may have come since
+        has_others = sharing is not None or any(self._coordinated(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
         if has_others and not known.can_be_shared(join):
             raise Conflict(
@@ -472,7 +481,7 @@ class ClassicGroups:
     def topics(self, group: str) -> list[str]:
         """Full names of the topics that a group has positions in, is coordinated in, or whose members say that they read them."""
         entry = self._entries.get(group)
-        found = set() if entry is None else entry.group.topics
+        found = set() if entry is None else set(entry.group.topics)
         found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
         found.update(self._state.group_topics.get(group, ()))
         return sorted(found)

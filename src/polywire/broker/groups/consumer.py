@@ -238,6 +238,11 @@ class ConsumerGroup:
         if member.said.instance_id is not None:
             self._instances.pop(member.said.instance_id, None)
 
+    def depart(self, member: Member) -> None:
+        """It has left, and is no member any more as soon as somebody takes it out; only by joining is it one again."""
+        member.epoch = member.previous_epoch = AWAY
+        member.heard_at = -math.inf
+
     # Time
 
     def gone_at(self, member: Member) -> float:

@@ -210,11 +210,15 @@ class ConsumerGroups:
         return False
 
     def _leave(self, entry: _Entry, beat: Beat) -> Beaten:
-        member = entry.group.find(beat.member_id, beat.instance_id)
+        group = entry.group
+        member = group.find(beat.member_id, beat.instance_id)
         if beat.epoch == AWAY and member.said.instance_id is not None:
             member.epoch = AWAY
-        else:
+        elif len(member.seat.topics) <= SEATS_AT_ONCE_MAX:
             self._remove(entry, member)
+        else:  # as if its time were over: such seats are left some at a time
+            group.depart(member)
+            self._watch(entry, self._clock.monotonic())
         return Beaten(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:

@@ -205,18 +205,24 @@ def no_command(text: bytes) -> str:
 
 def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, forced: Dialect | None) -> Request:
     trimmed = body.strip(PADDING)
-    after = trimmed[len(name) :].strip()
-    before, marker, message = after.partition(_MESSAGE)
     if len(trimmed) > TEXT_BYTES_MAX:
         raise _too_long(name)
+    # A message may be long, and each copy of it takes some milliseconds: there is one, and none before it is known to be wanted.
+    found = trimmed.find(_MESSAGE, len(name))
+    marker = b"" if found < 0 else _MESSAGE
+    end = len(trimmed) if found < 0 else found
+    before = trimmed[len(name) : end].lstrip() if marker else trimmed[len(name) :].strip()
     shown = decoded(trimmed[:SHOWN_BYTES_MAX])
-    dialect, telling = (forced, True) if forced else _dialect(name, decoded(after[:SHOWN_BYTES_MAX]), envelope, spoken)
+    behind = end + len(marker)
+    beginning = (before + marker + trimmed[behind : behind + SHOWN_BYTES_MAX])[:SHOWN_BYTES_MAX]
+    dialect, telling = (forced, True) if forced else _dialect(name, decoded(beginning), envelope, spoken)
     if dialect is Dialect.MODERN or name not in POSITIONS:
         if len(before) > ARGUMENT_BYTES_MAX:
             raise _too_long(name)
-        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", telling)
-    if name == "PUBLISH":  # what its sender put around the message belongs to it
-        after = body.lstrip(PADDING)[len(name) :]
+        message = trimmed[behind:].strip() if marker else b""
+        return _modern(name, shown, decoded(before + marker), message, telling)
+    # What the sender of a PUBLISH put around the message belongs to it.
+    after = body.lstrip(PADDING)[len(name) :] if name == "PUBLISH" else trimmed[len(name) :].strip()
     return _positional(name, dialect, shown, after, telling)
 
 

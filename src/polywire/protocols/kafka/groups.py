@@ -6,7 +6,7 @@ Promises: every request is answered in the end; who may not use a group's topics
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final
 from uuid import uuid4
 
@@ -18,6 +18,7 @@ from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRITING, read_subscriptions
+from polywire.protocols.runtime.slices import Slices
 
 ID_FIRST_SINCE: Final = 4  # version of JoinGroup in which a new member is given its id before it joins
 NULL_PROTOCOL_SINCE: Final = 7  # version of JoinGroup that has no protocol where none was chosen
@@ -25,6 +26,8 @@ SKIPPING_SINCE: Final = 9  # version of JoinGroup in which a leader can be told 
 MANY_LEAVE_SINCE: Final = 3  # version of LeaveGroup that names members one by one
 CLIENT_ID_LENGTH_MAX: Final = 100  # of what a member's id begins with
 MS: Final = 1000
+AT_ONCE_MAX: Final = 256  # topics of a member that are looked at without a pause, some 4 us each
+_END: Final = object()  # behind the last step
 
 
 def group_error(error: BrokerError) -> WireError:
@@ -34,12 +37,45 @@ def group_error(error: BrokerError) -> WireError:
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
     """Refuse who may not do it with all these topics, or with any where none are known. Raises Denied."""
+    for _ in authorizing_group(peer, action, topics):
+        pass
+
+
+def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iterator[None]:
+    """The same, a topic in each step."""
     named = False
     for topic in topics:
         named = True
         peer.authorize(action, peer.broker.resource(topic))
+        yield
     if not named:
         peer.broker.access.authorize_somewhere(peer.principal, action)
+
+
+def _go_through(
+    peer: Peer, reply: Reply, steps: Iterator[None], then: Callable[[], None], refuse: Callable[[BrokerError], None]
+) -> None:
+    """Go through steps, at once where they are few, else with others' requests in between until the connection ends; then ``then``. What one
+    of them, or ``then``, raises is refused."""
+
+    def done(outcome: list[None] | BrokerError) -> None:
+        try:
+            if isinstance(outcome, BrokerError):
+                raise outcome
+            then()
+        except BrokerError as error:
+            refuse(error)
+
+    try:
+        for _ in zip(range(AT_ONCE_MAX), steps, strict=False):
+            pass
+        if next(steps, _END) is not _END:
+            reply.cancel = Slices(peer.broker, steps, done).cancel
+            return
+    except BrokerError as error:
+        refuse(error)
+        return
+    done([])
 
 
 def client_host(peer: Peer) -> str:
@@ -65,23 +101,33 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
         else:
             refuse(group_error(outcome))
 
-    try:
-        join = _join_of(peer, reply, request)
-        authorize_group(peer, Action.GROUP_JOIN, join.topics)
+    joins: list[Join] = []
+
+    def steps() -> Iterator[None]:
+        join = yield from _reading_join(peer, reply, request)
+        joins.append(join)
+        yield from authorizing_group(peer, Action.GROUP_JOIN, join.topics)
+        yield from peer.broker.classic.check_topics(request.group_id, join.topics, by=peer.caller)
+
+    def then() -> None:
+        (join,) = joins
         new_id = f"{join.client_id[:CLIENT_ID_LENGTH_MAX]}-{uuid4()}"
         peer.broker.classic.join(request.group_id, join, new_id=new_id, by=peer.caller, done=done)
-    except Busy as busy:
-        full = busy.code is ErrorCode.BUSY
-        refuse(WireError.GROUP_MAX_SIZE_REACHED if full else group_error(busy))
-    except BrokerError as error:
-        refuse(group_error(error))
+
+    def refused(error: BrokerError) -> None:
+        is_full = isinstance(error, Busy) and error.code is ErrorCode.BUSY
+        refuse(WireError.GROUP_MAX_SIZE_REACHED if is_full else group_error(error))
+
+    _go_through(peer, reply, steps(), then, refused)
 
 
-def _join_of(peer: Peer, reply: Reply, request: Any) -> Join:
+def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, None, Join]:
     """What a JoinGroup says, in the broker's words."""
     version = reply.request.version
     protocols = tuple((one.name, bytes(one.metadata)) for one in request.protocols)
-    read = read_subscriptions(protocols) if request.protocol_type == CONSUMER else NO_SUBSCRIPTION
+    read = NO_SUBSCRIPTION
+    if request.protocol_type == CONSUMER:
+        read = yield from read_subscriptions(protocols)
     return Join(
         member_id=request.member_id,
         session_timeout_s=request.session_timeout_ms / MS,
@@ -129,29 +175,38 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
             body = response(error=group_error(outcome))
         reply.ok(body)
 
-    try:
-        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
+    # What they are in may be used for what comes next by the time they are looked at.
+    assignments = {one.member_id: bytes(one.assignment) for one in request.assignments}
+
+    def then() -> None:
         peer.broker.classic.sync(
             request.group_id,
             request.member_id,
             request.generation_id,
-            {one.member_id: bytes(one.assignment) for one in request.assignments},
+            assignments,
             instance_id=request.instance_id,
             protocol_type=request.protocol_type,
             protocol=request.protocol_name,
             by=peer.caller,
             done=done,
         )
-    except BrokerError as error:
-        reply.ok(response(error=group_error(error)))
+
+    _as_member(peer, reply, request, then, done)
 
 
-def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def _as_member(
+    peer: Peer, reply: Reply, request: Any, then: Callable[[], None], refuse: Callable[[BrokerError], None]
+) -> None:
+    """Go on with what a member asks for that may use all that its group reads."""
+    topics = peer.broker.classic.subscribed_topics(request.group_id)
+    _go_through(peer, reply, authorizing_group(peer, Action.GROUP_JOIN, topics), then, refuse)
+
+
+def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
     """Heartbeat."""
-    del reply
     response = schema.response(Api.HEARTBEAT)
-    try:
-        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
+
+    def then() -> None:
         peer.broker.classic.heartbeat(
             request.group_id,
             request.member_id,
@@ -159,18 +214,25 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
             instance_id=request.instance_id,
             by=peer.caller,
         )
-    except BrokerError as error:
-        return response(error=group_error(error))
-    return response()
+        reply.ok(response())
+
+    _as_member(peer, reply, request, then, lambda error: reply.ok(response(error=group_error(error))))
 
 
-def leave_group(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     """LeaveGroup: one member, or several, each with an error of its own."""
     response = schema.response(Api.LEAVE_GROUP)
-    try:
-        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
-    except BrokerError as error:
-        return response(error=group_error(error))
+    _as_member(
+        peer,
+        reply,
+        request,
+        lambda: reply.ok(_left(peer, reply, request)),
+        lambda error: reply.ok(response(error=group_error(error))),
+    )
+
+
+def _left(peer: Peer, reply: Reply, request: Any) -> Any:
+    response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
         return response(error=_leave(peer, request.group_id, request.member_id, None))
     if len(request.members) > peer.broker.settings.members_max:

@@ -9,7 +9,7 @@ Promises: bytes that are no consumer's name no topics, so nobody is kept from jo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from struct import Struct, error
 from typing import Final, NamedTuple
 
@@ -35,31 +35,43 @@ class Subscription(NamedTuple):
     is_known: bool
 
 
+Steps = Generator[None, None, Subscription]
+"""What is read, once all of its steps are done."""
+
 NO_SUBSCRIPTION: Final = Subscription(frozenset(), {}, is_known=False)
 
 
-def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Subscription:
-    """What a member says in all of its protocols."""
-    found = [_subscription(metadata) for _, metadata in protocols]
+def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Steps:
+    """What a member says in all of its protocols, a topic in each step."""
+    found: list[Subscription] = []
+    for _, metadata in protocols:
+        found.append((yield from _subscription(metadata)))
     names = {name for name, _ in protocols}
     topics = frozenset().union(*(one.topics for one in found))
     kept = found[0].kept if found and names <= GRADUAL else {}
     return Subscription(topics, kept, is_known=names <= EAGER | GRADUAL and all(one.is_known for one in found))
 
 
-def _subscription(metadata: bytes) -> Subscription:
+def _subscription(metadata: bytes) -> Steps:
     reader = _Reader(metadata)
+    topics: set[str] = set()
     try:
         version = reader.number(_I16)
-        topics = frozenset(reader.text() for _ in range(reader.count()))
+        for _ in range(reader.count()):
+            topics.add(reader.text())
+            yield
     except (ValueError, error):
         return NO_SUBSCRIPTION
+    kept: dict[str, Collection[int]] = {}
     try:
         reader.skip(reader.number(_I32))
-        kept = reader.partitions() if version >= OWNED_SINCE else {}
+        if version >= OWNED_SINCE:
+            for topic, partitions in reader.partitions():
+                kept[topic] = partitions
+                yield
     except (ValueError, error):
-        return Subscription(topics, {}, is_known=False)
-    return Subscription(topics, kept, is_known=True)
+        return Subscription(frozenset(topics), {}, is_known=False)
+    return Subscription(frozenset(topics), kept, is_known=True)
 
 
 class _Reader:
@@ -90,15 +102,14 @@ class _Reader:
     def skip(self, length: int) -> None:
         self._at += max(length, 0)
 
-    def partitions(self) -> Partitions:
-        found: dict[str, Collection[int]] = {}
+    def partitions(self) -> Iterator[tuple[str, Collection[int]]]:
         for _ in range(self.count()):
             topic, count = self.text(), self.number(_I32)
             if not 0 <= 4 * count <= len(self._data) - self._at or count > PARTITIONS_MAX:
                 raise ValueError("too many")
-            found[topic] = Struct(f">{count}i").unpack_from(self._data, self._at)
+            numbers = Struct(f">{count}i").unpack_from(self._data, self._at)
             self._at += 4 * count
-        return found
+            yield topic, numbers
 
 
 class _Writing:
@@ -117,7 +128,7 @@ class _Writing:
         reader = _Reader(assignment)
         try:
             reader.number(_I16)
-            return reader.partitions()
+            return dict(reader.partitions())
         except (ValueError, error):
             return {}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.journal.group import GROUP_HEADER_BYTES
 from polywire.log.partition.partition import FilePartition
 from polywire.records.batch import stamp
@@ -58,6 +58,28 @@ def test_batches_that_were_fetched_can_be_appended_again(tmp_path: Path, numbers
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"0", b"1"]
     assert rig.read(rig.log.partition(2)) == [b"before", b"after"]
+    rig.log.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("of no batch"), Invalid(ErrorCode.INVALID_BATCH, "of no batch")])
+def test_what_turns_out_not_to_merge_stays_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Nothing is numbered yet: whatever merging finds, everybody is stored and answered."""
+
+    def refuse(_: object) -> bytearray:
+        raise error
+
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    told = [rig.append(partition, [b"%d" % number]) for number in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr("polywire.log.journal.write_batch.merge", refuse)
+        rig.log.commit()
+    assert told == [[0], [1], [2]]
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"0", b"1", b"2"]
     rig.log.close()
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
-from polywire.clock import SYSTEM_CLOCK
-from polywire.log.segments.deletion import READ_MAX, Deleter
+from polywire.clock import SYSTEM_CLOCK, SystemClock
+from polywire.log.segments.deletion import PAUSE_SECONDS_MIN, READ_MAX, Deleter
 from polywire.log.worker import ThreadWorker
 from polywire.store import file as file_store
 from polywire.store.base import BlobMissing
 from polywire.store.file import FileStore
 from polywire.store.memory import MemoryStore
+from polywire.testing.loop import Handle
 from tests.unit.log.rig import Rig, RigLoop
 from tests.unit.log.test_file_log import fill_slot
 
@@ -143,6 +144,34 @@ def test_readers_keep_few_files_open(tmp_path: Path) -> None:
     loop.run_until(lambda: deleter.waiting == 0 and not deleter._running)
     deleter.stop()
     assert len(os.listdir("/proc/self/fd")) <= before - len(readers)
+
+
+def test_after_each_piece_others_have_the_disk_for_as_long_as_it_took() -> None:
+    took_s, now_s, pauses = [0.25, 0.0, 0.03], [0.0], list[float]()
+
+    class Slow(MemoryStore):
+        def delete_in_steps(self, name: str) -> Iterator[int]:
+            for seconds in took_s:
+                now_s[0] += seconds
+                yield 1
+
+    class Clock(SystemClock):
+        def monotonic(self) -> float:
+            return now_s[0]
+
+    class Loop(RigLoop):
+        def call_later(self, delay: float, callback: Callable[..., object], *args: object) -> Handle:
+            pauses.append(delay)
+            return self.call_soon(callback, *args)
+
+    loop = Loop()
+    deleter = Deleter(Slow(), loop, Clock(), ThreadWorker)
+    deleter.delete(["a"])
+    loop.run_until(lambda: not deleter._running)
+    deleter.stop()
+    assert [pause >= max(seconds, PAUSE_SECONDS_MIN) for pause, seconds in zip(pauses, took_s, strict=True)] == 3 * [
+        True
+    ]
 
 
 def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from polywire.broker.access import Where
+from polywire.broker.actions import Action
+from polywire.broker.groups import classic
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.topics import Topic
+from polywire.errors import Denied, ErrorCode
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.groups import AT_ONCE_MAX
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
-from polywire.protocols.kafka.subscription import WRITING, read_subscriptions
+from polywire.protocols.kafka.subscription import WRITING, Subscription, read_subscriptions
 from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.protocols.kafka.group_dialogue import Asker, Told
 
@@ -20,6 +28,17 @@ LAST = SERVED[JOIN].last
 
 def versions(api: Api) -> range:
     return range(SERVED[api].answered_from, SERVED[api].last + 1)
+
+
+def read(protocols: list[tuple[str, bytes]]) -> Subscription:
+    """All at once."""
+    found: list[Subscription] = []
+
+    def reading() -> Iterator[None]:
+        found.append((yield from read_subscriptions(protocols)))
+
+    deque(reading(), maxlen=0)
+    return found[0]
 
 
 def subscription(*topics: str, version: int = 3) -> bytes:
@@ -56,11 +75,11 @@ def member_of(peer: Asker, **fields: Any) -> str:
     return str(given.member_id)
 
 
-def sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Any:
+def begin_sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Told:
     assignment = schema.request(SYNC).Assignments(member_id=member, assignment=b"mine")
     if version >= 5:
         fields = {"protocol_type": "consumer", "protocol_name": "range"} | fields
-    return peer.ask(
+    return peer.begin(
         SYNC,
         version,
         group_id="g",
@@ -69,6 +88,12 @@ def sync(peer: Asker, member: str, generation: int, *, version: int = 5, **field
         assignments=[assignment],
         **fields,
     )
+
+
+def sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Any:
+    told = begin_sync(peer, member, generation, version=version, **fields)
+    peer.memory.run()
+    return told.body
 
 
 @pytest.fixture
@@ -204,7 +229,7 @@ def test_silent_peers_are_forgotten(peer: Asker) -> None:
 
 
 def topics_of(metadata: bytes) -> frozenset[str]:
-    return read_subscriptions([("range", metadata)]).topics
+    return read([("range", metadata)]).topics
 
 
 def test_topics_of_a_subscription() -> None:
@@ -276,14 +301,14 @@ def test_a_member_that_cannot_be_assigned_to_is_refused_beside_others(peer: Aske
 
 def test_subscriptions_say_what_is_kept() -> None:
     both = complete("t", owned=(("t", (1, 2)), ("u", ())))
-    kept = read_subscriptions([("cooperative-sticky", both)])
+    kept = read([("cooperative-sticky", both)])
     assert kept.is_known
     assert kept.topics == {"t"}
     assert dict(kept.kept) == {"t": (1, 2), "u": ()}
-    eager = read_subscriptions([("range", both), ("cooperative-sticky", both)])
+    eager = read([("range", both), ("cooperative-sticky", both)])
     assert (dict(eager.kept), eager.is_known) == ({}, True)
     for cut in range(len(both) - 4):
-        assert not read_subscriptions([("range", both[:cut])]).is_known
+        assert not read([("range", both[:cut])]).is_known
 
 
 def test_assignments_are_read_as_they_are_written() -> None:
@@ -294,3 +319,80 @@ def test_assignments_are_read_as_they_are_written() -> None:
             WRITING.decode(written[:cut])
     assert WRITING.decode(b"\0\0\x7f\xff\xff\xff") == {}
     assert WRITING.decode(struct.pack(">hih1si", 0, 1, 1, b"t", 2**31 - 1)) == {}
+
+
+def protocols_of(*topics: str) -> list[Any]:
+    return [schema.request(JOIN).Protocols(name="range", metadata=subscription(*topics))]
+
+
+def wide_peer() -> tuple[Asker, list[str]]:
+    """A peer of a broker with many topics, and these."""
+    memory = MemoryBroker()
+    topics = [f"t{number}" for number in range(AT_ONCE_MAX + 10)]
+    for topic in topics:
+        memory.broker.ensure_topic(topic)
+    return Asker(memory), topics
+
+
+def wide_join(peer: Asker, topics: list[str], member: str = "") -> Told:
+    return begin_join(peer, member, protocols=protocols_of(*topics))
+
+
+def test_many_topics_of_a_member_are_looked_at_in_slices() -> None:
+    peer, topics = wide_peer()
+    told = wide_join(peer, topics)
+    assert not told.bodies, "others have their turn first"
+    peer.memory.run()
+    member = told.body.member_id
+    joined = wide_join(peer, topics, member)
+    peer.memory.run()
+    assert joined.body.error == WireError.NONE
+    synced = begin_sync(peer, member, joined.body.generation_id)
+    assert not synced.bodies
+    peer.memory.run()
+    assert synced.body.assignment == b"mine"
+    beaten = peer.begin(Api.HEARTBEAT, 4, group_id="g", generation_id=joined.body.generation_id, member_id=member)
+    left = peer.begin(Api.LEAVE_GROUP, 2, group_id="g", member_id=member)
+    assert not beaten.bodies
+    assert not left.bodies
+    peer.memory.run()
+    assert (beaten.body.error, left.body.error) == (WireError.NONE, WireError.NONE)
+    assert peer.broker.classic.subscribed_topics("g") == frozenset()
+
+
+def test_who_may_not_read_the_last_of_many_topics_is_no_member() -> None:
+    peer, topics = wide_peer()
+    refused = []
+
+    def authorize(action: Action, where: Where = None) -> None:
+        if isinstance(where, Topic):
+            refused.append(where.name.full)
+        if len(refused) == len(topics):
+            raise Denied(ErrorCode.DENIED, "not allowed")
+
+    peer.authorize = authorize  # type: ignore[method-assign]
+    told = wide_join(peer, topics)
+    peer.memory.run()
+    assert told.body.error == WireError.GROUP_AUTHORIZATION_FAILED
+    assert sorted(refused) == sorted(topics)
+    assert peer.broker.classic.view("g") is None
+
+
+def test_nobody_joins_for_a_connection_that_is_gone() -> None:
+    peer, topics = wide_peer()
+    told = wide_join(peer, topics)
+    assert told.cancel is not None
+    told.cancel()
+    peer.memory.run()
+    assert not told.bodies
+    assert peer.broker.classic.view("g") is None
+
+
+def test_members_of_a_group_name_so_many_topics(peer: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic, "TOPICS_MAX", 3)
+    member = member_of(peer, protocols=protocols_of("t", "u"))
+    assert join(peer, protocols=protocols_of("t", "u")).error == WireError.GROUP_MAX_SIZE_REACHED
+    assert join(peer, member, protocols=protocols_of("t", "u", "v")).error == WireError.NONE, "instead of what it said"
+    assert join(peer, member, protocols=protocols_of("t", "u", "v", "w")).error == WireError.GROUP_MAX_SIZE_REACHED
+    assert join(peer, member, protocols=protocols_of("w")).error == WireError.NONE
+    assert peer.broker.classic.subscribed_topics("g") == {"w"}
