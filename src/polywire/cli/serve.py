@@ -252,6 +252,13 @@ class Process:
             "saves power."
         ),
     ] = 100
+    driver: Annotated[
+        Literal["auto", "epoll", "loop"],
+        Parameter(
+            help="What reads and writes plain connections: an epoll descriptor of our own, or the event loop, which always does "
+            "so for TLS and HTTP. auto takes epoll where the system has it."
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +389,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         state_mib=storage.state_mib,
         owner_share=storage.owner_share,
         idle_poll_us=process.idle_poll_us,
+        driver=process.driver,
         retention_hours=storage.retention_hours,
         scrub_hours=storage.scrub_hours,
         retention_mib=storage.retention_mib,

@@ -25,6 +25,7 @@ MEBI: Final = 1024 * 1024
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
 AUTO: Final = "auto"  # recognised
+EPOLL: Final = "epoll"  # drives plain connections, unless the event loop does
 # Each is a field of ``ServeConfig``, by the name of its listener.
 FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
 KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # as the wire counts
@@ -106,6 +107,7 @@ class ServeConfig:
     cache_gib: of segments that are kept in the data directory beside the bucket.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
+    driver: of plain connections, ``epoll`` or the event loop itself, ``loop``; ``auto`` takes the first where the system has it.
     log_format: of the lines on standard error, ``logfmt`` or ``json``.
     audit_log: file that logins, refusals and administration are appended to, besides the log.
     partition_count: of topics made automatically.
@@ -188,6 +190,7 @@ class ServeConfig:
     kafka_replication_factor_max: int = 1
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
+    driver: str = AUTO
     log_format: str = LOGFMT
 
     def broker_settings(self) -> BrokerSettings:

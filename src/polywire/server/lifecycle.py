@@ -22,7 +22,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode, NotOwner, Unavailable
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
@@ -42,7 +42,7 @@ from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
 from polywire.server.collector import Collector
-from polywire.server.config import AUTO, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
+from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
@@ -50,6 +50,7 @@ from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
+from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload
 from polywire.server.tls import ServerTls, server_tls
@@ -153,6 +154,7 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
     hub.logins.audit = audit.record
     broker.access.on_end(hub.logins.end)
     try:
+        server.drive(hub)
         access = broker.access
         if users is not None:
             access.configure(users)
@@ -168,6 +170,7 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
             any_wires=config.any_wires(has_users=not access.is_open),
             any_plain=config.any_plain,
             tls=tls,
+            driver=server.driver,
         )
         listeners += await _open_http(broker, hub, config, server.work, addresses, listeners, tls)
         server.registration = _registration(config, listeners)
@@ -228,6 +231,7 @@ class Server:
         "_lines",
         "_loop",
         "_stopping",
+        "driver",
         "exports",
         "others",
         "registration",
@@ -242,6 +246,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
+        self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
         self.others: Others | None = None
         self.registration: Registration | None = None
@@ -277,6 +282,13 @@ class Server:
             on_failure=self.storage_failed,
             make_worker=self.work.make_worker,
         )
+
+    def drive(self, hub: Hub) -> None:
+        """Have a driver for plain connections, unless the loop is to be it. Raises Invalid(INVALID_REQUEST)."""
+        if self._config.driver in (AUTO, EPOLL) and is_available():
+            self.driver = ReadinessDriver(hub, self._loop)
+        elif self._config.driver == EPOLL:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll: leave --driver out")
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
@@ -324,6 +336,8 @@ class Server:
         with contextlib.suppress(BrokerError):  # failed storage was reported already
             broker.close()
         await _hang_up(hub)
+        if self.driver is not None:
+            self.driver.close()
         self._audit.sweep(stopping=True)
         self._audit.close()
         if self._lines is not None:

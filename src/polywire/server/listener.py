@@ -8,23 +8,41 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import structlog
 
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.config import ANY, TLS_SUFFIX, Address
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
+from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls, TlsConnection
 
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
+ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 KEEP_ALIVE: Final = {
     "TCP_KEEPIDLE": 60,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 6,
 }  # seconds, seconds, probes: dead after two minutes
+
+log = structlog.get_logger("polywire.server")
+
+
+class Server(Protocol):
+    """What accepts connections; asyncio's servers do."""
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Those that listen."""
+
+    def close(self) -> None:
+        """Accept no further connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,50 @@ class Listener:
 
     name: str
     address: Address
-    server: asyncio.Server
+    server: Server
+
+
+class ReadinessServer:
+    """Accepts connections for the readiness driver. Guards: each of ``sockets`` is watched by the loop, but for a pause while the system has
+    no descriptor for another connection."""
+
+    def __init__(
+        self, driver: ReadinessDriver, sockets: Sequence[socket.socket], connect: Callable[[], Any], loop: Any
+    ) -> None:
+        """connect: makes what is told of a connection's bytes. loop: any that can watch a descriptor."""
+        self._driver = driver
+        self._loop = loop
+        self._connect = connect
+        self.sockets: Sequence[socket.socket] = sockets
+        for listening in sockets:
+            listening.listen(ACCEPT_BACKLOG)
+            self._watch(listening)
+
+    def _watch(self, listening: socket.socket) -> None:
+        if listening in self.sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept one connection: in a storm of them those that are there are served in between."""
+        try:
+            peer, name = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            log.warning("cannot accept connections for a while", reason=error.strerror, pause_s=ACCEPT_PAUSE_S)
+            self._loop.remove_reader(listening.fileno())
+            self._loop.call_later(ACCEPT_PAUSE_S, self._watch, listening)
+            return
+        self._driver.accepted(peer, name, self._connect())
+
+    def close(self) -> None:
+        """Accept no further connection."""
+        sockets, self.sockets = self.sockets, ()
+        for listening in sockets:
+            self._loop.remove_reader(listening.fileno())
+            listening.close()
 
 
 async def open_listeners(
@@ -44,9 +105,10 @@ async def open_listeners(
     any_wires: Collection[str] | None = None,
     any_plain: bool = True,
     tls: ServerTls | None = None,
+    driver: ReadinessDriver | None = None,
 ) -> list[Listener]:
     """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a certificate;
-    without ``any_plain`` it takes nothing but TLS.
+    without ``any_plain`` it takes nothing but TLS. driver: of plain connections; without one the loop drives them, as it does those of TLS.
 
     Raises Busy(BUSY) with the address that cannot be had.
     """
@@ -58,7 +120,9 @@ async def open_listeners(
         spoken = among_all if wire == ANY else [by_wire[wire]]
         spoken_tls = tls if name == ANY or name.endswith(TLS_SUFFIX) else None
         try:
-            opened.append(await _listen(hub, name, address, spoken, spoken_tls, plain_too=name == ANY and any_plain))
+            opened.append(
+                await _listen(hub, name, address, spoken, spoken_tls, driver, plain_too=name == ANY and any_plain)
+            )
         except OSError as error:
             close_listeners(opened)
             raise _cannot_listen(name, address, error) from error
@@ -79,20 +143,47 @@ async def _listen(
     address: Address,
     spoken: Sequence[SessionFactory],
     tls: ServerTls | None,
+    driver: ReadinessDriver | None,
     *,
     plain_too: bool,
 ) -> Listener:
     loop = asyncio.get_running_loop()
+    server: Server
 
     def connect() -> Any:
         connection = Connection(hub, spoken)
         return connection if tls is None else TlsConnection(hub, connection, tls.context, plain_too=plain_too)
 
-    server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
+    if tls is None and driver is not None:
+        server = ReadinessServer(driver, await _bound(address), connect, loop)
+    else:
+        server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
     for listening in server.sockets:
         _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
     return Listener(name, Address(host, port), server)
+
+
+async def _bound(address: Address) -> list[socket.socket]:
+    """A socket for every address of this host, as loops make them for their servers. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            sockets.append(made := socket.socket(family, kind, protocol))
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(place)
+    except OSError:
+        for made in sockets:
+            made.close()
+        raise
+    return sockets
 
 
 def close_listeners(listeners: Sequence[Listener]) -> None:

@@ -1,0 +1,380 @@
+"""The readiness driver: reads every plain socket that is ready in one callback of the loop, and writes what that adds in one group. Compiled.
+
+An epoll descriptor of its own holds the sockets, and the running loop watches that one descriptor: timers, threads and TLS stay with the
+loop, whichever it is. A pass reads each ready socket once, so nobody holds it; what is left in a socket is read in the next one.
+
+Promises: to a connection it is what a transport of asyncio's is, with a write limit of 0; a connection that breaks is ended, and nobody else
+notices; nothing is called between asking for memory and having read into it. Must not know: sessions, wires, what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Final
+
+import cython
+
+from polywire.server.hub import Hub
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.libc.errno import errno as last_error
+    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable
+    from cython.cimports.polywire.server.system_calls import epoll_event, epoll_wait, recv, send
+else:
+    from polywire.records.memory import Lent, lend, lend_writable
+
+READY_MAX: Final = 256  # sockets read in one pass; the others are in the next one
+PARTS_MAX: Final = 1024  # buffers of one gathered write
+
+_IN = cython.declare(cython.uint, 0x001)
+_OUT = cython.declare(cython.uint, 0x004)
+_BROKEN = cython.declare(cython.uint, 0x018)  # EPOLLERR and EPOLLHUP
+_READY_MAX = cython.declare(cython.int, 256)
+_EVENT_BYTES = cython.declare(cython.Py_ssize_t, 16)  # at most, of one event
+_AGAIN = cython.declare(cython.int, errno.EAGAIN)
+_INTERRUPTED = cython.declare(cython.int, errno.EINTR)
+_NOGIL_BYTES_MIN = cython.declare(
+    cython.Py_ssize_t, 65_536
+)  # copying so much takes long enough for other threads to go on
+
+
+def is_available() -> bool:
+    """Whether this system has what the driver rests on."""
+    return hasattr(select, "epoll")
+
+
+@cython.cclass
+class SocketTransport:
+    """One accepted socket; to its connection what asyncio's transport is.
+
+    Guards: ``_events`` is what epoll watches the socket for, nothing once ``_is_ended``; ``_waiting`` is what the kernel has not taken, of
+    ``_waiting_bytes``, and the connection was told to pause as long as there is some. Of a pause of reading epoll hears only when bytes come
+    during it: most pauses are over before.
+    """
+
+    _driver: ReadinessDriver
+    _socket: Any
+    _fd: cython.int
+    _peer_name: Any
+    protocol: Any
+    _events: cython.uint
+    _is_reading: cython.bint
+    _is_closing: cython.bint
+    _is_ended: cython.bint
+    _waiting: deque[Any]
+    _waiting_bytes: cython.Py_ssize_t
+
+    def __init__(self, driver: ReadinessDriver, accepted: socket.socket, peer_name: Any, protocol: Any) -> None:
+        self._driver = driver
+        self._socket = accepted
+        self._fd = accepted.fileno()
+        self._peer_name = peer_name
+        self.protocol = protocol
+        self._events = 0
+        self._is_reading = True
+        self._is_closing = False
+        self._is_ended = False
+        self._waiting = deque()
+        self._waiting_bytes = 0
+
+    # What a connection calls
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Whose socket it is."""
+        if name == "peername":
+            return self._peer_name
+        if name == "sockname":
+            return self._socket.getsockname()
+        return self._socket if name == "socket" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything that waits is told of, as connections ask for."""
+        assert not high, "what is not taken at once is told"
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes the kernel has not taken."""
+        return self._waiting_bytes
+
+    def is_closing(self) -> bool:
+        """Whether it was closed, or lost."""
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        """Read nothing."""
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if not self._is_closing:
+            self._is_reading = True
+            self._watch()
+
+    def write(self, data: Buffer) -> None:
+        """Send bytes; those that the kernel does not take wait."""
+        if self._is_closing:
+            return
+        if self._waiting_bytes:
+            self._keep(data)
+            return
+        sent: cython.Py_ssize_t = self._send(data)
+        size: cython.Py_ssize_t = len(data)
+        if 0 <= sent < size:
+            self._keep(memoryview(data)[sent:])
+            self._clog()
+
+    def writelines(self, parts: Sequence[Buffer]) -> None:
+        """Send parts in order."""
+        if self._is_closing:
+            return
+        was: cython.Py_ssize_t = self._waiting_bytes
+        for part in parts:
+            if len(part):
+                self._keep(part)
+        if not was:
+            self._send_waiting()
+            if self._waiting_bytes:
+                self._clog()
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._is_reading = False
+            if self._waiting_bytes:
+                self._watch()
+            else:
+                self.end(None)
+
+    def abort(self) -> None:
+        """End now."""
+        if not self._is_ended:
+            self.end(None)
+
+    # What is sent
+
+    @cython.cfunc
+    def _send(self, data: Buffer) -> cython.Py_ssize_t:
+        """Give bytes to the kernel: how many it took, -1 when the peer is gone."""
+        sent: cython.Py_ssize_t
+        if cython.compiled:
+            lent: Lent = lend(data)
+            if lent.size < _NOGIL_BYTES_MIN:
+                sent = send(self._fd, lent.p, lent.size, 0)
+            else:
+                with cython.nogil:
+                    sent = send(self._fd, lent.p, lent.size, 0)
+            if sent >= 0:
+                return sent
+            if last_error in (_AGAIN, _INTERRUPTED):
+                return 0
+            self.end(OSError(last_error, "the peer is gone"))
+            return -1
+        try:
+            return int(self._socket.send(data))
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self.end(error)
+            return -1
+
+    @cython.cfunc
+    def _keep(self, data: Buffer) -> cython.void:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+
+    @cython.cfunc
+    def _clog(self) -> cython.void:
+        """The kernel does not take everything."""
+        self._watch()
+        self.protocol.pause_writing()
+
+    @cython.cfunc
+    def _send_waiting(self) -> cython.void:
+        """Give the kernel what waits, as far as it takes it."""
+        waiting = self._waiting
+        try:
+            while waiting:
+                sent: cython.Py_ssize_t = self._socket.sendmsg(list(islice(waiting, PARTS_MAX)))
+                self._waiting_bytes -= sent
+                while waiting and sent >= len(waiting[0]):
+                    sent -= len(waiting.popleft())
+                if sent:
+                    waiting[0] = memoryview(waiting[0])[sent:]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self.end(error)
+
+    # What the driver calls
+
+    @cython.cfunc
+    def begin(self) -> cython.void:
+        """The socket was accepted."""
+        self.protocol.connection_made(self)
+        self._watch()
+
+    @cython.cfunc
+    def serve(self, events: cython.uint) -> cython.void:
+        """Do what the socket is ready for, once."""
+        if self._waiting_bytes and events & (_OUT | _BROKEN):
+            self._send_waiting()
+            if not self._waiting_bytes and not self._is_ended:
+                if self._is_closing:
+                    self.end(None)
+                else:
+                    self._watch()
+                    self.protocol.resume_writing()
+        if not events & (_IN | _BROKEN) or self._is_ended:
+            return
+        if self._is_reading:
+            self._read()
+        else:
+            self._watch()
+
+    @cython.cfunc
+    def _read(self) -> cython.void:
+        count: cython.Py_ssize_t = self._receive(self.protocol.get_buffer(-1))
+        if count > 0:
+            self.protocol.buffer_updated(count)
+        elif count == 0:
+            self._is_reading = False
+            self._watch()
+            if not self.protocol.eof_received():
+                self.close()
+
+    @cython.cfunc
+    def _receive(self, memory: memoryview) -> cython.Py_ssize_t:
+        """Read into memory: how many bytes came, 0 behind the last one, -1 when there is nothing, or the peer is gone."""
+        count: cython.Py_ssize_t
+        if cython.compiled:
+            lent: Lent = lend_writable(memory)
+            if lent.size < _NOGIL_BYTES_MIN:
+                count = recv(self._fd, lent.p, lent.size, 0)
+            else:
+                with cython.nogil:
+                    count = recv(self._fd, lent.p, lent.size, 0)
+            if count < 0 and last_error != _AGAIN and last_error != _INTERRUPTED:
+                self.end(OSError(last_error, "the peer is gone"))
+            return count
+        try:
+            return int(self._socket.recv_into(memory))
+        except (BlockingIOError, InterruptedError):
+            return -1
+        except OSError as error:
+            self.end(error)
+            return -1
+
+    @cython.cfunc
+    def _watch(self) -> cython.void:
+        """Have epoll watch for what is waited for."""
+        events: cython.uint = 0
+        if not self._is_ended:
+            events = (_IN if self._is_reading else 0) | (_OUT if self._waiting_bytes else 0)
+        if events == self._events:
+            return
+        epoll = self._driver.epoll
+        if not self._events:
+            epoll.register(self._fd, events)
+        elif events:
+            epoll.modify(self._fd, events)
+        else:
+            epoll.unregister(self._fd)
+        self._events = events
+
+    @cython.cfunc
+    def end(self, error: Exception | None) -> cython.void:
+        """Read and send nothing more; the connection is told in a callback of its own."""
+        if self._is_ended:
+            return
+        self._is_closing = self._is_ended = True
+        self._is_reading = False
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._watch()
+        self._driver.loop.call_soon(self._lost, error)
+
+    def _lost(self, error: Exception | None) -> None:
+        self._driver.forget(self._fd)
+        try:
+            self.protocol.connection_lost(error)
+        finally:
+            self.protocol = None
+            self._socket.close()
+
+
+@cython.cclass
+class ReadinessDriver:
+    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor."""
+
+    epoll: Any
+    loop: Any
+    _hub: Any
+    _transports: dict[int, SocketTransport]
+    _found: Lent
+    _fd: cython.int
+
+    def __init__(self, hub: Hub, loop: Any) -> None:
+        """loop: any that can watch a descriptor."""
+        self.loop = loop
+        self.epoll = select.epoll()
+        self._hub = hub
+        self._transports = {}
+        self._found = lend_writable(bytearray(_EVENT_BYTES * _READY_MAX))
+        self._fd = self.epoll.fileno()
+        loop.add_reader(self._fd, self._pass)
+
+    def accepted(self, peer: socket.socket, peer_name: Any, protocol: Any) -> None:
+        """Drive a connection from now on."""
+        peer.setblocking(False)
+        transport = SocketTransport(self, peer, peer_name, protocol)
+        self._transports[peer.fileno()] = transport
+        try:
+            transport.begin()
+        except Exception as error:
+            self._broken(transport, error)
+
+    def forget(self, fd: int) -> None:
+        """A socket is about to be closed."""
+        del self._transports[fd]
+
+    def close(self) -> None:
+        """Drive nothing more."""
+        self.loop.remove_reader(self._fd)
+        self.epoll.close()
+
+    def _pass(self) -> None:
+        """Serve every socket that is ready, and write what that added."""
+        hub = self._hub
+        if cython.compiled:
+            found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
+            count: cython.int = epoll_wait(self._fd, found, _READY_MAX, 0)
+            i: cython.int
+            for i in range(count):
+                self._serve(found[i].data.fd, found[i].events)
+        else:
+            for fd, events in self.epoll.poll(0, READY_MAX):
+                self._serve(fd, events)
+        if hub.ingest.uncommitted:
+            hub.commit()
+
+    @cython.cfunc
+    def _serve(self, fd: cython.int, events: cython.uint) -> cython.void:
+        transport: SocketTransport = self._transports[fd]
+        try:
+            transport.serve(events)
+        except Exception as error:
+            self._broken(transport, error)
+
+    @cython.cfunc
+    def _broken(self, transport: SocketTransport, error: Exception) -> cython.void:
+        """A connection's own code has failed: it ends, and is told of as the loop tells of such."""
+        transport.end(error)
+        self.loop.call_exception_handler(
+            {"message": "a connection failed", "exception": error, "protocol": transport.protocol}
+        )

@@ -1,0 +1,353 @@
+"""The readiness driver over real sockets, one pass at a time: what a connection is told, and that nobody else notices."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from polywire.server.connection import Connection
+from polywire.server.listener import ReadinessServer
+from polywire.server.readiness import READY_MAX, ReadinessDriver, is_available
+from tests.unit.server.peers import FramesWire, Place
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="there is no epoll here")
+
+MUCH = 4 * 1024 * 1024  # more than the kernel takes of one peer that does not read
+READ_BYTES = 1024
+
+
+class PassLoop:
+    """What the driver asks of a loop; a test makes its passes."""
+
+    def __init__(self) -> None:
+        self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.later: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.readers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
+        self.reported: list[BaseException] = []
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self.soon.append((callback, args))
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
+        self.later.append((callback, args))
+
+    def add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> None:
+        self.readers[fd] = callback, args
+
+    def remove_reader(self, fd: int) -> bool:
+        return self.readers.pop(fd, None) is not None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.reported.append(context["exception"])
+
+    def make_pass(self) -> None:
+        """As a loop does: call whoever can read, then what was asked for before."""
+        ready = select.select(list(self.readers), [], [], 0)[0]
+        soon, self.soon = self.soon, []
+        for callback, args in [*(self.readers[fd] for fd in ready), *soon]:
+            callback(*args)
+
+
+class Protocol:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.received = bytearray()
+        self.told: list[str] = []
+        self.lost: list[Exception | None] = []
+        self.memory = memoryview(bytearray(READ_BYTES))
+        self.keeps_open = True
+        self.when_read: Callable[[], object] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.memory
+
+    def buffer_updated(self, count: int) -> None:
+        self.received += self.memory[:count]
+        self.told.append("bytes")
+        if self.when_read is not None:
+            self.when_read()
+
+    def eof_received(self) -> bool:
+        self.told.append("end")
+        return self.keeps_open
+
+    def pause_writing(self) -> None:
+        self.told.append("full")
+
+    def resume_writing(self) -> None:
+        self.told.append("taken")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.append(error)
+
+
+class Served:
+    """A driver, and peers that it serves."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.loop = PassLoop()
+        self.driver = ReadinessDriver(self.place.hub, self.loop)
+        self.sockets: list[socket.socket] = []
+
+    def connect(self, protocol: Any) -> socket.socket:
+        """A peer; its end of the socket."""
+        peer, accepted = socket.socketpair()
+        peer.settimeout(5)
+        self.driver.accepted(accepted, ("10.0.0.1", 7), protocol)
+        self.sockets += [peer, accepted]
+        return peer
+
+    def connected(self) -> tuple[socket.socket, Protocol]:
+        protocol = Protocol()
+        return self.connect(protocol), protocol
+
+    def passes(self, count: int = 3) -> None:
+        for _ in range(count):
+            self.loop.make_pass()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a loop would call the driver again at once."""
+        return bool(select.select(list(self.loop.readers), [], [], 0)[0])
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.driver.close()
+    for one in made.sockets:
+        one.close()
+
+
+def test_everybody_who_is_ready_is_read_and_then_committed_once(served: Served) -> None:
+    peers = [served.connected() for _ in range(5)]
+    for number, (peer, _) in enumerate(peers):
+        peer.sendall(b"request %d" % number)
+    served.place.viewed = True
+    served.loop.make_pass()
+    assert [bytes(protocol.received) for _, protocol in peers] == [b"request %d" % number for number in range(5)]
+    assert served.place.commits == 1
+    served.loop.make_pass()
+    assert served.place.commits == 1, "nothing was added"
+
+
+def test_more_sockets_than_a_pass_has_are_all_read(served: Served) -> None:
+    peers = [served.connected() for _ in range(READY_MAX + 3)]
+    for peer, _ in peers:
+        peer.sendall(b"x")
+    served.passes(2)
+    assert all(protocol.received == b"x" for _, protocol in peers)
+
+
+def test_one_with_much_to_read_gets_one_read_in_a_pass(served: Served) -> None:
+    (much, greedy), (little, modest) = served.connected(), served.connected()
+    much.sendall(bytes(10 * READ_BYTES))
+    little.sendall(b"me too")
+    served.loop.make_pass()
+    assert len(greedy.received) == READ_BYTES
+    assert modest.received == b"me too"
+    served.passes(9)
+    assert len(greedy.received) == 10 * READ_BYTES
+
+
+def test_what_the_kernel_does_not_take_waits_and_is_told(served: Served) -> None:
+    peer, protocol = served.connected()
+    sent = bytes(range(256)) * (MUCH // 256)
+    protocol.transport.write(sent)
+    assert protocol.told == ["full"]
+    assert 0 < protocol.transport.get_write_buffer_size() < MUCH
+    protocol.transport.write(b"behind it")
+    protocol.transport.writelines([b"and", b" more"])
+    received = bytearray()
+    while len(received) < MUCH + 17:
+        received += peer.recv(MUCH)
+        served.loop.make_pass()
+    assert received == sent + b"behind itand more"
+    assert protocol.told == ["full", "taken"]
+    assert protocol.transport.get_write_buffer_size() == 0
+    assert not served.is_ready, "the socket can be written to, and nothing is to be written"
+
+
+def test_many_parts_leave_in_order(served: Served) -> None:
+    peer, protocol = served.connected()
+    parts = [b"%06d" % number for number in range(3000)]
+    protocol.transport.writelines([*parts[:1500], b"", memoryview(b"".join(parts[1500:]))])
+    assert peer.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_PEEK)[:18000] == b"".join(parts)
+    protocol.transport.writelines([bytes(MUCH), b"last"])
+    assert protocol.told == ["full"]
+    protocol.transport.abort()
+
+
+def test_a_paused_peer_is_not_read_and_does_not_keep_the_loop_awake(served: Served) -> None:
+    peer, protocol = served.connected()
+    protocol.transport.pause_reading()
+    peer.sendall(b"later")
+    served.passes()
+    assert not protocol.received
+    assert not served.is_ready
+    protocol.transport.resume_reading()
+    served.loop.make_pass()
+    assert protocol.received == b"later"
+
+
+def test_the_end_is_told_once_and_answers_still_leave(served: Served) -> None:
+    peer, protocol = served.connected()
+    peer.sendall(b"last words")
+    peer.shutdown(socket.SHUT_WR)
+    served.passes()
+    assert protocol.told == ["bytes", "end"]
+    assert not served.is_ready
+    protocol.transport.write(b"answer")
+    protocol.transport.close()
+    served.passes()
+    assert peer.recv(100) == b"answer"
+    assert peer.recv(100) == b""
+    assert protocol.lost == [None]
+
+
+def test_who_does_not_stay_behind_the_end_is_closed(served: Served) -> None:
+    peer, protocol = served.connected()
+    protocol.keeps_open = False
+    peer.shutdown(socket.SHUT_WR)
+    served.passes()
+    assert protocol.lost == [None]
+    assert peer.recv(1) == b""
+
+
+def test_closing_waits_for_what_is_not_sent_yet(served: Served) -> None:
+    peer, protocol = served.connected()
+    protocol.transport.write(bytes(MUCH))
+    protocol.transport.close()
+    protocol.transport.write(b"too late")
+    count = 0
+    while data := peer.recv(MUCH):
+        count += len(data)
+        served.passes()
+    assert count == MUCH
+    assert protocol.lost == [None]
+    assert not protocol.received
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("owes", [b"", bytes(MUCH)], ids=["nothing", "much"])
+def test_a_peer_that_is_gone_is_told_once(served: Served, owes: bytes, is_paused: bool) -> None:
+    peer, protocol = served.connected()
+    _, bystander = served.connected()
+    protocol.transport.write(b"unread" + owes)
+    if is_paused:
+        protocol.transport.pause_reading()
+    peer.close()
+    served.passes()
+    assert not served.is_ready
+    protocol.transport.resume_reading()
+    served.passes()
+    if not protocol.lost:
+        protocol.transport.abort()
+        served.passes()
+    assert len(protocol.lost) == 1
+    assert not served.is_ready
+    assert not bystander.lost
+
+
+def test_a_reset_is_an_error_where_it_is_read(served: Served) -> None:
+    protocol = Protocol()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        peer = socket.create_connection(listening.getsockname())
+        accepted, name = listening.accept()
+    served.driver.accepted(accepted, name, protocol)
+    assert protocol.transport.get_extra_info("peername") == peer.getsockname()
+    assert protocol.transport.get_extra_info("sockname") == peer.getpeername()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    peer.close()
+    served.passes()
+    assert [type(error) for error in protocol.lost] == [ConnectionResetError]
+
+
+def test_a_connection_that_breaks_ends_alone(served: Served) -> None:
+    (peer, broken), (other, sound) = served.connected(), served.connected()
+    broken.when_read = lambda: 1 // 0
+    peer.sendall(b"x")
+    other.sendall(b"y")
+    served.passes()
+    assert [type(error) for error in broken.lost] == [ZeroDivisionError]
+    assert [type(error) for error in served.loop.reported] == [ZeroDivisionError]
+    assert sound.received == b"y"
+    assert not sound.lost
+
+
+def test_who_is_ended_in_the_midst_of_a_pass_is_not_read_in_it(served: Served) -> None:
+    (first, one), (second, other) = served.connected(), served.connected()
+    one.when_read, other.when_read = (lambda: other.transport.abort()), (lambda: one.transport.abort())
+    first.sendall(b"x")
+    second.sendall(b"y")
+    served.passes()
+    assert sorted([bytes(one.received), bytes(other.received)]) in ([b"", b"x"], [b"", b"y"])
+    assert len(one.lost) + len(other.lost) == 1
+
+
+def test_a_real_connection_is_served(served: Served) -> None:
+    wire = FramesWire()
+    peer = served.connect(Connection(served.place.hub, [wire]))
+    peer.sendall(b"Frames")
+    served.passes()
+    session = wire.opened[0]
+    assert session.frames == [b"F", b"r", b"a", b"m", b"e", b"s"]
+    session.output.write(b"answer")
+    assert peer.recv(100) == b"answer"
+    peer.close()
+    served.passes()
+    assert session.finished == b""
+    session.output.close()
+    served.passes()
+    assert session.closed
+    assert not served.place.hub.connections
+
+
+class Listening:
+    """A listening socket whose process has no descriptor for another connection."""
+
+    def __init__(self) -> None:
+        self.refuses = True
+        self.pair = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.pair[0].fileno()
+
+    def listen(self, backlog: int) -> None: ...
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.refuses:
+            raise OSError(errno.EMFILE, "too many open files")
+        raise BlockingIOError
+
+    def close(self) -> None:
+        for one in self.pair:
+            one.close()
+
+
+def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
+    listening = Listening()
+    server = ReadinessServer(served.driver, [listening], Protocol, served.loop)  # type: ignore[list-item]
+    listening.pair[1].send(b"a connection")
+    served.passes()
+    assert not served.is_ready, "the loop would turn without end"
+    listening.refuses = False
+    [(again, args)] = served.loop.later
+    again(*args)
+    assert served.is_ready
+    server.close()
+    again(*args)
+    assert listening.fileno() == -1
+    assert not served.is_ready
