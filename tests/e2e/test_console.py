@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from base64 import b64encode
 from collections.abc import Iterator
+from decimal import Decimal
+from io import BytesIO
+from typing import Any
 
+import fastavro
 import pytest
 
 from polywire.client.sync import SyncClient
-from polywire.records.columns import Record
+from polywire.records.columns import Header, Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 from tests.e2e.browser import Page, browser, find_browser
@@ -84,15 +89,131 @@ def test_the_way_past_the_menu_stays_on_the_page(broker: BrokerProcess, page: Pa
 
 def test_records_are_browsed_and_stored(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/shop.orders/records"))
-    assert '"order": 59' in page.until("read up to 60")
+    assert '"order": 59' in page.until("16 records of 3 partitions")
     page.evaluate("document.querySelector('main details').open = true")
     assert '"sku-3"' in page.until('  "order": 59')
+    page.click("Send again")
+    page.until("stored in partition 0 at offset 60")
+    page.open(url(broker, "/topics/shop.orders/records?partition=0&from=earliest"))
+    page.until("read up to 50")
+    page.click("Further")
+    page.until("read up to 61")
     page.open(url(broker, "/topics/shop.orders"))
     page.until("Store a record")
     page.evaluate(
         "document.querySelector('textarea').value = 'from a browser'; document.querySelector('form button').click()"
     )
     page.until("stored in partition")
+
+
+def test_dead_letters_are_redriven(broker: BrokerProcess, page: Page) -> None:
+    said = {b"dead.reason": b"malformed", b"dead.topic": b"shop.orders", b"dead.partition": b"1", b"dead.offset": b"3"}
+    headers = tuple(Header(name, value) for name, value in said.items())
+    with SyncClient(broker.url()) as client:
+        client.create_topic("shop.orders.dead", 1)
+        client.produce(
+            "shop.orders.dead", [Record(b"letter %d" % number, None, headers) for number in range(3)], partition=0
+        )
+        page.open(url(broker, "/"))
+        page.until("Overview")
+        page.press("g", "d")
+        page.until("shop.orders.dead")
+        page.open(url(broker, "/topics/shop.orders.dead/records"))
+        page.until("read up to 3")
+        page.evaluate("document.querySelector('main details').open = true")
+        assert "shop.orders / 1 @ 3" in page.until("malformed")
+        page.click("Redrive this one")
+        page.until("sent to shop.orders")
+        page.open(url(broker, "/dead/shop.orders.dead"))
+        page.until("3 records wait here.")
+        page.click("Redrive 3 letters")
+        page.until("3 letters were sent back.")
+        assert "Nothing waits here." in page.text()
+        values = [record.value or b"" for record in client.fetch("shop.orders", 1, 0)]
+    assert [value for value in values if value.startswith(b"letter")] == [
+        b"letter 2",
+        b"letter 0",
+        b"letter 1",
+        b"letter 2",
+    ]
+
+
+READING: dict[str, Any] = {
+    "type": "record",
+    "name": "Reading",
+    "namespace": "lab",
+    "fields": [
+        {"name": "sensor", "type": {"type": "enum", "name": "Sensor", "symbols": ["HEAT", "LIGHT"]}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "cost", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "large", "type": "long"},
+        {"name": "exact", "type": "double"},
+        {"name": "rough", "type": "float"},
+        {"name": "raw", "type": {"type": "fixed", "name": "Raw", "size": 2}},
+        {"name": "tags", "type": {"type": "map", "values": ["null", "string"]}},
+        {"name": "next", "type": ["null", "Reading"]},
+    ],
+}
+
+
+def reading(following: Any = None) -> dict[str, Any]:
+    made = {
+        "sensor": "LIGHT",
+        "at": 1_700_000_000_123,
+        "day": 19_000,
+        "cost": Decimal("-12.34"),
+        "large": -(2**62),
+        "exact": 0.1,
+    }
+    return {**made, "rough": 0.5, "raw": b"\x00\xff", "tags": {"a": None, "ä": "ö"}, "next": following}
+
+
+SHOWN = {
+    "sensor": "LIGHT",
+    "at": "2023-11-14T22:13:20.123Z",
+    "day": "2022-01-08",
+    "cost": "-12.34",
+    "large": str(-(2**62)),
+    "exact": 0.1,
+    "rough": 0.5,
+    "raw": "0x00ff",
+    "tags": {"a": None, "ä": "ö"},
+}
+
+
+def test_avro_is_read_as_its_writer_meant_it(broker: BrokerProcess, page: Page) -> None:
+    """Files and single values that another implementation wrote, and what only looks like them."""
+    page.open(url(broker, "/"))
+    page.until("Overview")
+    schema = json.dumps(READING)
+    parsed = fastavro.parse_schema(READING)
+
+    def read(data: bytes, given: str = "") -> Any:
+        call = (
+            f"decoded(Uint8Array.from(atob('{b64encode(data).decode()}'), (c) => c.charCodeAt(0)), {json.dumps(given)})"
+        )
+        answered = f"{call}.then((found) => JSON.stringify(found), (error) => JSON.stringify(error.message))"
+        return json.loads(page.evaluate(f"import('/static/avro.js').then(({{ decoded }}) => {answered})"))
+
+    whole = {**SHOWN, "next": {**SHOWN, "next": None}}
+    for codec in ("null", "deflate"):
+        written = BytesIO()
+        fastavro.writer(written, parsed, [reading(reading()), reading()], codec=codec)
+        assert read(written.getvalue()) == [whole, {**SHOWN, "next": None}]
+        assert "too early" in read(written.getvalue()[:-20])
+    single = BytesIO()
+    fastavro.schemaless_writer(single, parsed, reading(reading()))
+    value = single.getvalue()
+    for head in (b"", b"\0\0\0\0\7", b"\xc3\1" + bytes(8)):
+        assert read(head + value, schema) == whole
+    assert read(value + b"x", schema) == "something is left behind it: it was written with another schema"
+    assert "too early" in read(value[:-1], schema)
+    assert "give the schema" in read(value)
+    nothings = json.dumps({"type": "array", "items": "null"})
+    assert "more than 20000 values" in read(b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", nothings), "2**63 - 1 of them"
+    endless = json.dumps({"type": "record", "name": "R", "fields": [{"name": "r", "type": "R"}]})
+    assert "too deeply" in read(b"\1", endless)
 
 
 def test_what_peers_have_sent_is_text(broker: BrokerProcess, page: Page) -> None:
@@ -157,7 +278,8 @@ def test_users_are_made_changed_and_ended(guarded: BrokerProcess, page: Page) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/topics", "/topics/shop.orders", "/topics/shop.orders/records", "/groups", "/clients", "/users"]
+    "path",
+    ["/", "/topics", "/topics/shop.orders", "/topics/shop.orders/records", "/dead", "/groups", "/clients", "/users"],
 )
 def test_pages_fit_a_narrow_screen(broker: BrokerProcess, page: Page, path: str) -> None:
     page.look(width=360, height=740, dark=True)

@@ -106,7 +106,7 @@ def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
     """Every wire's table of commands, by the name that cases have for them."""
     cursus = {name or "an envelope without a command": command.actions for name, command in CURSUS.items()}
     flux = {name: command.actions for name, command in ({**DATA_COMMANDS, **ADMIN_COMMANDS}).items()}
-    http = {f"{one.method} {PREFIX}{one.path}": (one.action,) for one in ENDPOINTS}
+    http = {f"{one.method} {PREFIX}{one.path}": tuple(one.actions) for one in ENDPOINTS}
     return {
         "cursus": cursus | {"a batch": (Action.PRODUCE,)},
         "flux": flux,
@@ -142,6 +142,7 @@ def _http() -> Iterator[Case]:
         Action.USER_CREATE: b'{"password": "pass-word"}',
         Action.USER_ALTER: b'{"password": "pass-word", "active": true}',
     }
+    words = {"redrive": b"{}", "resend": b'{"partition": 0, "offset": 0}'}
     names = {"{partition}": "0", "{group}": "g"}
     for one in ENDPOINTS:
         action = one.action
@@ -158,8 +159,10 @@ def _http() -> Iterator[Case]:
         for name, value in (names | made).items():
             path = path.replace(name, value)
         headers = {} if one.method == "GET" else change
-        sent = request(one.method, PREFIX + path, headers, bodies.get(one.action, b""))
-        yield Case("http", f"{one.method} {PREFIX}{one.path}", one.action, sent)
+        body = words.get(one.path.rpartition("/")[2]) or bodies.get(action, b"")
+        sent = request(one.method, PREFIX + path, headers, body)
+        for needed in one.actions:
+            yield Case("http", f"{one.method} {PREFIX}{one.path}", needed, sent)
     for path, action in HTTP_PAGES.items():
         yield Case("http", f"GET {path}", action, request("GET", path.replace("{name}", "console.js")))
 

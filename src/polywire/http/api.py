@@ -21,12 +21,13 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.http.endpoints import Asked, Endpoint
+from polywire.http.dead_letters import DeadLetters
+from polywire.http.endpoints import Asked, Endpoint, numbered
 from polywire.http.guard import completing
 from polywire.http.health import readiness
 from polywire.http.lag import group_names, partition_lags
 from polywire.http.process import Process
-from polywire.http.records import RECORDS_MAX, read_page
+from polywire.http.records import RECORDS_MAX, read_one, read_page
 from polywire.http.slices import Slices
 from polywire.http.users import Users
 from polywire.records.columns import Header, Record
@@ -82,11 +83,21 @@ class Api:
             Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
             Endpoint("POST", f"{one}/records", Action.PRODUCE, "Store one record", self._produce, produced),
             Endpoint(
+                "POST",
+                f"{one}/resend",
+                Action.FETCH,
+                "Store a record once more, as it is, in its partition",
+                self._resend,
+                {"partition": "of the record", "offset": "of the record"},
+                also=Action.PRODUCE,
+            ),
+            Endpoint(
                 "GET", f"{one}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
             ),
             Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups),
             Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group),
             Endpoint("POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Move a group", self._reset, reset),
+            *DeadLetters(self._broker).table(),
             *Users(self._broker).table(),
         ]
 
@@ -230,10 +241,20 @@ class Api:
         )
         return {"partition": partition.number, "offset": await done}
 
+    async def _resend(self, asked: Asked) -> Any:
+        partition = numbered(self._broker.topic(asked.path["topic"]), asked.body.get("partition"))
+        found = await read_one(self._broker, partition, asked.body.get("offset"))
+        copy = Record(found.value, found.key, found.headers)
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.produce(
+            partition, from_records([copy]), by=asked.caller, level=Level.SYNCED, done=completing(done)
+        )
+        return {"partition": partition.number, "offset": await done}
+
     def _chosen(self, topic: Topic, key: bytes | None, number: Any) -> Partition:
         partitions = topic.written_to()
         if number is not None:
-            return _numbered(topic, number)
+            return numbered(topic, number)
         if key is not None:
             return self._broker.partition_of_key(topic, key, KeyHash.FNV32)
         self._round_robin += 1
@@ -242,7 +263,7 @@ class Api:
     def _partition(self, asked: Asked) -> Partition:
         number = asked.path["partition"]
         topic = self._broker.topic(asked.path["topic"])
-        return _numbered(topic, int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1)
+        return numbered(topic, int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1)
 
     async def _offset_at(self, partition: Partition, time_us: int) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -296,7 +317,7 @@ class Api:
                 f"group has members, stop them first group={name!r} members={len(view.members)}",
             )
         only = asked.body.get("partition")
-        partitions = list(topic.partitions) if only is None else [_numbered(topic, only)]
+        partitions = list(topic.partitions) if only is None else [numbered(topic, only)]
         before = broker.positions_in(topic.name.full, PositionKind.GROUP, name)
         rows: list[Mapping[str, Any]] = []
         offsets: dict[int, int] = {}
@@ -347,15 +368,6 @@ async def _topic_shown(topic: Topic, slices: Slices) -> Mapping[str, Any]:
         "stored_bytes": stored,
         "last_stored_at_us": last or None,
     }
-
-
-def _numbered(topic: Topic, number: Any) -> Partition:
-    """The partition of this number. Raises Missing(PARTITION_MISSING)."""
-    if type(number) is not int or not 0 <= number < len(topic.partitions):
-        raise Missing(
-            ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number!r:.40}"
-        )
-    return topic.partitions[number]
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:

@@ -17,7 +17,20 @@ FILES: Final = {
     "icon.svg": "image/svg+xml",
 } | {
     f"{name}.js": "text/javascript; charset=utf-8"
-    for name in ("clients", "console", "groups", "overview", "parts", "records", "topics", "users", "views")
+    for name in (
+        "avro",
+        "bytes",
+        "clients",
+        "console",
+        "groups",
+        "letters",
+        "overview",
+        "parts",
+        "records",
+        "topics",
+        "users",
+        "views",
+    )
 }
 
 

@@ -18,6 +18,7 @@ from polywire.broker.access import Principal
 from polywire.broker.actions import Action, Resource
 from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.exchange import PEER
@@ -61,7 +62,7 @@ Answering = Callable[[Asked], Awaitable[Any]]
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One verb of one path. fields: of the query (GET) or the body, with what they mean. is_own: whether everybody may do to itself, named
-    by ``{user}``, what the action does to others."""
+    by ``{user}``, what the action does to others. also: another action that it takes for the same topic."""
 
     method: str
     path: str
@@ -70,6 +71,12 @@ class Endpoint:
     answer: Answering
     fields: Mapping[str, str] = field(default_factory=dict)
     is_own: bool = False
+    also: Action | None = None
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """Everything that it takes."""
+        return (self.action,) if self.also is None else (self.action, self.also)
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
         """Values of what stands in braces, None where it is another path."""
@@ -127,7 +134,9 @@ class Endpoints:
         if endpoint.is_own and asked.path["user"] == asked.principal.name:
             return
         if "topic" in asked.path:
-            access.authorize(asked.principal, endpoint.action, self._broker.resource(asked.path["topic"]))
+            topic = self._broker.resource(asked.path["topic"])
+            for action in endpoint.actions:
+                access.authorize(asked.principal, action, topic)
         elif endpoint.action.resource in _SOMEWHERE:
             access.authorize_somewhere(asked.principal, endpoint.action)
         else:
@@ -159,9 +168,9 @@ def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": text} for name in names
     ]
     yield "summary", endpoint.summary
-    needs = endpoint.action.permission_words or "a login"
+    needs = [f"{action.permission_words or 'a login'} ({action.word})" for action in endpoint.actions]
     own = ", or to be that user" if endpoint.is_own else ""
-    yield "description", f"Needs {needs} ({endpoint.action.word}){own}."
+    yield "description", f"Needs {' and '.join(needs)}{own}."
     if endpoint.method == "GET":
         parameters += [
             {"name": name, "in": "query", "schema": text, "description": meaning}
@@ -175,3 +184,12 @@ def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
             yield "requestBody", {"content": {"application/json": {"schema": schema}}}
     yield "parameters", parameters
     yield "responses", {"200": {"description": "done"}, "default": {"description": "an error: code, message, retry"}}
+
+
+def numbered(topic: Topic, number: Any) -> Partition:
+    """The partition of this number. Raises Missing(PARTITION_MISSING)."""
+    if type(number) is not int or not 0 <= number < len(topic.partitions):
+        raise Missing(
+            ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number!r:.40}"
+        )
+    return topic.partitions[number]

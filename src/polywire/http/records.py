@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
+from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.lag import fetched
 from polywire.records.columns import Record
 from polywire.records.compression import expand_body
@@ -28,6 +28,7 @@ SHOWN_BYTES_MAX: Final = 4 * 1024  # of a value or header on a page of many
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of values on a page
 LOOKED_AT_MAX: Final = 20_000  # records looked through for a key before the page is answered as it is
 DECODED_AT_ONCE: Final = 1_000  # records
+Take = Callable[[Record], bool]
 
 
 @dataclass(slots=True)
@@ -55,45 +56,83 @@ async def read_page(
     end = log.readable_offset
     begin = min(max(offset, log.first_offset), end)
     page = Page(partition.number, log.first_offset, end, begin)
-    while page.next_offset < end and not page.is_full(limit):
-        read = await fetched(broker, partition, page.next_offset, bytes_max=READ_BYTES)
+
+    def take(record: Record) -> bool:
+        page.looked_at += 1
+        if key is None or record.key == key:
+            page.value_bytes += len(record.value or b"")
+            page.records.append(shown(record, page.partition, whole=whole))
+        return not page.is_full(limit)
+
+    at_once = DECODED_AT_ONCE if key is not None else min(limit, DECODED_AT_ONCE)
+    page.next_offset = await read_each(broker, partition, begin, take, at_once=at_once)
+    return page
+
+
+async def read_each(
+    broker: Broker, partition: Partition, offset: int, take: Take, *, at_once: int = DECODED_AT_ONCE
+) -> int:
+    """Hand records from an offset on, of those that are there now, to ``take`` until it has enough; returns the offset behind the last one.
+
+    take: called in a thread; returns whether it takes more. at_once: records decoded for it together. Raises BrokerError.
+    """
+    end, goes_on = partition.log.readable_offset, True
+    while offset < end and goes_on:
+        read = await fetched(broker, partition, offset, bytes_max=READ_BYTES)
         try:
             copies = [bytes(chunk) for chunk in read.chunks]
         finally:
             read.pin.release()
         if not copies:
             break
-        await asyncio.to_thread(partial(_put, page, copies, limit=limit, key=key, whole=whole))
-        if not page.is_full(limit):
-            page.next_offset = max(page.next_offset, read.next_offset)
-    return page
+        offset, goes_on = await asyncio.to_thread(_hand_out, copies, offset, take, at_once)
+        if goes_on:
+            offset = max(offset, read.next_offset)
+    return offset
 
 
-def _put(page: Page, chunks: Sequence[bytes], *, limit: int, key: bytes | None, whole: bool) -> None:
-    """In a thread: records of these chunks onto the page."""
+async def read_one(broker: Broker, partition: Partition, offset: Any) -> Record:
+    """The record at an offset that somebody named. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
+    if type(offset) is not int:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is a number got={offset!r:.40}")
+    found: list[Record] = []
+
+    def take(record: Record) -> bool:
+        found.append(record)
+        return False
+
+    if partition.log.first_offset <= offset < partition.log.readable_offset:
+        await read_each(broker, partition, offset, take, at_once=1)
+    if not found or found[0].offset != offset:  # it may have been compacted away
+        raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no such record partition={partition.number} offset={offset}")
+    return found[0]
+
+
+def _hand_out(chunks: Sequence[bytes], offset: int, take: Take, at_once: int) -> tuple[int, bool]:
+    """In a thread: records of these chunks, as long as they are taken; the offset behind the last, and whether there may be more."""
+    for batch in _batches(chunks):
+        for record in _records(batch, offset, at_once):
+            offset = record.offset + 1
+            if not take(record):
+                return offset, False
+    return offset, True
+
+
+def _batches(chunks: Sequence[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         at = 0
-        while at < len(chunk) and not page.is_full(limit):
+        while at < len(chunk):
             size = read_header(chunk, at).length
-            _put_batch(page, chunk[at : at + size], limit=limit, key=key, whole=whole)
+            yield chunk[at : at + size]
             at += size
 
 
-def _put_batch(page: Page, stored: bytes, *, limit: int, key: bytes | None, whole: bool) -> None:
+def _records(stored: bytes, offset: int, at_once: int) -> Iterator[Record]:
+    """The records of a stored batch, from an offset on."""
     batch = expand_body(stored)
     count = read_header(batch).record_count
-    index = record_at_offset(batch, page.next_offset)
-    while 0 <= index < count and not page.is_full(limit):
-        stop = min(index + DECODED_AT_ONCE, count, index + limit - len(page.records) if key is None else count)
-        for record in to_records(slice_records(batch, index, stop)):
-            page.next_offset = record.offset + 1
-            page.looked_at += 1
-            if key is None or record.key == key:
-                page.value_bytes += len(record.value or b"")
-                page.records.append(shown(record, page.partition, whole=whole))
-            if page.is_full(limit):
-                break
-        index = stop
+    for index in range(record_at_offset(batch, offset), count, at_once):
+        yield from to_records(slice_records(batch, index, min(index + at_once, count)))
 
 
 def shown(record: Record, partition: int, *, whole: bool = False) -> Mapping[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polywire.broker.access import ConfiguredUser, Principal
+from polywire.broker.access import ROOT, ConfiguredUser, Principal
 from polywire.broker.broker import Broker
+from polywire.broker.owners import Caller, caller_of
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
@@ -130,6 +131,11 @@ class Site:
     @property
     def broker(self) -> Broker:
         return self.memory.broker
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks on an open broker."""
+        return caller_of(ROOT, self.peer.peer)
 
     def close(self) -> None:
         self.broker.close()

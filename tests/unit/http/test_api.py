@@ -76,6 +76,20 @@ def test_records_are_produced_and_read(site: Site) -> None:
     assert get(site, "/topics/t/partitions/1/records?tail=1").json["records"][0]["value"] is None
 
 
+def test_a_record_is_stored_once_more_as_it_is(site: Site) -> None:
+    store(site, "t", [b"a", b"\xff\0"], key=b"\x80")
+    assert post(site, "/topics/t/resend", {"partition": 0, "offset": 1}).json == {"partition": 0, "offset": 2}
+    old, new = get(site, "/topics/t/partitions/0/records?offset=1").json["records"]
+    for name in ("key", "value", "headers"):
+        assert new[name] == old[name]
+    for body, status in (
+        ({"partition": 0, "offset": 9}, 404),
+        ({"partition": 9, "offset": 0}, 404),
+        ({"partition": 0}, 400),
+    ):
+        assert post(site, "/topics/t/resend", body).status == status
+
+
 def test_pages_follow_each_other(site: Site) -> None:
     for begin in range(0, 30, 10):
         store(site, "t", [str(number).encode() for number in range(begin, begin + 10)])
@@ -212,7 +226,7 @@ def path_of(endpoint: Endpoint) -> str:
 
 
 OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.is_everybodys]
-BODY = {"to": "earliest", "password": "pass-word", "active": True}
+BODY = {"to": "earliest", "password": "pass-word", "active": True, "partition": 0, "offset": 0}
 
 
 def named(endpoint: Endpoint) -> str:
@@ -240,12 +254,12 @@ def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
         store(site, "shop.t", [b"v"])
         site.broker.commit_position("shop.t", 0, PositionKind.GROUP, "g", 0)
         assert endpoint.action.permission is not NOTHING
-        word = next(iter(endpoint.action.permission)).name
-        assert word is not None
         at = "@shop/t" if endpoint.action.resource in (Resource.TOPIC, Resource.ANY_TOPIC) else ""
-        site.configure(may=parse_grants([word.lower() + at]), nothing=parse_grants(["transaction@other"]))
+        words = [str(next(iter(action.permission)).name).lower() + at for action in endpoint.actions]
+        site.configure(may=parse_grants(words), nothing=parse_grants(["transaction@other"]))
         site.make_user("made", "old")
-        body = json.dumps(BODY).encode() if endpoint.method == "POST" else b""
+        given = {} if endpoint.path.endswith("/redrive") else BODY
+        body = json.dumps(given).encode() if endpoint.method == "POST" else b""
         for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
             assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status
         assert site.ask(endpoint.method, path_of(endpoint), CHANGE | basic("may", "may"), body).status in (200, 409)

@@ -89,7 +89,7 @@ async function watch() {
 let leader = false;
 addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const pages = { o: "#/", t: "#/topics", g: "#/groups", c: "#/clients", u: "#/users" };
+  const pages = { o: "#/", t: "#/topics", d: "#/dead", g: "#/groups", c: "#/clients", u: "#/users" };
   if (leader && pages[event.key]) { location.hash = pages[event.key]; leader = false; return; }
   leader = event.key === "g";
   if (event.key === "r") show();

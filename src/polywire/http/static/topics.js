@@ -3,8 +3,8 @@ import { api, h } from "./console.js";
 import { card, count, filtered, left, link, path, size, span, table, time } from "./parts.js";
 import { records } from "./records.js";
 
-export async function topics(page, [name, what]) {
-  if (name !== undefined) return what === "records" ? records(page, name) : topic(page, name);
+export async function topics(page, [name, what], query) {
+  if (name !== undefined) return what === "records" ? records(page, name, query) : topic(page, name);
   const found = await api("/topics");
   const draw = (rows) => table([
     ["Topic", (row) => link(["topics", row.name], row.name)], ["#Partitions", (row) => count(row.partitions)],
