@@ -1,8 +1,8 @@
 """``python -m tools.wheels``: what users install, tried as they get it (``make wheel-test``).
 
-Promises: the wheel is built from the source distribution in an isolated environment, with a compiler and without one; each is installed alone
-into an empty environment away from the checkout, and has to serve there (``tools/installed.py``). Needs the network. Must not know: how
-releases are made.
+Promises: the wheel is built from the source distribution in an isolated environment, with a compiler, without one, and for every system; each
+is installed alone into an empty environment away from the checkout, and has to serve there (``tools/installed.py``). Needs the network. Must
+not know: how releases are made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 TRIAL: Final = ROOT / "tools" / "installed.py"
 # A compiler that compiles nothing stands for a machine that has none.
-KINDS: Final[Mapping[str, Mapping[str, str]]] = {"--compiled": {}, "--pure": {"CC": "/bin/false", "CXX": "/bin/false"}}
+KINDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "compiled": {},
+    "without a compiler": {"CC": "/bin/false", "CXX": "/bin/false"},
+    "pure": {"POLYWIRE_COMPILE": "0"},
+}
 NOT_OURS: Final = ("PYTHONPATH", "POLYWIRE_PURE", "VIRTUAL_ENV")
 
 
@@ -58,22 +62,28 @@ def try_kind(kind: str, source: Path, folder: Path) -> None:
         extra=KINDS[kind],
     )
     [wheel] = folder.glob("*.whl")
-    print(f"{kind.lstrip('-')}: {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    print(f"{kind}: {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    if (kind == "pure") is not wheel.name.endswith("-py3-none-any.whl"):
+        sys.exit("the pure wheel, and no other, is one for every system")
     python = new_environment(folder / "environment")
     run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wheel, cwd=folder)
     shutil.copy(TRIAL, folder)  # the checkout must not be beside it either
-    print(run(python, "-I", folder / TRIAL.name, kind, cwd=folder).splitlines()[-1], flush=True)
+    is_compiled = kind == "compiled"
+    if (run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).find("Cython==") < 0) is not is_compiled:
+        sys.exit("Cython comes along where modules are not compiled, and nowhere else")
+    how = "--compiled" if is_compiled else "--pure"
+    print(run(python, "-I", folder / TRIAL.name, how, cwd=folder).splitlines()[-1], flush=True)
 
 
 def main() -> None:
-    """Try both kinds."""
+    """Try all kinds."""
     with tempfile.TemporaryDirectory(prefix="polywire-wheels-") as name:
         folder = Path(name)
         build = f"import setuptools.build_meta as backend; backend.build_sdist({name!r})"
         run(sys.executable, "-c", build, cwd=ROOT)
         [source] = folder.glob("*.tar.gz")
         for kind in KINDS:
-            place = folder / kind.lstrip("-")
+            place = folder / kind.replace(" ", "-")
             place.mkdir()
             try_kind(kind, source, place)
 

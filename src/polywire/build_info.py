@@ -71,7 +71,12 @@ def _file_of(name: str, suffix: str) -> Path:
 
 
 def prefer_sources() -> None:
-    """Import every module of this package from its source from now on, compiled or not (``POLYWIRE_PURE=1``)."""
+    """Import every module of this package from its source from now on, compiled or not (``POLYWIRE_PURE=1``).
+
+    Raises ImportError without Cython, whose shadow module the sources import.
+    """
+    if find_spec("cython") is None:
+        raise ImportError("POLYWIRE_PURE=1 runs the sources, which need Cython: pip install cython", name="cython")
     sys.meta_path.insert(0, _SourceFinder())
 
 

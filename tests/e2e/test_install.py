@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +26,47 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 
 
 @pytest.fixture(scope="module")
-def compiled_python(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Interpreter of a new environment with a compiled wheel, where this machine has a compiler."""
+def compiled_wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled wheel, where this machine has a compiler."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"NOT TRIED: a compiled wheel, for want of a C compiler ({compiler})")
-    built = build_wheel(source_distribution, tmp_path_factory.mktemp("compiled-wheel"))
-    return environment_with(built, tmp_path_factory.mktemp("compiled-environment"))
+    return build_wheel(source_distribution, tmp_path_factory.mktemp("compiled-wheel"))
+
+
+@pytest.fixture(scope="module")
+def compiled_python(compiled_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of a new environment with that wheel."""
+    return environment_with(compiled_wheel, tmp_path_factory.mktemp("compiled-environment"))
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+@pytest.mark.parametrize(("kind", "needs_cython"), [("wheel", True), ("compiled_wheel", False)])
+def test_cython_comes_along_where_modules_are_not_compiled(
+    kind: str, needs_cython: bool, request: pytest.FixtureRequest
+) -> None:
+    needed = metadata(request.getfixturevalue(kind)).get_all("Requires-Dist", [])
+    assert any(line.startswith("cython") for line in needed) is needs_cython
+    assert any(line.startswith("msgspec") for line in needed)
+
+
+def test_an_index_of_packages_is_given_no_link_that_leads_nowhere(wheel: Path) -> None:
+    told = metadata(wheel)
+    text = str(told.get_payload())
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert text.startswith("# Polywire\n")
+    assert set(re.findall(r"\]\(([^:)]*)[:)]", text)) <= {"https", "http"}
+
+
+def test_one_wheel_for_every_system(source_distribution: Path, tmp_path: Path) -> None:
+    built = build_wheel(source_distribution, tmp_path, POLYWIRE_COMPILE="0")
+    assert built.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".pyd"))]
 
 
 def test_the_source_distribution_has_what_builds_it(source_distribution: Path) -> None:

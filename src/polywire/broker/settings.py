@@ -19,6 +19,9 @@ KEEP: Final = 0  # a retention limit of 0 keeps records for ever
 SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
+MEBI: Final = 1024 * 1024
+RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
+RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 

@@ -40,6 +40,10 @@ NOUNS: Final = (
     "config",
 )
 
+POSIX_MODULES: Final = frozenset(
+    {"fcntl", "resource"}
+)  # which Windows has not; what serves or opens a log imports them
+
 app = App(
     name="polywire",
     help="One durable streaming log that speaks many wires.",
@@ -85,6 +89,14 @@ def run(words: Sequence[str]) -> int:
         return EXIT_DONE
     except OSError as error:
         note(f"error: {error}", style="red")
+        return EXIT_FAILED
+    except ImportError as error:
+        if not {getattr(error, "name", None), getattr(error.__cause__, "name", None)} & POSIX_MODULES:
+            raise
+        note(
+            "error: this command needs Linux or macOS; on Windows there are the client and what talks to a broker",
+            style="red",
+        )
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -12,14 +12,13 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from polywire.broker.settings import HOUR_US
+from polywire.broker.settings import HOUR_US, MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, PartitionBounds, WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Missing
-from polywire.server.config import MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
 from polywire.types import DEFAULT_PARTITION_COUNT, KeyHash
 
 app = App(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
+from ssl import SSLContext
 from typing import Final
 
 from polywire.client.base import WireClient
 from polywire.client.bulk import split_address
-from polywire.client.login import split_login
+from polywire.client.login import Login, split_login
 from polywire.client.polywire import PolywireClient
 from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
@@ -19,7 +20,7 @@ from polywire.errors import ErrorCode, Invalid
 DEFAULT_SCHEME: Final = "polywire"
 MEMORY_SCHEME: Final = "memory"
 MEMORY_MODULE: Final = "polywire.testing.thread"  # by its name: a client without tests needs no broker
-LOGIN_SCHEMES: Final = ("polywire", "kafka")
+LOGIN_SCHEMES: Final = ("polywire", "kafka", "iggy")
 MECHANISM_OPTION: Final = "?mechanism="  # of kafka://
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
@@ -31,7 +32,8 @@ async def connect(url: str) -> WireClient:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
             (``client.tls``).
             ``polywire://name:password@host:port`` logs in (``client.login``), and so does ``kafka://``, with ``?mechanism=SCRAM-SHA-256`` and
-            the like behind it by another mechanism than usual (``client.kafka``). ``memory://name`` is a broker in this process, for tests.
+            the like behind it by another mechanism than usual (``client.kafka``), and ``iggy://``, which speaks today's dialect then
+            (``client.iggy_today``). ``memory://name`` is a broker in this process, for tests.
 
     Raises:
         Invalid: INVALID_REQUEST: another scheme, a broken address, or a login on a wire that has none.
@@ -69,9 +71,7 @@ async def connect(url: str) -> WireClient:
 
             return await FluxClient.open(host, port, tls=tls)
         case "iggy":
-            from polywire.client.iggy import IggyClient
-
-            return await IggyClient.open(host, port, tls=tls)
+            return await _open_iggy(host, port, tls, login)
         case "kafka":
             from polywire.client.kafka import KafkaClient
 
@@ -82,3 +82,14 @@ async def connect(url: str) -> WireClient:
             return await Kafka07Client.open(host, port, tls=tls)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")
+
+
+async def _open_iggy(host: str, port: int, tls: SSLContext | None, login: Login | None) -> WireClient:
+    """In the documented dialect, or in today's, which alone has logins."""
+    if login is not None:
+        from polywire.client.iggy_today import IggyTodayClient
+
+        return await IggyTodayClient.open(host, port, tls=tls, login=login)
+    from polywire.client.iggy import IggyClient
+
+    return await IggyClient.open(host, port, tls=tls)

@@ -141,7 +141,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         except PeerError as error:
             self.fail(Unavailable(ErrorCode.STOPPING, error.message))
             return
-        except Invalid as error:
+        except BrokerError as error:
             self.fail(error)
             return
         del self._received[:at]

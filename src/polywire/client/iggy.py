@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
@@ -93,6 +93,30 @@ def failure_of(status: int) -> BrokerError:
     return Invalid(_INVALID.get(status, ErrorCode.INVALID_REQUEST), message)
 
 
+def checked_as(
+    failure: Callable[[int], BrokerError], make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """Write or read something; what the wire refuses becomes an error of ours."""
+    try:
+        return make(*args, **kwargs)
+    except Refused as error:
+        raise failure(error.number) from None
+
+
+def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    return checked_as(failure_of, make, *args, **kwargs)
+
+
+class Asking(Protocol):
+    """A connection, in whatever dialect."""
+
+    async def ask(self, code: Code, body: bytes = b"") -> bytes:
+        """Send one request; returns its reply's payload. Raises BrokerError."""
+
+    def fail(self, error: BrokerError) -> None:
+        """End the connection."""
+
+
 class _Connection(PipelinedConnection[tuple[int, bytes]]):
     """Requests out and replies in: a status, a length and a payload."""
 
@@ -107,7 +131,7 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
     def _reply(self, data: bytearray, at: int, end: int) -> tuple[int, bytes]:
         return HEAD.unpack_from(data, at)[0], bytes(memoryview(data)[at + HEAD.size : end])
 
-    async def ask(self, code: int, body: bytes = b"") -> bytes:
+    async def ask(self, code: Code, body: bytes = b"") -> bytes:
         """Send one request; returns its reply's payload. Raises BrokerError."""
         [(status, payload)] = await self.exchange(request(code, body), 1)
         if status:
@@ -125,11 +149,11 @@ class IggyClient(Scope):
 
     __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
 
-    def __init__(self, connection: _Connection, another: Callable[[], Awaitable[_Connection]]) -> None:
+    def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
         """another: opens a further connection to the same broker, as this one was opened."""
         self._connection: Final = connection
         self._another: Final = another
-        self._members: dict[tuple[str, str, str], _Connection] = {}
+        self._members: dict[tuple[str, str, str], Asking] = {}
         self._partitions: dict[str, int] = {}
         self._round_robin = 0
 
@@ -166,7 +190,7 @@ class IggyClient(Scope):
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Make a topic, and its stream when that is missing; both get the lowest number that is free."""
-        stream, short = _split(topic)
+        stream, short = split_name(topic)
         if stream != DEFAULT_STREAM:
             streams = _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS))
             if stream not in {seen.name for seen in streams}:
@@ -181,7 +205,7 @@ class IggyClient(Scope):
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         self._partitions.pop(topic, None)
-        await self._connection.ask(Code.DELETE_TOPIC, _topic(topic))
+        await self._connection.ask(Code.DELETE_TOPIC, topic_ident(topic))
 
     async def topics(self) -> list[TopicInfo]:
         """Return the topics of all streams, by full name; ``id`` is empty."""
@@ -223,10 +247,10 @@ class IggyClient(Scope):
         if any(record.origin_time_us is not None or record.event is not None for record in records):
             raise cannot(WIRE, "carry times of origin or events")
         count = await self._partition_count(topic)
-        parts = _parts(records)
+        parts = parts_of(records)
         chosen = [self._choose_partition(part[0], count) if partition is None else partition for part in parts]
         bodies = [
-            _topic(topic)
+            topic_ident(topic)
             + _partitioning(part[0], number, chosen=partition is not None)
             + _checked(client_codec.messages, part)
             for part, number in zip(parts, chosen, strict=True)
@@ -262,7 +286,7 @@ class IggyClient(Scope):
             if known is not None:
                 break
             try:
-                payload = await self._connection.ask(Code.GET_TOPIC, _topic(topic))
+                payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
                 known = self._partitions[topic] = _checked(client_codec.read_topic, payload)[0].partition_count
             except Missing:
                 with suppress(Conflict):  # somebody else made it, or took the number
@@ -315,7 +339,7 @@ class IggyClient(Scope):
         raise Unavailable(ErrorCode.STOPPING, "records were acknowledged and are not to be found")
 
     async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> client_codec.Polled:
-        at = client_codec.place(READER, _topic(topic), partition + 1)
+        at = client_codec.place(READER, topic_ident(topic), partition + 1)
         return _checked(
             client_codec.read_polled, await self._connection.ask(Code.POLL, client_codec.poll(at, kind, value, count))
         )
@@ -335,7 +359,7 @@ class IggyClient(Scope):
         if assignor is Assignor.RANGE:
             raise cannot(WIRE, "choose how partitions are dealt out")
         await self._partition_count(topic)
-        body = _topic(topic) + U32.pack(_group_number(group))
+        body = topic_ident(topic) + U32.pack(_group_number(group))
         key = (group, topic, member)
         connection = self._members.get(key)
         if connection is None:
@@ -352,22 +376,22 @@ class IggyClient(Scope):
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
         """Return one's place in a group, of which one stays a member as long as the connection lives."""
         connection = self._member(group, topic, member)
-        return await self._membership(connection, _topic(topic) + U32.pack(_group_number(group)))
+        return await self._membership(connection, topic_ident(topic) + U32.pack(_group_number(group)))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
         """Give up one's place in a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
         connection = self._member(group, topic, member)
-        await connection.ask(Code.LEAVE_GROUP, _topic(topic) + U32.pack(_group_number(group)))
+        await connection.ask(Code.LEAVE_GROUP, topic_ident(topic) + U32.pack(_group_number(group)))
         del self._members[group, topic, member]
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
-    def _member(self, group: str, topic: str, member: str) -> _Connection:
+    def _member(self, group: str, topic: str, member: str) -> Asking:
         connection = self._members.get((group, topic, member))
         if connection is None:
             raise Missing(ErrorCode.MEMBER_MISSING, f"this client has not joined group={group!r} member={member!r}")
         return connection
 
-    async def _membership(self, connection: _Connection, body: bytes) -> Membership:
+    async def _membership(self, connection: Asking, body: bytes) -> Membership:
         own = _checked(client_codec.read_client_id, await connection.ask(Code.GET_ME))
         _, _, members = _checked(client_codec.read_group, await connection.ask(Code.GET_GROUP, body))
         for member in members:
@@ -381,13 +405,13 @@ class IggyClient(Scope):
         """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
         if offset < 1:
             raise cannot(WIRE, "store that nothing was consumed")
-        at = client_codec.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
+        at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         connection = self._members.get((group, topic, member), self._connection)
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """None for a group that does not exist, 0 when nothing, or one record, was ever consumed: the wire cannot tell these apart."""
-        at = client_codec.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
+        at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
         try:
             payload = await self._connection.ask(Code.GET_OFFSET, at)
         except Missing as error:
@@ -398,7 +422,7 @@ class IggyClient(Scope):
         return stored + 1 if stored else 0
 
 
-def _parts(records: Sequence[Record]) -> list[list[Record]]:
+def parts_of(records: Sequence[Record]) -> list[list[Record]]:
     """Runs of records of one key that fit one request; each begins with a record that has an id."""
     parts: list[list[Record]] = []
     for _, run in groupby(records, key=lambda record: record.key or None):
@@ -425,14 +449,15 @@ def _named(record: Record) -> Record:
     return Record(record.value, record.key, record.headers, id=uuid4().bytes)
 
 
-def _split(topic: str) -> tuple[str, str]:
+def split_name(topic: str) -> tuple[str, str]:
     """Stream and topic of a full name."""
     name = TopicName.parse(topic)
     return name.stream, name.topic
 
 
-def _topic(topic: str) -> bytes:
-    return b"".join(_checked(ident, part) for part in _split(topic))
+def topic_ident(topic: str) -> bytes:
+    """Stream and topic of a full name, as requests name them. Raises Invalid."""
+    return b"".join(_checked(ident, part) for part in split_name(topic))
 
 
 def _group_number(group: str) -> int:
@@ -445,11 +470,3 @@ def _group_number(group: str) -> int:
 
 def _lowest_free(taken: set[int]) -> int:
     return next(number for number in range(1, len(taken) + 2) if number not in taken)
-
-
-def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Write or read something; what the wire refuses becomes an error of ours."""
-    try:
-        return make(*args, **kwargs)
-    except Refused as error:
-        raise failure_of(error.number) from None

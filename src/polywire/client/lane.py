@@ -54,7 +54,8 @@ OnDelivery: TypeAlias = Callable[[Delivery], None]
 class Batch:
     """Records of one partition, by column; ``others`` are those with more than key and value, by row.
 
-    ``places`` are partition and offset of each record where the wire gave them one by one.
+    ``places`` are partition and offset of each record where the wire gave them one by one. told: records whose senders were told why the
+    batch was not stored.
     """
 
     settled: asyncio.Future[Delivery]
@@ -66,6 +67,7 @@ class Batch:
     sequence: int = -1
     places: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
+    told: int = 0
 
     def records(self) -> list[columns.Record]:
         """The records as the clients of other wires take them."""

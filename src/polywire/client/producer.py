@@ -51,6 +51,11 @@ class Receipt:
         """Whether waiting for it would not wait."""
         return self._batch.settled.done()
 
+    def tell(self) -> bool:
+        """Note that this record's sender was told why it was not stored, and return whether all of its batch were."""
+        self._batch.told += 1
+        return self._batch.told == len(self._batch.values)
+
     def __await__(self) -> Generator[object, None, Produced]:
         delivery = yield from asyncio.shield(self._batch.settled).__await__()
         if delivery.error is not None:
@@ -232,7 +237,12 @@ class Producer:
         """
         receipt = await self.send(topic, value, key=key, headers=headers, partition=partition)
         self._flush_lanes()
-        return await receipt
+        try:
+            return await receipt
+        except BrokerError as error:
+            if receipt.tell() and error is self._failure:
+                self._failure = None  # nobody is left who does not know
+            raise
 
     async def send_many(
         self,

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from polywire.broker.access import ANONYMOUS_NAME
-from polywire.broker.settings import HOUR_US, RECORD_ROOM_BYTES, BrokerSettings
+from polywire.broker.settings import (
+    HOUR_US,
+    MEBI,
+    RECORD_ROOM_BYTES,
+    RETENTION_HOURS_MAX,
+    RETENTION_MIB_MAX,
+    BrokerSettings,
+)
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
@@ -21,7 +28,6 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
-MEBI: Final = 1024 * 1024
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
 AUTO: Final = "auto"  # recognised
@@ -32,8 +38,6 @@ KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # as the wire counts
 FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
-RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
-RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
 HTTP_ADDRESS: Final = "127.0.0.1:9080"

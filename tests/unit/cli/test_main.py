@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
@@ -10,7 +12,7 @@ from cyclopts import App
 
 from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
-from polywire.cli.main import app, run
+from polywire.cli.main import POSIX_MODULES, app, run
 from polywire.cli.serve import Durability, Wires
 from polywire.cli.topic import Settings
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
@@ -125,3 +127,29 @@ def test_choices_are_those_of_what_they_set() -> None:
     assert choices(Wires, "cursus_dialect") == {"auto", *(dialect.value for dialect in Dialect)}
     for name in choices(Wires, "cursus_compression") - {"auto"}:
         assert algorithm(name).name == name
+
+
+WINDOWS = """
+import sys
+
+for name in {missing!r}:
+    sys.modules[name] = None
+import polywire.client.client, polywire.client.consumer, polywire.client.producer, polywire.client.twin
+from polywire.cli.main import run
+from polywire.client.connect import SCHEMES
+for scheme in SCHEMES:
+    __import__(f"polywire.client.{{scheme}}")
+for noun in ("topic", "record", "group", "transaction", "writer", "top", "bench"):
+    assert run([noun, "--help"]) == 0, noun
+for noun in {nouns!r}:
+    assert run([noun]) == 1, noun
+"""
+
+
+def test_without_what_windows_has_not() -> None:
+    """Clients and what talks to a broker work; what serves or opens a log says why it does not."""
+    nouns = ("serve", "dev", "doctor", "backup", "segment", "log")
+    program = WINDOWS.format(missing=(*POSIX_MODULES, "uvloop", "pwd", "grp", "termios"), nouns=nouns)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("needs Linux or macOS") == done.stderr.count("\n") == len(nouns)

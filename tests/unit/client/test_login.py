@@ -47,7 +47,7 @@ def test_a_login_is_printed_without_its_password() -> None:
     assert "secret" not in repr(login_of("a", "secret")) + str(login_of("a", "secret"))
 
 
-@pytest.mark.parametrize("url", ["iggy://a:secret@h:1", "polywire://a:secret@h", "nothing://a:secret@h:1"])
+@pytest.mark.parametrize("url", ["cursus://a:secret@h:1", "polywire://a:secret@h", "nothing://a:secret@h:1"])
 def test_errors_of_addresses_do_not_show_a_password(url: str) -> None:
     with pytest.raises(Invalid) as caught:
         asyncio.run(connect(url))

@@ -149,6 +149,23 @@ def test_deliveries_are_reported(play: Play) -> None:
     play(scenario)
 
 
+def test_what_the_sender_was_told_is_not_raised_again(play: Play) -> None:
+    """Leaving the ``async with`` raises what nobody was told; who waited for each record knows."""
+
+    async def scenario(client: Client) -> None:
+        async with client.producer(linger_ms=100_000) as producer:
+            sends = [producer.send_and_wait("t", "v", partition=9) for _ in range(2)]
+            assert [type(error) for error in await asyncio.gather(*sends, return_exceptions=True)] == [Missing] * 2
+        producer = client.producer()
+        await producer.send("t", "v", partition=9)
+        with pytest.raises(Missing):
+            await producer.send_and_wait("t", "v", partition=9)
+        with pytest.raises(Missing):
+            await producer.close()
+
+    play(scenario)
+
+
 def test_what_was_refused_makes_no_gap(play: Play) -> None:
     """A record too large in the middle is given up; what came behind it, sent ahead of its answer, is stored in order."""
 

@@ -1,0 +1,369 @@
+"""The asynchronous client of the Iggy wire, as servers and SDKs since August 2026 speak it: with a login.
+
+Promises: one request is under way at a time on each connection, as those servers ask for; a connection without requests says that it lives;
+what the wire cannot carry is refused before anything is sent. Must not know: the broker's insides, other wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, ParamSpec, TypeVar
+
+from polywire.build_info import VERSION
+from polywire.client.base import Ability, Membership, Produced, TopicInfo
+from polywire.client.connection import PipelinedConnection
+from polywire.client.iggy import (
+    ABILITIES,
+    OPEN_TIMEOUT_S,
+    REPLY_BYTES_MAX,
+    Asking,
+    IggyClient,
+    checked_as,
+    parts_of,
+    split_name,
+    topic_ident,
+)
+from polywire.client.iggy import failure_of as documented_failure_of
+from polywire.client.login import Login
+from polywire.client.opening import open_connection
+from polywire.client.refusals import cannot
+from polywire.errors import (
+    BrokerError,
+    Busy,
+    Conflict,
+    Denied,
+    ErrorCode,
+    Invalid,
+    Missing,
+    PeerError,
+    Unavailable,
+)
+from polywire.protocols.iggy import client_codec, today_codec, vsr
+from polywire.protocols.iggy.client_codec import Polled, ident
+from polywire.protocols.iggy.messages import U32, U64, Code
+from polywire.protocols.iggy.today_codec import Reply
+from polywire.records.columns import Record
+from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+WIRE: Final = "Iggy"  # in what is refused
+PING_S: Final = 5.0  # servers put a client out that was silent for half a minute
+CLIENT_BYTES: Final = 16
+QUORUM: Final = b"\x01"  # a stored offset is answered when it is stored
+
+TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
+
+# What differs from the numbers of the documented dialect.
+_FAILURES: Final = {
+    40: Denied(ErrorCode.LOGIN_REQUIRED, ""),
+    41: Denied(ErrorCode.DENIED, ""),
+    57: Busy(ErrorCode.BUSY, ""),
+    58: Busy(ErrorCode.BUSY, ""),
+    3007: Missing(ErrorCode.PARTITION_MISSING, ""),
+    5003: Missing(ErrorCode.GROUP_MISSING, ""),
+    5004: Conflict(ErrorCode.GROUP_EXISTS, ""),
+    5006: Missing(ErrorCode.MEMBER_MISSING, ""),
+    5009: Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, ""),
+}
+_EVICTIONS: Final = {
+    vsr.EVICT_NO_LOGIN: Denied(ErrorCode.LOGIN_REQUIRED, "the broker asks for a login"),
+    vsr.EVICT_CREDENTIALS: Denied(ErrorCode.LOGIN_FAILED, "wrong name or password"),
+    vsr.EVICT_TOKEN: Denied(ErrorCode.LOGIN_FAILED, "wrong name, password or token"),
+    11: Denied(ErrorCode.LOGIN_FAILED, "the user is inactive"),
+    vsr.EVICT_BUSY: Busy(ErrorCode.BUSY, "the broker has too many logins to check"),
+    vsr.EVICT_VERSION: Invalid(ErrorCode.INVALID_REQUEST, "the broker speaks another version of Iggy's protocol"),
+}
+
+
+def failure_of(status: int) -> BrokerError:
+    """What a status means in our words."""
+    known = _FAILURES.get(status)
+    return documented_failure_of(status) if known is None else type(known)(known.code, f"the broker refused {status=}")
+
+
+def eviction_of(reason: int) -> BrokerError:
+    """What the end of a login means in our words."""
+    return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker ended the login {reason=}")
+
+
+def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    return checked_as(failure_of, make, *args, **kwargs)
+
+
+class _Connection(PipelinedConnection[Reply]):
+    """Requests out and replies in, each behind its header. Guards: requests that change something are numbered in the order they are sent."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._client: Final = secrets.token_bytes(CLIENT_BYTES)
+        self._turn: Final = asyncio.Lock()
+        self._epoch = 0
+        self._number = 0
+        self._asked = 0  # requests so far, by which silence is told
+        self._beat: asyncio.Task[None] | None = None
+
+    def _end_of(self, data: bytearray, at: int) -> int:
+        if len(data) - at < vsr.HEADER_BYTES:
+            return 0
+        size = int(U32.unpack_from(data, at + 48)[0])
+        if not vsr.HEADER_BYTES <= size <= REPLY_BYTES_MAX:
+            raise PeerError(f"a reply makes no sense bytes={size}", fatal=True)
+        return at + size
+
+    def _reply(self, data: bytearray, at: int, end: int) -> Reply:
+        reply = _checked(today_codec.read_reply, memoryview(bytes(memoryview(data)[at:end])))
+        if reply.is_eviction:
+            raise eviction_of(reply.status)
+        return reply
+
+    def fail(self, error: BrokerError) -> None:
+        """End the connection, see ``Connection``."""
+        super().fail(error)
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def log_in(self, *words: str) -> None:
+        """Log in with a name and a password, or a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
+        body = _checked(today_codec.register, VERSION, *words)
+        self._epoch = _checked(today_codec.read_epoch, await self._exchange(vsr.REGISTER, body))
+        self._beat = asyncio.ensure_future(self._live())
+
+    async def ask(self, code: Code, body: bytes = b"") -> bytes:
+        """Send one request; returns its reply's payload. Raises BrokerError."""
+        return await self._exchange(today_codec.operation_of(code), body, code=code)
+
+    async def _exchange(self, operation: int, body: bytes, *, code: int = 0) -> bytes:
+        async with self._turn:
+            self._asked += 1
+            self._number += operation not in (vsr.REGISTER, vsr.PLAIN)
+            frame = today_codec.request(
+                operation,
+                body,
+                client=self._client,
+                epoch=self._epoch,
+                number=max(self._number, operation != vsr.REGISTER),
+                code=code if operation == vsr.PLAIN else 0,
+            )
+            [reply] = await self.exchange(frame, 1)
+        return _checked(today_codec.result_of, reply)
+
+    async def _live(self) -> None:
+        """Say so when nothing else was said."""
+        with suppress(BrokerError):
+            while True:
+                asked = self._asked
+                await asyncio.sleep(PING_S)
+                if asked == self._asked:
+                    await self.ask(Code.PING)
+
+
+class IggyTodayClient(IggyClient):
+    """A broker over today's dialect; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+
+    A topic's full name up to its first dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and
+    never comes back; one without goes to the partitions in turn. Each member of a group is a connection of its own.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+    ) -> IggyTodayClient:
+        """Connect, and log in.
+
+        Args:
+            host: name or address of the broker.
+            port: where its Iggy wire listens.
+            timeout_s: longest wait, in seconds, for this and each further connection.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            login: who logs in, with a password or an access token in its place; None: ``iggy`` with the password ``iggy``.
+
+        Raises:
+            Unavailable: nobody answers.
+            Denied: LOGIN_FAILED.
+            Busy: the broker has too many logins to check; come back later.
+            Invalid: INVALID_REQUEST: the broker speaks another version.
+        """
+        login = login or Login("iggy", "iggy")
+
+        async def another() -> _Connection:
+            try:
+                return await attempt(login.name, login.password)
+            except Denied as error:
+                if error.code is not ErrorCode.LOGIN_FAILED:
+                    raise
+            return await attempt(login.password)
+
+        async def attempt(*words: str) -> _Connection:
+            connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await connection.log_in(*words)
+            except TimeoutError:
+                error = Unavailable(ErrorCode.STOPPING, f"nobody answers a login address={host}:{port}")
+                connection.fail(error)
+                raise error from None
+            except BrokerError as error:
+                connection.fail(error)
+                raise
+            return connection
+
+        return cls(await another(), another)
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What the Iggy wire of today can do."""
+        return TODAYS_ABILITIES
+
+    # Topics
+
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic, and its stream when that is missing."""
+        stream, short = split_name(topic)
+        body = _checked(ident, stream) + U32.pack(partition_count) + _checked(client_codec.name, short)
+        try:
+            await self._connection.ask(Code.CREATE_TOPIC, body)
+        except Missing:
+            with suppress(Conflict):  # somebody else made it
+                await self._connection.ask(Code.CREATE_STREAM, client_codec.name(stream))
+            await self._connection.ask(Code.CREATE_TOPIC, body)
+        self._partitions.pop(topic, None)
+
+    async def topics(self) -> list[TopicInfo]:
+        """Return the topics of all streams, by full name; ``id`` is empty."""
+        found: list[TopicInfo] = []
+        for number, stream in _checked(today_codec.read_streams, await self._connection.ask(Code.GET_STREAMS)):
+            payload = await self._connection.ask(Code.GET_TOPICS, ident(number))
+            prefix = "" if stream == DEFAULT_STREAM else f"{stream}."
+            found += [
+                TopicInfo(prefix + name, b"", count) for name, count in _checked(today_codec.read_topics, payload)
+            ]
+        return sorted(found, key=lambda info: info.name)
+
+    async def _partition_count(self, topic: str) -> int:
+        known = self._partitions.get(topic)
+        if not known:
+            known = await self._asked_partition_count(topic)
+        if not known:
+            with suppress(Conflict):  # somebody else made it
+                await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
+            known = await self._asked_partition_count(topic)
+        if not known:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic!r}")
+        self._partitions[topic] = known
+        return known
+
+    async def _asked_partition_count(self, topic: str) -> int:
+        try:
+            return _checked(today_codec.read_topic, await self._connection.ask(Code.GET_TOPIC, topic_ident(topic)))
+        except Missing:  # its stream
+            return 0
+
+    # Records
+
+    async def produce(
+        self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
+    ) -> list[Produced]:
+        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with as many partitions as usual.
+
+        The offset is -1 where the server does not tell. Raises Invalid(INVALID_REQUEST) for ``Level.SYNCED``, null and empty values, times
+        of origin and events, which the wire cannot carry.
+        """
+        if level is Level.SYNCED:
+            raise cannot(WIRE, "ask for synced records")
+        if any(record.origin_time_us is not None or record.event is not None for record in records):
+            raise cannot(WIRE, "carry times of origin or events")
+        count = await self._partition_count(topic)
+        bodies: list[tuple[int, int, bytes]] = []
+        for part in parts_of(records):
+            chosen = self._choose_partition(part[0], count) if partition is None else partition
+            key = part[0].key if partition is None else None
+            where = _checked(client_codec.by_key, key) if key else client_codec.to_partition(chosen)
+            now_us = time.time_ns() // 1000
+            bodies.append((chosen, len(part), _checked(today_codec.send, topic_ident(topic), where, part, now_us)))
+        places: list[Produced] = []
+        for chosen, size, body in bodies:
+            sent = _checked(today_codec.read_sent, await self._connection.ask(Code.SEND, body))
+            at, offset = sent or (chosen, -1)
+            places += [Produced(at, offset + number if sent else -1) for number in range(size)]
+        return places
+
+    async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> Polled:
+        at = today_codec.place(group=False, who=ident(1), topic=topic_ident(topic), partition=partition)
+        return _checked(
+            today_codec.read_polled, await self._connection.ask(Code.POLL, today_codec.poll(at, kind, value, count))
+        )
+
+    # Groups
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Become a member of a group, over a connection of its own; see ``WireClient``. A missing group, or topic, is made."""
+        if assignor is Assignor.RANGE:
+            raise cannot(WIRE, "choose how partitions are dealt out")
+        await self._partition_count(topic)
+        body = topic_ident(topic) + _checked(ident, group)
+        key = (group, topic, member)
+        connection = self._members.get(key)
+        if connection is None:
+            connection = self._members[key] = await self._another()
+        if not await connection.ask(Code.GET_GROUP, body):
+            with suppress(Conflict):  # somebody else made it
+                await connection.ask(Code.CREATE_GROUP, topic_ident(topic) + client_codec.name(group))
+        await connection.ask(Code.JOIN_GROUP, body)
+        return await self._assignment(connection, body)
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Return one's place in a group, of which one stays a member as long as the connection lives."""
+        return await self._assignment(self._member(group, topic, member), topic_ident(topic) + _checked(ident, group))
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
+        connection = self._member(group, topic, member)
+        await connection.ask(Code.LEAVE_GROUP, topic_ident(topic) + _checked(ident, group))
+        del self._members[group, topic, member]
+        connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
+
+    async def _assignment(self, connection: Asking, body: bytes) -> Membership:
+        found = _checked(today_codec.read_assignment, await connection.ask(Code.SYNC_GROUP, body))
+        if found is None:
+            raise Missing(ErrorCode.MEMBER_MISSING, "this connection is no member of the group")
+        return Membership(*found)
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
+        if offset < 1:
+            raise cannot(WIRE, "store that nothing was consumed")
+        at = self._place_of(group, topic, partition)
+        connection = self._members.get((group, topic, member), self._connection)
+        await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM)
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return a group's next offset to read, None when it never stored one."""
+        try:
+            payload = await self._connection.ask(Code.GET_OFFSET, self._place_of(group, topic, partition))
+        except Missing as error:
+            if error.code is ErrorCode.GROUP_MISSING:
+                return None
+            raise
+        return _checked(client_codec.read_offset, payload)[2] + 1 if payload else None
+
+    @staticmethod
+    def _place_of(group: str, topic: str, partition: int) -> bytes:
+        return today_codec.place(group=True, who=_checked(ident, group), topic=topic_ident(topic), partition=partition)

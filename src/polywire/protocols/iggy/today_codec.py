@@ -1,0 +1,236 @@
+"""Today's dialect from the client's side: requests written, replies read (spec: iggy#d3-bodies, iggy#d3-records).
+
+Promises: what is written here the session of the dialect takes; a value the wire cannot carry raises Refused with the number that the server
+would answer, and so does a reply that makes no sense. Must not know: sockets, the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from polywire.protocols.iggy import vsr
+from polywire.protocols.iggy.client_codec import (
+    BAD_HEADER_KEY,
+    BAD_HEADER_VALUE,
+    EMPTY_PAYLOAD,
+    PART_BYTES_MAX,
+    Polled,
+    name,
+)
+from polywire.protocols.iggy.dialect import D3
+from polywire.protocols.iggy.messages import MALFORMED, U32, U64, Code, Reader, Refused
+from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.xxh3 import xxh3
+
+CLIENT_NAME: Final = "polywire"
+RESULT_BYTES: Final = 12  # of a refusal in the section of results
+
+_OPERATIONS: Final = {code: operation for operation, code in vsr.OPERATIONS.items()}
+_REQUEST: Final = Struct("<48xI8xB67x16s16x8xQB7xQ4xI56x")  # size, command, client, number, operation, epoch, code
+_STREAM: Final = Struct("<IQIQQ")
+_TOPIC: Final = Struct("<IQIQBQQQ")
+_POLLED: Final = Struct("<IQI")
+_BATCH: Final = Struct("<QQQQQQI204x")  # partition, base offset, base time, time of origin, length, checksum, count
+_FRAME: Final = Struct(
+    "<Q16sIIIIQ"
+)  # checksum, id, delta of the offset, of the time, bytes of headers, of the value, reserved
+_SENT: Final = Struct("<IIIQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply, or an eviction, whose ``status`` is its reason then."""
+
+    is_eviction: bool
+    status: int
+    operation: int
+    body: bytes
+
+
+# Requests
+
+
+def operation_of(code: Code) -> int:
+    """The operation of a command; those that change nothing share one."""
+    return _OPERATIONS.get(code, vsr.PLAIN)
+
+
+def request(operation: int, body: bytes, *, client: bytes, epoch: int, number: int, code: int = 0) -> bytes:
+    """A whole request."""
+    size = vsr.HEADER_BYTES + len(body)
+    return _REQUEST.pack(size, vsr.REQUEST, client, number, operation, epoch, code) + body
+
+
+def register(version: str, *words: str) -> bytes:
+    """The body of a login: a name and a password, or a token. Raises Refused where one has not 1 to 255 bytes."""
+    return U32.pack(vsr.VERSION) + b"".join(map(name, (CLIENT_NAME, version, *words))) + U32.pack(0)
+
+
+def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
+    """Consumer, stream and topic, partition: what polls and stored offsets begin with. ``who`` and ``topic`` are idents."""
+    return bytes((2 if group else 1,)) + who + topic + b"\x01" + U32.pack(partition)
+
+
+def poll(at: bytes, kind: int, value: int, count: int) -> bytes:
+    """The body of a poll that stores nothing; ``kind`` is a polling strategy."""
+    return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + b"\x00"
+
+
+def send(topic: bytes, partitioning: bytes, records: Sequence[Record], origin_us: int) -> bytes:
+    """The body of a send: one batch, whose messages were made at a time. Raises Refused for what the wire cannot carry."""
+    frames = [_frame(number, record) for number, record in enumerate(records)]
+    size = vsr.HEADER_BYTES + sum(map(len, frames))
+    head = _BATCH.pack(0, 0, 0, origin_us, size, 0, len(frames))
+    sums = b"".join([frame[:8] for frame in frames])
+    checksum = xxh3(head[:40] + head[48:52] + sums)
+    head = _BATCH.pack(0, 0, 0, origin_us, size, checksum, len(frames))
+    where = topic + partitioning + U32.pack(len(frames))
+    return b"".join([U32.pack(len(where)), where, head, *frames])
+
+
+def _frame(number: int, record: Record) -> bytes:
+    if not record.value:
+        raise Refused(EMPTY_PAYLOAD)
+    headers = b"".join(map(_header, record.headers))
+    fields = _FRAME.pack(0, record.id or bytes(16), number, 0, len(headers), len(record.value), 0)
+    rest = fields[8:] + record.value + headers
+    return U64.pack(xxh3(rest)) + rest
+
+
+def _header(header: Header) -> bytes:
+    if not 1 <= len(header.key) <= PART_BYTES_MAX:
+        raise Refused(BAD_HEADER_KEY)
+    if header.value is None or not 1 <= len(header.value) <= PART_BYTES_MAX:
+        raise Refused(BAD_HEADER_VALUE)
+    parts = ((header.key_kind, header.key), (header.value_kind, header.value))
+    return b"".join([bytes((kind,)) + U32.pack(len(data)) + data for kind, data in parts])
+
+
+# Replies; all raise Refused for bytes that make no sense
+
+
+def read_reply(data: memoryview) -> Reply:
+    """A whole frame."""
+    command, body = data[60], bytes(data[vsr.HEADER_BYTES :])
+    if command == vsr.EVICTION:
+        return Reply(is_eviction=True, status=data[255], operation=0, body=body)
+    if command != vsr.REPLY:
+        raise Refused(MALFORMED)
+    return Reply(is_eviction=False, status=int(U32.unpack_from(data, 216)[0]), operation=data[208], body=body)
+
+
+def result_of(reply: Reply) -> bytes:
+    """The payload of a reply, behind the section of results where there is one. Raises Refused with what it tells."""
+    if reply.status:
+        raise Refused(reply.status)
+    has_section = reply.operation == vsr.REGISTER or (reply.operation >= 128 and reply.operation != vsr.SEND)
+    if not has_section:
+        return reply.body
+    if len(reply.body) == RESULT_BYTES and reply.body[0] == 1:
+        raise Refused(int(U32.unpack_from(reply.body, 8)[0]))
+    if reply.body[:4] != bytes(4):
+        raise Refused(MALFORMED)
+    return reply.body[4:]
+
+
+def read_epoch(payload: bytes) -> int:
+    """The number of a login, from the reply to it."""
+    reader = _reader(payload)
+    reader.u32()
+    return reader.u64()
+
+
+def read_streams(payload: bytes) -> list[tuple[int, str]]:
+    """Number and name of each stream."""
+    reader, found = _reader(payload), []
+    while reader.left:
+        number = _STREAM.unpack(reader.take(_STREAM.size))[0]
+        found.append((number, reader.name()))
+        reader.take(reader.u32())
+    return found
+
+
+def read_topics(payload: bytes) -> list[tuple[str, int]]:
+    """Name and partitions of each topic."""
+    reader = _reader(payload)
+    return [_topic(reader) for _ in range(reader.u32())]
+
+
+def read_topic(payload: bytes) -> int:
+    """How many partitions a topic has, 0 for one that is missing."""
+    return _topic(_reader(payload))[1] if payload else 0
+
+
+def _topic(reader: Reader) -> tuple[str, int]:
+    partitions = _TOPIC.unpack(reader.take(_TOPIC.size))[2]
+    found = reader.name(), partitions
+    for _ in range(2):
+        reader.take(reader.u32())
+    return found
+
+
+def read_sent(payload: bytes) -> tuple[int, int] | None:
+    """Partition and base offset of a batch that was sent; None from a server that does not tell."""
+    if not payload:
+        return None
+    reader = _reader(payload)
+    if reader.u32() != 1:
+        raise Refused(MALFORMED)
+    _, _, partition, offset = _SENT.unpack(reader.take(_SENT.size))
+    return partition, offset
+
+
+def read_assignment(payload: bytes) -> tuple[int, tuple[int, ...]] | None:
+    """Generation of a group and the partitions of who asks, None for one that is no member."""
+    if not payload:
+        return None
+    reader = _reader(payload)
+    generation, count = reader.u64(), reader.u32()
+    return generation, tuple(reader.take(4 * count).cast("I"))
+
+
+def read_polled(payload: bytes) -> Polled:
+    """What a poll found."""
+    reader = _reader(payload)
+    partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
+    records: list[Record] = []
+    while reader.left:
+        records += _batch(reader)
+    if len(records) != count:
+        raise Refused(MALFORMED)
+    return Polled(partition, current, tuple(records))
+
+
+def _batch(reader: Reader) -> Iterator[Record]:
+    _, base_offset, time_us, _, size, _, count = _BATCH.unpack(reader.take(_BATCH.size))
+    if size < _BATCH.size:
+        raise Refused(MALFORMED)
+    frames = Reader(reader.take(size - _BATCH.size), D3)
+    for _ in range(count):
+        _, id_, delta, _, header_bytes, value_bytes, _ = _FRAME.unpack(frames.take(_FRAME.size))
+        value = bytes(frames.take(value_bytes))
+        headers = tuple(_headers(Reader(frames.take(header_bytes), D3)))
+        yield Record(value=value, headers=headers, offset=base_offset + delta, append_time_us=time_us, id=id_)
+    if frames.left:
+        raise Refused(MALFORMED)
+
+
+def _headers(reader: Reader) -> Iterator[Header]:
+    while reader.left:
+        key_kind, key = _kind(reader), bytes(reader.take(reader.u32()))
+        value_kind, value = _kind(reader), bytes(reader.take(reader.u32()))
+        yield Header(key, value, key_kind=key_kind, value_kind=value_kind)
+
+
+def _kind(reader: Reader) -> HeaderKind:
+    kind = reader.u8()
+    if not HeaderKind.RAW <= kind <= HeaderKind.FLOAT64:
+        raise Refused(MALFORMED)
+    return HeaderKind(kind)
+
+
+def _reader(payload: bytes) -> Reader:
+    return Reader(memoryview(payload), D3)
