@@ -238,7 +238,8 @@ class Broker:
         while True:
             nonce = chance.randbytes(NONCE_BYTES)
             claim = yield from shard.rules.claim(
-                SEED, lambda chain, nonce=nonce: start_object(chain, nonce=nonce, node=self._node, now_us=0)
+                SEED,
+                lambda chain, nonce=nonce: start_object(chain.end, chain.seed, nonce=nonce, node=self._node, now_us=0),
             )
             if claim is not None:
                 shard.takeovers += 1

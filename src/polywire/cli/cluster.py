@@ -37,6 +37,7 @@ app = App(
 )
 
 Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")]
+app.command("polywire.cli.cluster_import:app", name="import")
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 

@@ -273,13 +273,17 @@ class BucketStore:
         self._cache.delete(name)
 
     def _repeated(self, ask: Callable[[], _Result]) -> _Result:
-        """The bucket's answer, after some tries. Raises Busy, BlobMissing, BlobExists."""
-        pause = PAUSE_FIRST_S
-        for left in range(TRIES - 1, -1, -1):
-            try:
-                return ask()
-            except Unavailable as error:
-                if left == 0 or self._stopped.wait(pause):
-                    raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=RETRY_MS) from error
-                pause *= 2
-        raise AssertionError("the last try answers or raises")
+        return repeated(ask, self._stopped)
+
+
+def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
+    """The bucket's answer, after some tries, unless nobody waits for it any more. Raises Busy, and what tells of a name."""
+    pause = PAUSE_FIRST_S
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return ask()
+        except Unavailable as error:
+            if left == 0 or stopped.wait(pause):
+                raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=RETRY_MS) from error
+            pause *= 2
+    raise AssertionError("the last try answers or raises")

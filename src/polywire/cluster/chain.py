@@ -14,6 +14,7 @@ from typing import Final
 from polywire.cluster.floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.journal.group import EntryKind, GroupHead, bad_entry, read_directory, read_group
+from polywire.log.journal.write_batch import sealed_content
 from polywire.types import Buffer
 
 _START: Final = Struct("<II16sB")
@@ -52,6 +53,15 @@ class Naming:
     """Of the object that holds the group."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChainEnd:
+    """The last group of a chain, which the next one follows."""
+
+    start: int
+    sequence: int
+    checksum: int
+
+
 @dataclass(slots=True)
 class ObjectChain:
     """Groups of a shard from its floor on. Guards: ``groups`` are one unbroken chain."""
@@ -80,6 +90,11 @@ class ObjectChain:
     def checksum(self) -> int:
         """Of the last group."""
         return self.groups[-1].checksum if self.groups else 0
+
+    @property
+    def end(self) -> ChainEnd:
+        """What the next group follows."""
+        return ChainEnd(self.start, self.sequence, self.checksum)
 
     def add(self, content: bytes) -> None:
         """The object with the next number. Raises Corrupt."""
@@ -144,16 +159,28 @@ class ObjectChain:
             raise _corrupt("group belongs to another start", number, at)
 
 
-def start_object(chain: ObjectChain, *, nonce: bytes, node: str, now_us: int) -> bytes:
+def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
     """The object that claims the number behind a chain: one group, with nothing but who claims it."""
     name = node.encode()
     assert len(nonce) == NONCE_BYTES, "a nonce tells one try from another"
     assert len(name) <= NODE_BYTES_MAX, "names of nodes are checked where they come from"
     content = _START.pack(START_VERSION, DEPTH, nonce, len(name)) + name
-    head = GroupHead(chain.seed)
+    head = GroupHead(seed)
     head.entry(EntryKind.START, 0, 0, content)
-    first = head.finish(chain.start + 1, chain.sequence + 1, chain.sequence, chain.checksum, now_us)
+    first = head.finish(end.start + 1, end.sequence + 1, end.sequence, end.checksum, now_us)
     return bytes(first) + content + bytes(-len(content) % 8)
+
+
+def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[int], now_us: int) -> bytes:
+    """The object behind a start that says that all before the start is in segments: those that the snapshot lists, of which these are
+    ``new``."""
+    sealed = start.sequence - 1
+    contents = ((EntryKind.SEALED, sealed_content(new, ())), (EntryKind.SNAPSHOT, snapshot.encode("ascii")))
+    head = GroupHead(seed)
+    for kind, content in contents:
+        head.entry(kind, 0, sealed, content)
+    first = head.finish(start.start, start.sequence + 1, start.sequence, start.checksum, now_us)
+    return bytes(first) + b"".join(content + bytes(-len(content) % 8) for _, content in contents)
 
 
 def _check_start(group: StoredGroup) -> None:

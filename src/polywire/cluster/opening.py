@@ -197,7 +197,7 @@ class _Opening:
 
     def _start_object(self, chain: ObjectChain) -> bytes:
         nonce = self._files.token(NONCE_BYTES)
-        return start_object(chain, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
+        return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
     def _copied(self, found: ObjectChain, naming: Naming | None, sealed: int) -> Chain:
         """The groups that are in no segment, in slots, where tails and readers expect them."""

@@ -109,6 +109,13 @@ class OfflineLog:
                 return Diagnosis(reason, chain.sequence, self._given_up(chain), log_state)
             through = broken.sequence - 1
 
+    def recover(self) -> tuple[Chain | None, LogState]:
+        """What a broker would start from, without a chain where nothing was ever stored. Raises Corrupt."""
+        chain, log_state, _ = self._play(None)
+        if chain is None and self.slots and not self.journal.is_blank():
+            raise Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
+        return chain, log_state
+
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
         """Recover in memory; with ``through``, returns the group that makes no sense instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
@@ -116,6 +123,7 @@ class OfflineLog:
         log_state = self._log_state(chain)
         if chain is None:
             return None, log_state, None
+        self.journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
         player = Player(self.store, log_state, self.state, chain)
         try:
             player.play()

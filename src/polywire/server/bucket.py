@@ -42,6 +42,10 @@ def open_in_bucket(
     objects, clock = open_bucket(config.bucket), SystemClock()
     check(objects)
     identity, _ = make_identity(objects, secrets.token_bytes, clock.now_us())
+    if identity.importing:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
+        )
     place = Place(
         objects=objects,
         blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),

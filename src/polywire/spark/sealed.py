@@ -1,6 +1,6 @@
 """Ranges of records, read from the broker's sealed files or its bucket where this process sees them, else over the wire.
 
-Decisions 0015 and 0070.
+It is decision 0015 for files, decision 0065 for a bucket.
 
 Promises: the records that the wire alone would give, each once and in order. Files and buckets are read only where the broker's mark is
 found, and what is read of them is handed on only when all its checksums match; whatever else is found there, the broker is asked instead,

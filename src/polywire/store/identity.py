@@ -1,7 +1,7 @@
 """What a bucket is: one small object that says that it holds a log, which one, and in what form.
 
-Promises: it is made once, and never changes; of those who make it at the same time all get the same. A bucket of a form that is not known is
-refused. Must not know: what else lies there.
+Promises: it is made once, and its id never changes; of those who make it at the same time all get the same. A bucket of a form that is not
+known is refused. Must not know: what else lies there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.store.base import BlobExists, BlobMissing
-from polywire.store.objects import Objects
+from polywire.store.objects import ObjectChanged, Objects
 
 NAME: Final = "cluster"
 VERSION: Final = 1
@@ -22,12 +22,15 @@ _BYTES_MAX: Final = 4096
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """``id`` tells this log from every other, wherever it is copied to; ``shards`` is how many journals it has."""
+    """``id`` tells this log from every other, wherever it is copied to; ``shards`` is how many journals it has; ``source`` says what was
+    brought into it, ``importing`` that not all of that is there."""
 
     id: str
     created_at_us: int
     shards: int = 1
     version: int = VERSION
+    source: str = ""
+    importing: bool = False
 
     @property
     def mark(self) -> bytes:
@@ -64,3 +67,47 @@ def make_identity(objects: Objects, token: Callable[[int], bytes], now_us: int) 
             continue
         return mine, True
     return found, False
+
+
+def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:
+    """Say that something is being brought into a bucket, which nobody may lead until then; whether that was said, or done, before.
+
+    source: what tells it from everything else. Raises Invalid where something else is being brought in, Unavailable.
+    """
+    while True:
+        found, _ = make_identity(objects, token, now_us)
+        if found.source == source:
+            return found, True
+        if found.importing:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "an import of something else was begun in this bucket: it must be brought to its end, or its objects removed"
+                f" begun={found.source} now={source}",
+            )
+        mine = msgspec.structs.replace(found, source=source, importing=True)
+        if _replaced(objects, found, mine):
+            return mine, False
+
+
+def end_import(objects: Objects, identity: Identity) -> Identity:
+    """Say that all of it is there: brokers may lead. Raises Unavailable."""
+    whole = msgspec.structs.replace(identity, importing=False)
+    _replaced(objects, identity, whole)
+    return whole
+
+
+def forget_import(objects: Objects, identity: Identity) -> None:
+    """Say that nothing was brought in after all. Raises Unavailable."""
+    _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
+
+
+def _replaced(objects: Objects, known: Identity, wanted: Identity) -> bool:
+    """Put one in the other's place, unless another has done so."""
+    stored = objects.read(NAME)
+    if msgspec.json.decode(stored.content, type=Identity) != known:
+        return False
+    try:
+        objects.replace(NAME, msgspec.json.encode(wanted), stored.tag)
+    except ObjectChanged:
+        return False
+    return True

@@ -1,0 +1,218 @@
+"""A stopped broker's data directory becomes the beginning of a log in a bucket (decision 0071).
+
+Promises: the directory stays as it is; nobody leads the bucket before all of it is there, compared with what was read. Who was killed goes on
+where that was. Must not know: what the broker's state is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.cluster import protocol
+from polywire.cluster.bucket_store import CHUNKS, BucketStore, repeated
+from polywire.cluster.chain import ChainEnd, ObjectChain, naming_object, start_object
+from polywire.cluster.floor import Floor
+from polywire.cluster.journal_objects import SEED_BYTES, SHARD, JournalObjects
+from polywire.errors import Corrupt, ErrorCode, Invalid
+from polywire.log.doctor import Severity, examine_segment
+from polywire.log.journal.recovery import Chain
+from polywire.log.journal.replay import image_of_all
+from polywire.log.journal.snapshot import get_snapshot
+from polywire.log.opening import JOURNAL
+from polywire.log.repair import OfflineLog
+from polywire.log.segments.sealer import snapshot_name
+from polywire.log.segments.sealing import seal, take_down
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
+from polywire.log.state import LogState
+from polywire.store.base import BlobExists, BlobMissing, Store
+from polywire.store.files import make_directories
+from polywire.store.identity import Identity, begin_import, end_import, forget_import
+from polywire.store.objects import Objects
+from polywire.store.system_files import SYSTEM_FILES
+
+NODE: Final = "import"
+COPIED_AT_ONCE: Final = 4  # segments, each in memory whole
+CACHE_BYTES: Final = 1 << 30  # of the segment that is written
+START_NUMBER: Final = 1
+NAMING_NUMBER: Final = 2
+JOURNAL_S: Final = 120.0  # for its few small objects, however often they are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the directory is in the bucket."""
+
+    segments: int
+    segments_all: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of a directory. ``again``: an import that was broken off was brought to its end, or had ended before."""
+
+    identity: Identity
+    segments: int
+    bytes: int
+    again: bool
+
+
+def import_directory(
+    offline: OfflineLog, objects: Objects, blobs: Objects, clock: Clock, notify: Callable[[Progress], None]
+) -> Imported:
+    """Bring a directory into an empty bucket, or go on with that. ``blobs`` reach the same bucket with more patience.
+
+    Raises Invalid where the bucket has a log or another directory's beginning, or the directory holds nothing, Corrupt where something is
+    damaged, Unavailable, Busy.
+    """
+    chain, state = offline.recover()
+    if chain is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"no broker has stored anything here path={str(offline.directory)!r}")
+    _check_segments(offline, state)
+    source = f"{chain.sequence:x}-{chain.checksum:016x}"
+    identity, again = begin_import(objects, secrets.token_bytes, clock.now_us(), source)
+    if not again and any(objects.list(f"{SHARD}{directory}/") for directory in (JOURNAL, SEGMENTS, SNAPSHOTS)):
+        forget_import(objects, identity)
+        raise Invalid(ErrorCode.INVALID_REQUEST, "this bucket has a log: an import needs one without")
+    if not identity.importing:
+        return Imported(identity, 0, 0, again=True)
+    migration = _Migration(offline, chain, state, objects, blobs, identity)
+    count, size = migration.copy_segments(notify)
+    migration.seal_rest()
+    migration.write_journal()
+    return Imported(end_import(objects, identity), count, size, again)
+
+
+def _check_segments(offline: OfflineLog, state: LogState) -> None:
+    """Raise Corrupt where a segment that is needed does not verify: copied, it would be for ever."""
+    for number in state.segments.numbers():
+        _check_segment(offline.store, segment_name(number))
+
+
+def _check_segment(store: Store, name: str) -> None:
+    """Raise Corrupt where a segment does not verify."""
+    for finding in examine_segment(store, name):
+        if finding.severity in (Severity.DAMAGED, Severity.BROKEN):
+            raise Corrupt(ErrorCode.CORRUPT, f"a segment does not verify: {finding.message} path={name!r}")
+
+
+class _Migration:
+    """Guards: whatever is written has the same bytes in every try, or is written anew before anything names it."""
+
+    def __init__(
+        self,
+        offline: OfflineLog,
+        chain: Chain,
+        state: LogState,
+        objects: Objects,
+        blobs: Objects,
+        identity: Identity,
+    ) -> None:
+        self._offline = offline
+        self._chain = chain
+        self._state = state
+        self._objects = objects
+        self._blobs = blobs
+        self._identity = identity
+        self._start = chain.start + 1
+        self._snapshot = snapshot_name(self._start, 0)
+        self._old = list(state.segments.numbers())
+        self._new: list[int] = []
+        self._stopped = Event()
+
+    def copy_segments(self, notify: Callable[[Progress], None]) -> tuple[int, int]:
+        """Every segment under its own name; how many, and their bytes."""
+        copied = size = 0
+        threads = ThreadPoolExecutor(COPIED_AT_ONCE, "polywire-import")
+        try:
+            for done in as_completed([threads.submit(self._copy, segment_name(number)) for number in self._old]):
+                copied, size = copied + 1, size + done.result()
+                notify(Progress(copied, len(self._old), size))
+        finally:
+            threads.shutdown(cancel_futures=True)
+        return copied, size
+
+    def _copy(self, name: str) -> int:
+        """Store a blob, and read it back: it must be what was read here, whoever stored it. Raises Busy, Corrupt."""
+        content = self._offline.store.get(name)
+        with suppress(BlobExists):  # an earlier try, perhaps one of these
+            repeated(lambda: self._blobs.create(SHARD + name, [content]), self._stopped)
+        if repeated(lambda: self._blobs.read(SHARD + name).content, self._stopped) != content:
+            raise Corrupt(ErrorCode.CORRUPT, f"the bucket does not hold what was written name={SHARD + name!r}")
+        return len(content)
+
+    def seal_rest(self) -> None:
+        """What the journal holds that is in no segment, in new ones, and the snapshot that lists all. Raises Busy, Corrupt."""
+        with TemporaryDirectory() as folder:
+            store = self._store(Path(folder))
+            if not self._is_sealed(store):
+                for name in self._listed(store, f"{SEGMENTS}/") + self._listed(store, f"{SNAPSHOTS}/"):
+                    store.delete(name)  # an earlier try's, which nothing names
+                chain, state = self._chain, self._state
+                image = image_of_all(state, chain.sequence)
+                taken = take_down(state, state.contents, self._offline.journal.views, image, strict=True)
+                broker = ([self._offline.state.snapshot()], chain.sequence)
+                seal(store, taken, state.segments.next_number, self._snapshot, broker)
+        with TemporaryDirectory() as folder:  # with nothing at hand: from the bucket
+            store = self._store(Path(folder))
+            self._new = sorted(set(get_snapshot(store, self._snapshot).segments) - set(self._old))
+            for number in self._new:
+                _check_segment(store, segment_name(number))
+
+    def _store(self, folder: Path) -> BucketStore:
+        for directory in (SEGMENTS, SNAPSHOTS, CHUNKS):
+            make_directories(SYSTEM_FILES, folder / directory)
+        return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES)
+
+    def _is_sealed(self, store: BucketStore) -> bool:
+        """Whether an earlier try wrote the snapshot, which comes last."""
+        try:
+            get_snapshot(store, self._snapshot)
+        except (BlobMissing, Corrupt):
+            return False
+        return True
+
+    def _listed(self, store: BucketStore, directory: str) -> list[str]:
+        """Blobs of the start that this import is."""
+        return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
+
+    def write_journal(self) -> None:
+        """The floor, and the two objects that make the rest count. Raises Unavailable, Corrupt."""
+        bucket, now_us = JournalObjects(self._objects), self._identity.created_at_us
+        bucket.finish_within(JOURNAL_S)
+        try:
+            seed = bucket.seed(partial(secrets.token_bytes, SEED_BYTES))
+            before = ChainEnd(self._chain.start, self._chain.sequence, self._chain.checksum)
+            start = start_object(before, seed, nonce=self._identity.mark, node=NODE, now_us=now_us)
+            floor = Floor(START_NUMBER, NAMING_NUMBER, self._start, self._chain.sequence)
+            chain = ObjectChain(seed, floor)
+            chain.add(start)
+            naming = naming_object(chain.end, seed, snapshot=self._snapshot, new=self._new, now_us=now_us)
+            chain.add(naming)
+            bucket.run(_written(floor, {START_NUMBER: start, NAMING_NUMBER: naming}))
+            if bucket.run(protocol.read_journal(seed)).end != chain.end:
+                raise Corrupt(ErrorCode.CORRUPT, "the bucket does not hold the journal that was written")
+        finally:
+            bucket.close()
+
+
+def _written(floor: Floor, objects: Mapping[int, bytes]) -> protocol.Steps[None]:
+    """Store a floor and the first objects of a journal, whatever of it is there already. Raises Corrupt."""
+    while (yield protocol.MoveFloor(floor, "")) is protocol.Outcome.UNKNOWN:
+        yield protocol.Pause(protocol.PAUSE_MAX_S)
+    found, _ = yield protocol.ReadFloor()
+    for number, content in objects.items():
+        if found != floor or not (yield from protocol.settle(number, content)):
+            raise Corrupt(
+                ErrorCode.CORRUPT, f"the bucket holds a journal that this import did not write object={number}"
+            )

@@ -1,0 +1,83 @@
+"""A data directory is brought into a bucket by ``polywire cluster import``, which is killed on its way: a broker on the bucket goes on with
+everything that the one on the directory had acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.types import Level
+from tests.broker_process import BrokerProcess, child_environment
+from tests.crash.test_broker_kill import TOPIC, Producer, check
+
+START_S = 0.4  # before which no process does anything
+STEP_S = 0.3
+
+
+def run_import(source: Path, bucket: str, seconds: float) -> int | None:
+    """Its exit code; None where it was killed before its end."""
+    command = [sys.executable, "-m", "polywire", "cluster", "import", str(source), bucket]
+    process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
+    try:
+        _, told = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None
+    assert process.returncode == 0, told.decode()
+    assert b"next: polywire serve --bucket" in told
+    return process.returncode
+
+
+@pytest.mark.timeout(180)
+def test_the_bucket_goes_on_where_the_directory_was(tmp_path: Path) -> None:
+    bucket = f"file://{tmp_path / 'bucket'}"
+    producers: list[Producer] = []
+    with BrokerProcess(tmp_path / "data", "--slot-mib", "17", wires=("polywire", "cursus")) as broker:
+        producers += [
+            Producer(lambda: broker.url("polywire"), b"p-one", Level.WRITTEN, batch=200),
+            Producer(lambda: broker.url("cursus"), b"p-two", Level.WRITTEN, batch=3),
+        ]
+        before = asyncio.run(_produce(broker, producers))
+        broker.kill()
+    waited = START_S
+    while run_import(tmp_path / "data", bucket, waited) is None:
+        waited += STEP_S
+    with BrokerProcess(tmp_path / "cache", "--bucket", bucket, wires=("polywire", "cursus")) as broker:
+        assert asyncio.run(check(broker.url("polywire"), producers)) > 0
+        assert asyncio.run(_positions(broker)) == before
+        acknowledged = sum(len(producer.acknowledged) for producer in producers)
+        asyncio.run(_produce(broker, producers))
+        assert sum(len(producer.acknowledged) for producer in producers) > acknowledged
+        assert asyncio.run(check(broker.url("polywire"), producers)) > 0
+        assert broker.stop() == 0, broker.log_text()
+
+
+async def _produce(broker: BrokerProcess, producers: list[Producer]) -> list[int | None]:
+    """Produce for a while, have a group commit positions; where these are."""
+    for producer in producers:
+        producer.running = True
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    await asyncio.sleep(2)
+    for producer in producers:
+        producer.running = False
+    await asyncio.gather(*tasks)
+    client = await connect(broker.url("polywire"))
+    chance = random.Random(3)
+    for bounds in await client.bounds(TOPIC):
+        await client.commit("readers", TOPIC, bounds.partition, chance.randrange(bounds.next_offset + 1))
+    await client.close()
+    return await _positions(broker)
+
+
+async def _positions(broker: BrokerProcess) -> list[int | None]:
+    client = await connect(broker.url("polywire"))
+    found = [await client.position("readers", TOPIC, bounds.partition) for bounds in await client.bounds(TOPIC)]
+    await client.close()
+    return found

@@ -1,0 +1,230 @@
+"""A data directory brought into a bucket: everything is there, wherever an earlier try was killed, and nothing else is written over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.cluster.journal_objects import SHARD
+from polywire.cluster.migration import Imported, Progress, import_directory
+from polywire.errors import Corrupt, Invalid
+from polywire.log.repair import open_offline
+from polywire.store.identity import find_identity, make_identity
+from polywire.testing.memory_objects import MemoryObjects
+from polywire.types import Buffer, Level
+from tests.unit.cluster.test_shard_log import BucketRig
+from tests.unit.log.rig import Memory, Rig, RigLoop
+
+TOKENS = [bytes([number]) * 16 for number in range(3)]
+_T = TypeVar("_T")
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Deadly(MemoryObjects):
+    """Ends the process at its n-th request that writes, before or after it is carried out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+        self.after = False
+        self._counting = threading.Lock()
+
+    def _deadly(self, write: Callable[[], None]) -> None:
+        with self._counting:
+            self.left -= 1
+            dies = self.left == 0
+            if self.left < 0 or not dies or self.after:
+                write()
+        if dies:
+            raise Killed
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._deadly(lambda: MemoryObjects.create(self, name, parts))
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        self._deadly(lambda: MemoryObjects.replace(self, name, content, tag))
+
+    def delete(self, name: str) -> None:
+        self._deadly(lambda: MemoryObjects.delete(self, name))
+
+
+def run(directory: Path, objects: MemoryObjects, told: list[Progress] | None = None) -> Imported:
+    with open_offline(directory, Memory, RigLoop()) as offline:
+        return import_directory(offline, objects, objects, SystemClock(), (told if told is not None else []).append)
+
+
+def filled(directory: Path, *, starts: int = 3) -> tuple[list[bytes], list[bytes]]:
+    """A directory of a broker that was started, and killed, some times; the values of its partition, and the changes."""
+    rig = Rig(directory)
+    rig.log.open_partition(1)
+    values, changes = [], []
+    for start in range(starts):
+        partition = rig.log.partition(1)
+        for number in range(5 if start == 1 else 40):  # what no segment holds yet, and what some do
+            some = [b"%d-%d-%d" % (start, number, one) + bytes(700) for one in range(5)]
+            rig.loop.run_until(lambda: not rig.log.congested)
+            rig.append(partition, some)
+            change = b"change-%d-%d" % (start, number)
+            rig.change(change)
+            rig.log.commit()
+            values += some
+            changes.append(change)
+        rig.settle()
+        rig.append(partition, [b"last of %d" % start])
+        rig.log.commit()
+        values.append(b"last of %d" % start)
+        rig.loop.run_until(lambda: not rig.log.sealing)
+        rig.kill()
+        if start < starts - 1:
+            rig.open()
+    return values, changes
+
+
+def content_of(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def check(objects: MemoryObjects, tmp_path: Path, values: list[bytes], changes: list[bytes], *, epoch: int) -> None:
+    rig = BucketRig(objects, tmp_path)
+    partition = rig.log.partition(1)
+    assert rig.read(partition) == values
+    assert rig.memory.changes == changes
+    assert rig.log.epoch == epoch
+    more = rig.append(partition, [b"more"], Level.STORED)
+    rig.log.commit()
+    rig.loop.run_until(lambda: more)
+    assert more == [len(values)]
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [*values, b"more"]
+    assert rig.log.epoch == epoch + 1
+    rig.log.close()
+
+
+def test_everything_is_there_and_the_directory_stays_as_it_is(tmp_path: Path) -> None:
+    source, objects, told = tmp_path / "source", MemoryObjects(), list[Progress]()
+    values, changes = filled(source)
+    before = content_of(source)
+    done = run(source, objects, told)
+    assert content_of(source) == before
+    assert done.segments == told[-1].segments == told[-1].segments_all > 3
+    assert done.bytes == told[-1].bytes > 200_000
+    assert find_identity(objects) == done.identity
+    assert not done.identity.importing
+    check(objects, tmp_path / "cache", values, changes, epoch=5)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_anywhere_and_run_again(tmp_path: Path, after: bool) -> None:
+    source = tmp_path / "source"
+    values, changes = filled(source, starts=2)
+    kills = 0
+    while True:
+        objects = Deadly()
+        objects.left, objects.after = kills + 1, after
+        try:
+            done = run(source, objects)
+        except Killed:
+            kills += 1
+        else:
+            assert not done.again
+            break
+        objects.left = kills + 1 if kills % 3 == 0 else -1  # perhaps once more
+        try:
+            run(source, objects)
+        except Killed:
+            objects.left = -1
+            assert run(source, objects).again
+        objects.left = -1
+        if kills % 4 == 0:
+            check(objects, tmp_path / f"cache-{kills}", values, changes, epoch=4)
+    assert kills > 8
+
+
+def test_a_bucket_with_a_log_is_refused(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", MemoryObjects()
+    filled(source, starts=1)
+    rig = BucketRig(objects, tmp_path)
+    rig.log.close()
+    with pytest.raises(Invalid, match="has a log"):
+        run(source, objects)
+    rig.open()
+    rig.log.close()
+    identity = find_identity(objects)
+    assert identity is None or not identity.importing
+    assert identity is None or not identity.source
+
+
+def test_an_import_that_has_ended_may_be_run_again(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", MemoryObjects()
+    values, changes = filled(source, starts=1)
+    run(source, objects)
+    check(objects, tmp_path / "cache", values, changes, epoch=3)
+    before = objects.list(f"{SHARD}journal/")
+    assert run(source, objects).again
+    assert objects.list(f"{SHARD}journal/") == before
+
+
+def test_a_bucket_that_was_made_ready_is_filled(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", MemoryObjects()
+    values, changes = filled(source, starts=1)
+    made, _ = make_identity(objects, lambda count: b"i" * count, 1)
+    assert run(source, objects).identity.id == made.id
+    check(objects, tmp_path / "cache", values, changes, epoch=3)
+
+
+def test_another_directory_does_not_go_on_with_it(tmp_path: Path) -> None:
+    objects = Deadly()
+    for name in ("one", "other"):
+        filled(tmp_path / name, starts=1)
+    objects.left = 4
+    with pytest.raises(Killed):
+        run(tmp_path / "one", objects)
+    before = {name: objects.read(name).content for name in objects.list(f"{SHARD}segments/")}
+    with pytest.raises(Invalid, match="something else"):
+        run(tmp_path / "other", objects)
+    assert {name: objects.read(name).content for name in objects.list(f"{SHARD}segments/")} == before
+    assert run(tmp_path / "one", objects).again
+
+
+def test_damage_is_not_brought_along(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", MemoryObjects()
+    filled(source, starts=1)
+    path = sorted((source / "segments").iterdir())[0]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match="does not verify"):
+        run(source, objects)
+    assert find_identity(objects) is None
+
+
+def test_other_bytes_under_a_name_are_found(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", Deadly()
+    filled(source, starts=1)
+    objects.left = 4
+    with pytest.raises(Killed):
+        run(source, objects)
+    name = objects.list(f"{SHARD}segments/")[0]
+    objects.put(name, b"x" * objects.size(name))
+    with pytest.raises(Corrupt, match="does not hold what was written"):
+        run(source, objects)
+
+
+def test_a_directory_without_a_record(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    rig = Rig(tmp_path / "source")
+    rig.log.close()
+    done = run(tmp_path / "source", objects)
+    assert done.segments == 0
+    fresh = BucketRig(objects, tmp_path / "cache")
+    assert fresh.log.epoch == 3
+    fresh.log.close()
