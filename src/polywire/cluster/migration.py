@@ -1,4 +1,4 @@
-"""A stopped broker's data directory becomes the beginning of a log in a bucket (decision 0071).
+"""A stopped broker's data directory becomes the beginning of a log in a bucket (decision 0069).
 
 Promises: the directory stays as it is; nobody leads the bucket before all of it is there, compared with what was read. Who was killed goes on
 where that was. Must not know: what the broker's state is.
