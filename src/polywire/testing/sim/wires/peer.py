@@ -22,7 +22,7 @@ from polywire.testing.sim.wires.speech import ACTS, GAP, GROUP_ACTS, Answer, Spe
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
-VALUE_SIZES: Final = ((1, 40, 900, 4200), (1, 40, 900, 4200), (4200,))
+VALUE_SIZES: Final = ((1, 40, 900, 4200), (4200,))
 """Of what is produced, in one mood and in others: long ones only fill the log faster than it is sealed."""
 FLOOD: Final = 24  # requests: some 200 KB of records, or of answers
 PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
