@@ -22,7 +22,8 @@ class Machine:
 
     process: LogProcess
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LogSettings = SETTINGS) -> None:
+        self._settings = settings
         self.chance, self.story = Chance(1), Story()
         self.disk = SimulatedDisk(1 << 24)
         self.clock = SimulatedClock()
@@ -30,7 +31,7 @@ class Machine:
     def open(self, calls: int = -1) -> FileLog:
         """Open the log; the process is killed at this call, if there are so many."""
         self.disk.close_all()
-        self.process = LogProcess(self.disk, SETTINGS, self.clock, self.chance, self.story)
+        self.process = LogProcess(self.disk, self._settings, self.clock, self.chance, self.story)
         self.process.files.faults.calls_left = calls
         self.process.open()
         return self.process.log

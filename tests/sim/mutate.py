@@ -44,7 +44,7 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
         if mutation.test is not None:
             try:
                 mutation.test()
-            except BROKEN:
+            except (*BROKEN, pytest.fail.Exception):
                 return Noticed(
                     f"`{mutation.test.__module__.removeprefix('tests.sim.')}`",
                     mutation.test.__name__.removeprefix("test_").replace("_", " "),

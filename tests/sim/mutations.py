@@ -317,7 +317,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "chain",
         "a group follows the one it names",
         replaced(recovery, "_follow", _follow_anything),
-        reason="a group of an earlier start has its number, and of one start no two groups have one",
+        test=test_starts.test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged,
     ),
     Mutation("reach", "a state counts with the groups it rests on", wrapped(recovery, "_namings", _reach_ignored)),
     Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
@@ -341,7 +341,6 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "snapshot-deletion",
         "the snapshot before is deleted",
         wrapped(Deleter, "delete", lambda old, deleter, names, **named: None if named else old(deleter, names)),
-        reason="the next start deletes it, too",
     ),
     # Verification
     Mutation("snapshot-checksum", "a damaged snapshot is not believed", wrapped(snapshot, "_fields_of", _copy_trusted)),

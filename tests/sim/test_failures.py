@@ -6,12 +6,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import pytest
+
 from polywire.errors import BrokerError, Busy, Corrupt
 from polywire.log.base import Ranges, Read
 from polywire.log.log import FileLog
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.store.file import FileStore
 from polywire.testing.sim.log.client import records_of
+from polywire.testing.sim.process import DIRECTORY
 from polywire.types import Level
 from tests.sim.machine import Machine
 
@@ -130,6 +134,20 @@ def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
     machine.disk.capacity_bytes = 1 << 24
     machine.process.until(lambda: not log.sealing)
     machine.append(log, b"kept")
+
+
+def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_counts() -> None:
+    machine = Machine()
+    machine.open()
+    files = machine.process.files
+    store = FileStore(DIRECTORY, files=files)
+    files.faults.rates["sync"] = 1.0
+    with pytest.raises(BrokerError):
+        store.put_new("blobs/first", [b"first"])
+    files.faults.rates.clear()
+    store.put_new("blobs/second", [b"second"])
+    machine.disk.lose_power(machine.chance, 0.0)
+    assert store.get("blobs/second") == b"second"
 
 
 def _fill(machine: Machine, log: FileLog) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
-from tests.sim.machine import Machine
+from tests.sim.machine import SETTINGS, Machine
 
 
 def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> None:
@@ -25,3 +27,15 @@ def test_who_waits_for_a_sync_is_not_overtaken_by_who_asks_when_it_is_over() -> 
         flusher.wait(flusher.written, waiting)
     machine.process.until(lambda: len(told) == 3)
     assert told == ["first", "second", "late"]
+
+
+def test_a_log_that_is_congested_by_what_is_not_synced_syncs_it_at_once() -> None:
+    machine = Machine(replace(SETTINGS, unsynced_bytes_max=8000, sync_interval_ms=60_000))
+    log = machine.open()
+    log.open_partition(1)
+    for _ in range(3):  # the first begins a sync, the others come while it runs
+        log.append(log.partition(1), from_records([Record(b"." * 4000)]), level=Level.WRITTEN, done=None)
+        log.commit()
+    assert log.congested
+    machine.process.until(lambda: not log.congested)
+    assert machine.clock.monotonic() < 1.0

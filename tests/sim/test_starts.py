@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polywire.errors import BrokerError, Corrupt
+from polywire.log.journal.group import GROUP_MAGIC
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.sim.chance import Chance
@@ -58,3 +60,34 @@ def test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone() -> No
     machine.disk.lose_power(machine.chance, 0.0)
     machine.disk.capacity_bytes = 1 << 24
     assert machine.open().partition(1).next_offset == 2
+
+
+def test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    machine.append(log, b"kept")
+    for change in (b"torn", b"behind it"):
+        log.change(change, level=Level.WRITTEN, done=None)
+        log.commit()
+    _spoil(machine, b"torn")
+    machine.disk.capacity_bytes = (
+        machine.disk.used_bytes
+    )  # nothing is sealed: the slots of each start are needed by the next
+    log = machine.open()
+    assert machine.process.state.changes == []
+    told: list[int | BrokerError] = []
+    log.change(b"has the number of what was cut", level=Level.SYNCED, done=told.append)
+    machine.process.until(lambda: told)
+    machine.open()
+    _spoil(machine, b"has the number")
+    with pytest.raises(Corrupt):
+        machine.open()
+
+
+def _spoil(machine: Machine, content: bytes) -> None:
+    """Damage the head of the group that has this content."""
+    [inode] = [inode for _, inode in machine.disk.files() if content in inode.data]
+    place = inode.data.rfind(GROUP_MAGIC, 0, inode.data.find(content)) + 16
+    for data in (inode.data, inode.durable):
+        data[place] ^= 1

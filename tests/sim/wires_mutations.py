@@ -34,6 +34,7 @@ from polywire.testing.sim.wires.network import SimulatedTransport
 from polywire.types import Level
 from tests.sim.broker_mutations import any_generation, any_partition
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from tests.unit.protocols.runtime import test_append_queue
 
 WiresMutation: Final = partial(Mutation, world="wires")
 
@@ -191,6 +192,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "busy-order",
         "what waits for the log is not overtaken",
         _overtaken,
+        test=test_append_queue.test_what_waits_keeps_its_order,
     ),
     WiresMutation(
         "recognised", "a wire is recognised once enough has come", wrapped(KafkaFactory, "recognise", _recognised_early)

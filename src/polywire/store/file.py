@@ -152,14 +152,15 @@ class OpenBlobs:
 
 
 class FileStore:
-    """Blobs below one directory, which exists."""
+    """Blobs below one directory, which exists. Guards: ``_unsynced`` are directories whose names a power loss may take."""
 
-    __slots__ = ("_files", "_open", "_root")
+    __slots__ = ("_files", "_open", "_root", "_unsynced")
 
     def __init__(self, root: Path, *, open_blobs_max: int = OPEN_BLOBS_MAX, files: Files = SYSTEM_FILES) -> None:
         self._root = root
         self._files = files
         self._open = OpenBlobs(count_max=open_blobs_max)
+        self._unsynced: set[Path] = set()
 
     def delete_remains(self, directory: str) -> list[str]:
         """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
@@ -278,7 +279,10 @@ class FileStore:
 
     def _make_directory(self, path: Path) -> None:
         if self._files.make_directory(path):
+            self._unsynced.add(path)
+        if path in self._unsynced:  # perhaps since an earlier call, whose sync failed
             self._files.sync_directory(path.parent)
+            self._unsynced.discard(path)
 
     def _write_file(self, path: Path, parts: Iterable[Buffer], *, mode: int = NEW_MODE, sync: bool = True) -> None:
         """A new file of these parts; with ``sync`` it is on the disk on return, and not kept in the page cache."""

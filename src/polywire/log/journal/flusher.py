@@ -184,8 +184,8 @@ class Flusher:
         while self._waiting and self._waiting[0][0] <= self.synced:
             self._waiting.popleft()[1](None)
         self._advanced()
-        if self._waiting:
-            self.start()
+        if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
+            self.start()  # whoever is congested by what is unsynced writes nothing that would begin it
 
     # Slots that were sealed before they were synced
 

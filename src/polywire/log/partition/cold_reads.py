@@ -87,12 +87,23 @@ class Stop(NamedTuple):
 class ColdReads:
     """Guards: a window is read once, however many ask for it while it is under way."""
 
-    __slots__ = ("_arena", "_bodies", "_glances", "_glances_arena", "_readers", "_stops", "_windows", "_worker")
+    __slots__ = (
+        "_arena",
+        "_asked",
+        "_bodies",
+        "_glances",
+        "_glances_arena",
+        "_readers",
+        "_stops",
+        "_windows",
+        "_worker",
+    )
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._arena = Arena(block_bytes=_whole_blocks(WINDOW_BLOCK_BYTES), blocks_max=WINDOWS_MAX + GLANCES_MAX)
         self._windows: OrderedDict[Key, Window | list[Completion[Window | None]]] = OrderedDict()
+        self._asked: Final[dict[Key, Sequence[Segment]]] = {}
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)
         self._bodies: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
@@ -213,7 +224,13 @@ class ColdReads:
             waiting.append(completed)
         if not isinstance(known, list):
             self._windows[key] = waiting
+            self._asked[key] = segments
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key))
+
+    def asked(self, key: Key) -> Sequence[Segment] | None:
+        """The segments of which a window is being read that begins there: who asks for it meanwhile gets what comes of these, although
+        others may have replaced them."""
+        return self._asked.get(key)
 
     def is_under_way(self, key: Key) -> bool:
         """Whether a window was asked for that begins there, and has not come yet."""
@@ -235,6 +252,7 @@ class ColdReads:
     def _arrived(self, key: Key, window: Window | BrokerError | None) -> None:
         waiting = self._windows.pop(key)
         assert isinstance(waiting, list), "a window arrives once"
+        del self._asked[key]
         if isinstance(window, Window):
             self._windows[key] = window
             self._shrink()

@@ -418,8 +418,8 @@ class Reader:
         """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
         asker: Pending[Read] = pending(sealed.then)
         sealed.then = asker
-        segments = self._segments_from(sealed.partition, sealed.at)
         key = (sealed.partition.incarnation, sealed.at)
+        segments = self._cold.asked(key) or self._segments_from(sealed.partition, sealed.at)
         bytes_left, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.bytes_left, sealed.end)
         self._cold.ask(key, segments, partial(self._thawed, sealed, asker, segments), bytes_left, end)
         return asker
@@ -457,7 +457,7 @@ class Reader:
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
     def _thawed(
-        self, sealed: SealedRead, asker: Pending[Read], asked: list[Segment], window: Window | BrokerError | None
+        self, sealed: SealedRead, asker: Pending[Read], asked: Sequence[Segment], window: Window | BrokerError | None
     ) -> None:
         """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
         partition = sealed.partition

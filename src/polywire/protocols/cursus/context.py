@@ -36,6 +36,7 @@ GroupKey = tuple[str, str]
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
+PIECE_ROOM_SHARE: Final = 8  # where journal files are small, at most one part of so many of a batch
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
 REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
 
@@ -222,6 +223,7 @@ class CursusState:
     repeats: Repeats | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.piece_bytes_max = self.broker.settings.batch_bytes_max - PIECE_ROOM_BYTES
+        batch_bytes_max = self.broker.settings.batch_bytes_max
+        self.piece_bytes_max = batch_bytes_max - min(PIECE_ROOM_BYTES, batch_bytes_max // PIECE_ROOM_SHARE)
         lasting_s = self.settings.repeats_s
         self.repeats = Repeats(lasting_s, self.broker.clock.monotonic) if lasting_s else None

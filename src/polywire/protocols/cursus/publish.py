@@ -10,10 +10,13 @@ from functools import partial
 from typing import Final
 
 from polywire.broker.actions import Action
+from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.log.base import Completion
 from polywire.protocols.cursus.batches import LEVELS, Status, acknowledged
 from polywire.protocols.cursus.idempotence import Rejected, already_stored
+from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import (
     PADDING,
     Dialect,
@@ -26,7 +29,14 @@ from polywire.protocols.cursus.messages import (
     topic_word,
 )
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.produce import ProducerSpan, append_failure, find_partition, writable_topic
+from polywire.protocols.cursus.produce import (
+    BUSY_LOOK_S,
+    BUSY_WAIT_S,
+    ProducerSpan,
+    append_failure,
+    find_partition,
+    writable_topic,
+)
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
 from polywire.records.batch import from_spans
@@ -130,7 +140,7 @@ class PublishAppend:
                 return
             batch = one_record(key, value, run)
             by = self._session.caller
-            self._session.state.broker.produce(self._partition, batch, by=by, level=level, done=self._stored)
+            append(self._session, self._answer, self._partition, batch, by=by, level=level, done=self._stored)
         except Rejected as error:
             self._failed(str(error))
         except BrokerError as error:
@@ -168,6 +178,36 @@ class PublishAppend:
             return
         reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
         self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
+
+
+def append(
+    session: CursusSession,
+    answer: Answer,
+    partition: Partition,
+    batch: bytearray,
+    *,
+    by: Caller = NOBODY,
+    level: Level,
+    done: Completion[int],
+) -> None:
+    """Hand a record to the broker; while the log takes none, have the request offered again, for as long as a batch would wait.
+
+    Raises NotYet, and what the broker raises."""
+    broker = session.state.broker
+    try:
+        broker.produce(partition, batch, by=by, level=level, done=done)
+    except Busy as error:
+        if error.code is not ErrorCode.BUSY:
+            raise
+        now, until = broker.clock.monotonic(), session.busy_until
+        session.busy_until = until = now + BUSY_WAIT_S if until is None else until
+        if now >= until:
+            session.busy_until = None
+            raise
+        session.withdraw(answer)
+        broker.loop.call_later(BUSY_LOOK_S, session.wake)
+        raise NotYet from None
+    session.busy_until = None
 
 
 def one_record(key: bytes, value: bytes, run: ProducerSpan | None = None) -> bytearray:
@@ -211,7 +251,7 @@ def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes
     answer.body = reply
     if repeats is None:
         partition = choose_partition(session, topic, b"")
-        broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+        append(session, answer, partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
         return None
     digest = repeats.digest(topic.id, value)
     if repeats.has(digest):
@@ -219,7 +259,7 @@ def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes
         return None
     partition = choose_partition(session, topic, b"")
     done = partial(repeats.stored, digest, answer.done)
-    broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=done)
+    append(session, answer, partition, one_record(b"", value), level=Level.WRITTEN, done=done)
     repeats.add(digest)
     return None
 

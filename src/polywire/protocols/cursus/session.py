@@ -104,6 +104,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         "_timer",
         "_topic_wait",
         "_unused",
+        "busy_until",
         "features",
         "group",
         "principal",
@@ -137,6 +138,8 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
         self._topic_wait = "", 0.0
+        self.busy_until: float | None = None
+        """When a record that the log does not take now is given up."""
         self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)

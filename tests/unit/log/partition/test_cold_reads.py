@@ -95,7 +95,9 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     place.ask(0, 1000)
     place.ask(0, 1000)
     assert len(place.worker.jobs) == 1
+    assert place.cold.asked((PARTITION, 0)) is place.segments
     place.worker.work()
+    assert place.cold.asked((PARTITION, 0)) is None
     first, second = place.told
     assert first is second is place.cold.find(PARTITION, 0)
 

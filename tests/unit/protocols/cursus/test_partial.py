@@ -10,7 +10,7 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
-from polywire.protocols.cursus.messages import frame
+from polywire.protocols.cursus.messages import enveloped, frame
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_produce import batch, messages, started, stored
 
@@ -125,3 +125,29 @@ def test_a_short_batch_waits_for_a_log_that_is_busy(
     answers += peer.take_bodies()
     assert [json.loads(answer)["status"] for answer in answers] == statuses
     assert len(stored(world, "orders")) == statuses.count("OK")
+
+
+@pytest.mark.parametrize("busy_s", [5.0, 3600.0])
+@pytest.mark.parametrize("command", ["PUBLISH orders {}", "PUBLISH topic=orders producerId=p message={}"])
+def test_a_record_alone_waits_for_a_log_that_is_busy_as_a_batch_does(
+    command: str, busy_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, peer = started()
+    take, begun = Broker.produce, world.memory.broker.clock.monotonic()
+
+    def produce(self: Broker, *given: Any, **named: Any) -> None:
+        if self.clock.monotonic() < begun + busy_s:
+            raise Busy(ErrorCode.BUSY, "too much waits", retry_after_ms=50)
+        take(self, *given, **named)
+
+    monkeypatch.setattr(Broker, "produce", produce)
+    bodies = [enveloped("admin", command.format(number).encode()) for number in range(3)]
+    peer.feed(b"".join(map(frame, bodies)))
+    peer.pass_by()
+    world.memory.advance(4.8)
+    assert peer.take_bodies() == []
+    world.memory.advance(40.0)
+    is_stored = busy_s == 5.0
+    assert [b"too much waits" in answer for answer in peer.take_bodies()] == [not is_stored] * 3
+    found = [record.value for number in (0, 1) for record in stored(world, "orders", number)]
+    assert sorted(value or b"" for value in found) == ([b"0", b"1", b"2"] if is_stored else [])

@@ -218,6 +218,15 @@ def test_pipelined_batches_are_answered_in_order() -> None:
     assert offsets == b"OK topic=orders partitions=1 offsets=P0:earliest=0:latest=3:leo=3:hwm=3"
 
 
+def test_a_batch_is_stored_as_one_also_where_journal_files_are_small() -> None:
+    world = World(broker=BrokerSettings(batch_bytes_max=16 * 1024, record_bytes_max=8000))
+    peer = world.connect()
+    assert peer.ask("CREATE topic=orders partitions=1").startswith("OK")
+    appended = world.memory.broker.appended
+    peer.ask(batch("orders", 0, [{"seq": n + 1, "pid": "p", "payload": b"." * 4000} for n in range(3)]))
+    assert world.memory.broker.appended == appended + 1
+
+
 @pytest.mark.parametrize("size", [1, 300, 20_000])
 def test_a_batch_larger_than_can_be_stored_becomes_several(size: int) -> None:
     limit = 200 * 1024

@@ -67,7 +67,8 @@ def test_what_finds_room_does_not_wait(door: Door) -> None:
     assert door.told == [("a", 0), ("b", 1)]
 
 
-def test_what_waits_keeps_its_order(door: Door) -> None:
+def test_what_waits_keeps_its_order() -> None:
+    door = Door()
     door.send(b"a")
     door.room = 1
     door.send(b"b")

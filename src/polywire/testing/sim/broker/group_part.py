@@ -70,7 +70,7 @@ class GroupPart(Part):
         if member is None:
             return
         at, now = (member.group, member.topic, member.id), self._now()
-        was_silent = self._is_silent(member)
+        was_silent = self._is_silent(member) and now - member.maybe_seen_at > self.broker.settings.member_timeout_s
         found = self.asking.ask(
             "heartbeat",
             f"{member.group}/{member.topic} {member.id} generation={member.generation}",
@@ -129,6 +129,8 @@ class GroupPart(Part):
             free=("group",),
         )
         if isinstance(found, BrokerError):
+            if refresh and self.asking.is_excused(found):
+                member.maybe_seen_at = self._now()
             if found.code is not ErrorCode.PARTITION_NOT_ASSIGNED:
                 self._judge_refusal(member, found)
             else:

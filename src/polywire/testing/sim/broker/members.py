@@ -24,12 +24,14 @@ def is_connected(id_: str) -> bool:
 
 @dataclass(slots=True)
 class Member:
-    """One member, and what it was told last: at a moment of the history."""
+    """One member, and what it was told last: at a moment of the history. seen_at: when it was heard of for certain; maybe_seen_at: when it
+    asked last for what was refused because nothing could be stored, before that was looked at or after."""
 
     group: str
     topic: str
     id: str
     seen_at: float
+    maybe_seen_at: float = -math.inf
     generation: int = NO_GENERATION
     partitions: tuple[int, ...] = ()
     moment: int = 0

@@ -57,6 +57,8 @@ class LogWorld(World):
     _model: Model
     _decay: Decay
     _weights: list[float]
+    _faults_before: int
+    """Calls that had failed when the process started."""
 
     def _small(self) -> AbstractContextManager[None]:
         return small_compaction()
@@ -82,6 +84,7 @@ class LogWorld(World):
 
     def _meet(self) -> None:
         process = self._process
+        self._faults_before = self.story.counts["fault"]
         self.client = Client(process.log, process.state, self._model, self._chance, self.story)
         self._decay = Decay(self._disk, self._model, process, self._chance, self.story)
         self._weights = list(ACTS.values())
@@ -153,6 +156,13 @@ class LogWorld(World):
         self._process.until(lambda: self._process.loop.is_idle)
         self.client.check_rest()
         self._check_records()
+        self._check_snapshots()
+
+    def _check_snapshots(self) -> None:
+        """Of the snapshots that this process has written the last one is left, unless something failed."""
+        if self.story.counts["fault"] > self._faults_before:
+            return
+        self._process.until(lambda: sum(name.endswith(".pwt") for name, _ in self._disk.files()) <= 1)
 
     def _check_end(self) -> None:
         self._process.close()

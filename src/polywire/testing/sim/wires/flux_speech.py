@@ -17,7 +17,7 @@ from polywire.testing.sim.wires.ledger import NOWHERE, TOPICS, Owner, Place
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Answer, Speech, Words
 from polywire.types import KeyHash, Level
 
-LATER: Final = ("disk is full", "the log has no room")  # texts: the wire has one code for both
+LATER: Final = ("disk is full", "the log has no room", "too much waits")  # texts: the wire has one code for both
 
 
 def keys_of(kind: KeyHash) -> dict[Place, bytes]:

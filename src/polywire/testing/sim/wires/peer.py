@@ -6,7 +6,7 @@ Must not know: bytes of wires, what a process does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,7 +22,9 @@ from polywire.testing.sim.wires.speech import ACTS, GAP, GROUP_ACTS, Answer, Spe
 from polywire.types import Level
 
 WAITS_MS: Final = (0, 0, 20, 500)
-VALUE_SIZES: Final = (1, 40, 900, 4200)
+VALUE_SIZES: Final = ((1, 40, 900, 4200), (4200,))
+"""Of what is produced, in one mood and in others: long ones only fill the log faster than it is sealed."""
+FLOOD: Final = 24  # requests: some 200 KB of records, or of answers
 PATIENCE: Final = (3, 40, 200)  # requests that are not answered, in one mood and in others
 
 
@@ -66,6 +68,7 @@ class Peer:
         self._lives = 0
         self._count = 0
         self.patience = PATIENCE[0]
+        self.sizes: Sequence[int] = VALUE_SIZES[0]
         self.may_be_refused = False
         """Whether storage has failed."""
 
@@ -154,7 +157,7 @@ class Peer:
 
     def _filling(self, words: Words) -> bytes:
         """Bytes behind what tells values apart: any that the wire can say."""
-        size, chance = self._chance.one_of(VALUE_SIZES), self._chance
+        size, chance = self._chance.one_of(self.sizes), self._chance
         if words.is_text or chance.happens(0.7):
             return b"." * size
         return (chance.token(8) * (size // 8 + 1))[:size]
@@ -189,8 +192,13 @@ class Peer:
 
     def fetch(self) -> None:
         place = self._place()
-        end = self._end(place)
-        first, wait_ms = self._chance.below(end + 1), self._chance.one_of(WAITS_MS)
+        self._fetch(place, self._chance.below(self._end(place) + 1))
+
+    def _fetch_all(self) -> None:
+        self._fetch(self._place(), 0)
+
+    def _fetch(self, place: Place, first: int) -> None:
+        wait_ms = self._chance.one_of(WAITS_MS)
         at, readable = [first], self._ledger.readable(place)
 
         def judge(answer: Answer) -> None:
@@ -239,6 +247,15 @@ class Peer:
             lambda answer: self._ledger.finds(self._owner, place, answer.offset, since),
             _nothing,
         )
+
+    def flood(self, level: Level) -> None:
+        """Ask for more than anybody may hold for it, and read nothing meanwhile."""
+        self.reads = False
+        sizes, self.sizes = self.sizes, VALUE_SIZES[-1]
+        ask = self._fetch_all if self._chance.happens(0.5) else partial(self.produce, level)
+        for _ in range(FLOOD):
+            ask()
+        self.sizes = sizes
 
     def do_as_member(self, act: str) -> None:
         """Ask for something of the group."""

@@ -30,7 +30,7 @@ from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
-from polywire.testing.sim.wires.peer import PATIENCE, Peer
+from polywire.testing.sim.wires.peer import PATIENCE, VALUE_SIZES, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
@@ -38,6 +38,9 @@ from polywire.testing.sim.wires.transactor import Transactor
 from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level, TopicName
 
+UNSYNCED_BYTES: Final = (4 * 1024, 24 * 1024, SETTINGS.unsynced_bytes_max)
+"""Above which the log is congested; the last one never is."""
+SMALL_SLOT_BYTES: Final = 36 * 1024  # a batch of the longest values that peers send fits
 PEERS: Final = 5  # one more than there are slots
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
 REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
@@ -48,12 +51,13 @@ ACTS: Final = {
     "commit": 3.0,
     "position": 2.0,
     "ping": 1.0,
-    "join": 2.0,
+    "join": 4.0,
     "stay": 3.0,
     "leave": 0.3,
-    "move": 5.0,
+    "move": 9.0,
     "look": 1.5,
     "transact": 14.0,
+    "flood": 0.3,
     "push": 6.0,
     "cut": 0.3,
     "finish": 0.3,
@@ -106,11 +110,18 @@ class WiresWorld(World):
         self._log_settings = replace(
             SETTINGS,
             slot_count_min=least,
-            slot_count_max=least + 1 + chance.below(2),
+            slot_count_max=least + chance.below(3),
             sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            unsynced_bytes_max=chance.one_of(UNSYNCED_BYTES),
+            slot_bytes=chance.one_of((SMALL_SLOT_BYTES, SETTINGS.slot_bytes)),
             durability=durability,
         )
-        own = replace(BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max)
+        patience_s = chance.one_of(
+            (BROKER.member_timeout_s, 30.0)
+        )  # short: many are put out; long: many are members at once
+        own = replace(
+            BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max, member_timeout_s=patience_s
+        )
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
         self._ledger = Ledger(durability)
@@ -153,8 +164,9 @@ class WiresWorld(World):
     def _change_minds(self) -> None:
         self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
         self._levels = self._chance.one_of(LEVELS)
+        sizes = self._chance.one_of(VALUE_SIZES)
         for peer in self._peers:
-            peer.patience = self._chance.one_of(PATIENCE)
+            peer.patience, peer.sizes = self._chance.one_of(PATIENCE), sizes
 
     def _expect_failed_reads(self) -> None:
         for peer in self._peers:
@@ -192,8 +204,9 @@ class WiresWorld(World):
                 peer.link.finish()
         elif act in GROUP_ACTS:
             peer.do_as_member(act)
-        elif act == "produce":
-            peer.produce(self._chance.one_of(self._levels))
+        elif act in ("produce", "flood"):
+            ask = peer.produce if act == "produce" else peer.flood
+            ask(self._chance.one_of(self._levels))
         else:
             asks = {"fetch": peer.fetch, "commit": peer.commit, "position": peer.position, "ping": peer.ping}
             asks[act]()
