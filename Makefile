@@ -26,7 +26,8 @@ SIM_WORLD ?=
 SECONDS ?= 60
 COUNT ?= 30
 SEED_OF_HISTORIES = $(or $(SEED),1)
-WORKERS ?= 2
+# One more than small machines have cores: tests wait much.
+WORKERS ?= 3
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=

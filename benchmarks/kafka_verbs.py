@@ -137,6 +137,14 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
             "validate_only": True,
             "topics": [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=2) for name in names],
         },
+        Api.ALTER_USER_SCRAM_CREDENTIALS: lambda: {
+            "upsertions": [
+                schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(
+                    name=f"nobody{number}", mechanism=1, iterations=4096, salt=b"s" * 16, salted_password=b"p" * 32
+                )
+                for number in range(NAMES)
+            ]
+        },
         Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
     }
 

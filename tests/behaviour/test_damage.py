@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +20,8 @@ DAMAGED = 5
 RECORD_BYTES = 10 + len(b"value-00")  # as Kafka 0.7 counts
 
 
-async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
-    """Records with a batch each, sealed by a restart; one bit of one of them is flipped."""
+async def sealed_values(broker: BrokerProcess, topic: str) -> tuple[Path, bytearray, int]:
+    """Records with a batch each, sealed by a restart: the file that has them, what is in it, and where the one to be damaged lies."""
     client = await connect(broker.url("polywire"))
     for number in range(COUNT):
         await client.produce(topic, [Record(value=b"value-%02d" % number)], partition=0)
@@ -30,7 +31,13 @@ async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
     wanted = b"value-%02d" % DAMAGED
     (path,) = (found for found in (broker.data_dir / "segments").iterdir() if wanted in found.read_bytes())
     content = bytearray(path.read_bytes())
-    content[content.index(wanted)] ^= 1
+    return path, content, content.index(wanted)
+
+
+async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
+    """One bit of one record is flipped."""
+    path, content, at = await sealed_values(broker, topic)
+    content[at] ^= 1
     path.write_bytes(content)
 
 

@@ -34,7 +34,7 @@ from polywire.protocols.polywire.messages import Verb
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch, wait
 
-ATTACK_S = 15.0
+ATTACK_S = 8.0
 FLOOD_S = 0.7
 REQUEST_MB_MAX = 100  # Kafka 0.7 requests are that long, and one request of any wire may be held beside all others
 HELD_CONNECTIONS = 50  # per wire, 300 in all, each with a large request that never ends

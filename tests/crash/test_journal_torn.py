@@ -265,8 +265,10 @@ def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path)
     for number in range(3):
         rig.append(partition, [b"value-%d" % number], Level.SYNCED)
         rig.settle()
+    synced = rig.log.synced_sequence
     rig.log.close()
     closing, last = chain_of(tmp_path).groups[-1], chain_of(tmp_path).groups[-2]
+    assert last.sequence == synced, "behind it there is a group that holds nothing"
     content = last.slot.path.read_bytes()
     for at in range(last.position, last.position + last.length):
         last.slot.path.write_bytes(flipped(content, at))

@@ -13,15 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from itertools import chain
 from typing import Final
 
 from tests.broker_process import BrokerProcess
 from tests.fuzz.chance import damaged
 from tests.hostile.exchanges import STREAMS
-from tests.hostile.peers import End, PoliteClient, connect, hang_up, push
+from tests.hostile.peers import ANSWER_S_MAX, End, PoliteClient, connect, hang_up, push
 
 ANSWERS_S: Final = 0.02  # how long a peer waits for answers before it goes on
 STALLED_MAX: Final = 32  # connections that stand still at once
@@ -41,6 +42,7 @@ class Figures:
     p99_ms: float = 0.0
     held_ms: float = 0.0
     descriptors: tuple[int, int] = (0, 0)
+    connections: tuple[int, int] = (0, 0)
     memory_mb: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
@@ -48,6 +50,7 @@ class Figures:
             f"{self.conversations:>8,} conversations in {self.seconds:.0f} s; polite client: p99 {self.p99_ms:.1f} ms,"
             f" slowest {self.slowest_ms:.1f} ms, of the loop's processor time at most {self.held_ms:.1f} ms;"
             f" descriptors {self.descriptors[0]} -> {self.descriptors[1]};"
+            f" connections {self.connections[0]} -> {self.connections[1]};"
             f" memory {self.memory_mb[0]} -> {self.memory_mb[1]} MB"
         )
 
@@ -152,6 +155,7 @@ def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, vis
     with ExitStack() as stack, ThreadPoolExecutor(visitors) as threads:
         polite = [stack.enter_context(PoliteClient(broker)) for _ in range(visitors)]
         before, memory = descriptors(broker), broker.memory_bytes
+        connected = connections(broker)
         visits = [
             threads.submit(_visit, Hostile(broker, wire, seed), numbers[first::visitors], beside)
             for first, beside in enumerate(polite)
@@ -159,6 +163,7 @@ def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, vis
         for visit in visits:
             visit.result()
         after = min(settled(broker, before))
+        figures.connections = connected, connections(broker)
         times = sorted(chain.from_iterable(beside.times for beside in polite))
         figures.held_ms = max(beside.held_s for beside in polite) * 1000
     figures.seconds = time.monotonic() - begun
@@ -177,6 +182,15 @@ def _visit(hostile: Hostile, numbers: range, polite: PoliteClient) -> None:
         except (OSError, AssertionError) as error:
             raise AssertionError(f"wire={hostile.wire} conversation={number} seed={hostile.seed}: {error!r}") from error
     hostile.leave()
+
+
+def connections(broker: BrokerProcess) -> int:
+    """How many a broker says that it has, without the one that asks."""
+    metrics = HTTPConnection(*broker.addresses["http"], timeout=ANSWER_S_MAX)
+    with closing(metrics):
+        metrics.request("GET", "/metrics")
+        lines = metrics.getresponse().read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("polywire_connections{")) - 1
 
 
 def settled(broker: BrokerProcess, expected: int) -> Iterator[int]:

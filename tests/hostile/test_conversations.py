@@ -36,5 +36,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def test_whatever_peers_do_others_are_served_on(broker: BrokerProcess, wire: str) -> None:
     figures = converse(broker, wire, range(CONVERSATIONS), SEED)
     assert figures.descriptors[1] - figures.descriptors[0] <= DESCRIPTORS_GROWN_MAX, figures
+    assert figures.connections[1] <= figures.connections[0], figures
     assert figures.held_ms <= HELD_MS_MAX, figures
     assert figures.memory_mb[1] - figures.memory_mb[0] <= MEMORY_MB_GROWN_MAX, figures

@@ -83,9 +83,9 @@ def init(url: Url) -> int:
     )
 )
 def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the brokers of a bucket: who leads, who stands by, who is silent. Looks twice, some seconds apart.
+    """List the brokers of a bucket: who leads, who stands by, who is silent. Looks until all have said something, some seconds at most.
 
-    A broker is silent that has said nothing in between; one that leads is followed when it has been silent for 8 seconds.
+    A broker is silent that has said nothing meanwhile; one that leads is followed when it has been silent for 8 seconds.
     """
     objects = open_bucket(url)
     identity = _identity(objects)
@@ -153,15 +153,18 @@ def _identity(objects: Objects) -> Identity:
 
 
 def _seen(objects: Objects) -> list[tuple[Node, str]]:
-    """Everybody, and what they do."""
-    nodes, clock = Nodes(objects), SystemClock()
-    watch = Watch("")
-    watch.see(nodes.read(), clock.monotonic())
-    time.sleep(LOOK_S)
-    found = nodes.read()
-    watch.see(found, clock.monotonic())
+    """Everybody, and what they do: as soon as all have been heard of, at the latest when those who live must have been."""
+    nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
+    found, begun = nodes.read(), clock.monotonic()
+    watch.see(found, begun)
+    now, heard = begun, set[str]()
+    while now < begun + LOOK_S and not heard.issuperset(node.name for node in found):
+        time.sleep(POLL_S)
+        found, now = nodes.read(), clock.monotonic()
+        watch.see(found, now)
+        heard.update(node.name for node in found if watch.silent_s(node) == 0)
     leader = max((node.start for node in found), default=0)
-    return [(node, _state(node, leader, heard=watch.silent_s(node) == 0)) for node in found]
+    return [(node, _state(node, leader, heard=node.name in heard)) for node in found]
 
 
 def _state(node: Node, leader: int, *, heard: bool) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from polywire.broker import staged_publish
@@ -94,6 +96,21 @@ def test_a_repeat_waits_for_the_original_on_its_way(memory: MemoryBroker) -> Non
     assert [name for name, _ in told] == ["original", "repeat"]
     assert isinstance(told[1][1], PublishAnswer)
     assert told[1][1].duplicate
+
+
+def test_of_two_that_publish_a_number_at_the_same_time_one_does(memory: MemoryBroker) -> None:
+    stage(memory, A, 0, b"1")
+    stage(memory, B, 0, b"2")
+    told: list[PublishAnswer | BrokerError] = []
+    under_way = [memory.broker.publishing("query", 1, [token], done=told.append) for token in (A, B)]
+    for steps in under_way:
+        next(steps)
+        next(steps)
+    for steps in under_way:
+        deque(steps, maxlen=0)
+    memory.run()
+    assert [isinstance(answer, PublishAnswer) and answer.duplicate for answer in told] == [False, True]
+    assert ends(memory) == [1, 0, 0]
 
 
 def test_a_publish_that_was_lost_is_made_again(memory: MemoryBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,24 @@ class Opened:
     def open(self, data_dir: Path, settings: Any, loop: Any, clock: Any, **options: Any) -> Broker:
         self.failed = options["on_failure"]
         return MemoryBroker(settings, loop=asyncio.get_running_loop(), clock=SystemClock()).broker
+
+
+def test_a_reload_that_is_asked_for_too_early_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    heeded: list[object] = []
+
+    def run_once(*_: object, **__: object) -> int:
+        heeded.append(signal.getsignal(signal.SIGHUP))
+        return 0
+
+    monkeypatch.setattr(lifecycle, "set_up_log", lambda *_, **__: None)
+    monkeypatch.setattr(lifecycle, "make_private", lambda: None)
+    monkeypatch.setattr(lifecycle, "_run_once", run_once)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert lifecycle.run(SILENT) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heeded == [signal.SIG_IGN]
 
 
 def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

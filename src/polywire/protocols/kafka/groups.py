@@ -175,7 +175,6 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
             body = response(error=group_error(outcome))
         reply.ok(body)
 
-    # What they are in may be used for what comes next by the time they are looked at.
     assignments = {one.member_id: bytes(one.assignment) for one in request.assignments}
 
     def then() -> None:

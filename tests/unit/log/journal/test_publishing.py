@@ -17,6 +17,7 @@ from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Level
 from tests.unit.log.rig import Rig, batch_of
+from tests.unit.log.test_file_log import fill_slot
 
 FAR = 2**62
 TOKENS = [b"%016d" % number for number in range(1, 8)]
@@ -160,6 +161,19 @@ def test_trimmed_and_sealed_batches_are_forgotten(rig: Rig, partitions: list[Fil
     rig.log.drop_partition(1)
     rig.log.commit()
     assert len(listed) == before - len(expected(0))
+    rig.log.close()
+
+
+def test_batches_are_forgotten_once_they_are_sealed(rig: Rig, partitions: list[FilePartition]) -> None:
+    published(rig, TOKENS)
+    rig.log.commit()
+    assert rig.log._state.reader.published
+    other = rig.log.open_partition(99)
+    for _ in range(2):  # the slot that they were staged in, and that of their publish
+        fill_slot(rig, other)
+        rig.settle()
+    assert not rig.log._state.reader.published
+    assert rig.read(partitions[0]) == expected(0)
     rig.log.close()
 
 

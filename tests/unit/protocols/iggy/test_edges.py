@@ -55,6 +55,7 @@ def test_a_group_shows_the_partitions_that_its_topic_has_now(peer: Dialogue) -> 
     assert owned(peer) == {own_id(peer): (1, 2, 3)}
     assert peer.classic(Code.CREATE_PARTITIONS, TOPIC + U32.pack(2))[0] == 0
     assert owned(peer) == {own_id(peer): (1, 2, 3, 4, 5)}
+    assert U32.unpack_from(peer.classic(Code.GET_GROUP, five)[1], 4) == (5,)
     groups = peer.world.memory.broker.groups
     seen = groups.view("group-5", "s.t")
     assert seen is not None

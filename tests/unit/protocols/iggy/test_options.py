@@ -88,6 +88,7 @@ def test_values_are_told_in_the_kind_of_the_catalogue(given: bytes, told: bytes)
         option(b"preallocate_segments", b"true"),
         typed(b"messages_required_to_save", U32, b"\1"),
         typed(b"size_of_messages_required_to_save", U32, b"\1\0\0\0"),
+        option(b"durability", b"persisted") + option(b"durability", b"persisted"),
     ],
 )
 def test_bad_values_are_refused(block: bytes) -> None:
