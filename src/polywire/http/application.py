@@ -27,7 +27,7 @@ from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
-from polywire.http.session import Output
+from polywire.protocols.runtime.session import Output
 
 NOT_KEPT: Final = {"Cache-Control": "no-store"}
 

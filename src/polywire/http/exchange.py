@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 from polywire.http.framing import HEAD_BYTES_MAX, Refusal
-from polywire.http.session import Output
+from polywire.protocols.runtime.session import Output
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

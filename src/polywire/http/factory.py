@@ -11,7 +11,8 @@ from typing import Final, Protocol
 
 from polywire.broker.broker import Broker
 from polywire.http.process import Process
-from polywire.http.session import Application, HttpSession, Output
+from polywire.http.session import Application, HttpSession
+from polywire.protocols.runtime.session import Output
 
 WIRE: Final = "http"
 

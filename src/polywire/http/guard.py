@@ -19,8 +19,8 @@ from polywire.broker.access import ROOT, Access, Principal
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.http import errors
 from polywire.http.exchange import PEER, Asgi, Receive, Scope, Send
-from polywire.http.session import Output
 from polywire.log.base import Completion
+from polywire.protocols.runtime.session import Output
 
 PRINCIPAL: Final = "polywire.principal"
 """Key of a scope under which lies who asks."""

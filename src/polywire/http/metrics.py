@@ -175,3 +175,11 @@ def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:
     for name, durations in sorted(process.work().items()):
         work.add_metric([name], durations.cumulative(), durations.sum_s)
     yield work
+    requests = HistogramMetricFamily(
+        "polywire_request_seconds",
+        "Time from receiving a request to writing its answer, waiting for records included; of a sample, weighed by what it stands for.",
+        labels=["wire", "kind"],
+    )
+    for labels, durations in sorted(process.requests().items()):
+        requests.add_metric(labels, durations.cumulative(), durations.sum_s)
+    yield requests

@@ -34,23 +34,25 @@ class Traffic:
     sent_bytes: int = 0
 
 
+WORK_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
 class Durations:
-    """How long things took, as a histogram. Invariant: ``_counts`` has one more than ``BOUNDS_S``, for what took longer than all of them."""
+    """How long things took, as a histogram. Invariant: ``_counts`` has one more than ``_bounds_s``, for what took longer than all of them."""
 
-    BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(self.BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = WORK_BOUNDS_S) -> None:
+        self._bounds_s: Final = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
         self.sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self._counts[bisect_left(self.BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
+    def observe(self, seconds: float, *, count: int = 1) -> None:
+        """Count one, or one that stands for so many."""
+        self._counts[bisect_left(self._bounds_s, seconds)] += count
+        self.sum_s += seconds * count
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Upper bounds, as Prometheus spells them, and how many took no longer."""
-        names = [*map(str, self.BOUNDS_S), "+Inf"]
+        names = [*map(str, self._bounds_s), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
@@ -81,6 +83,9 @@ class Process(Protocol):
 
     def work(self) -> Mapping[str, Durations]:
         """What the log's threads did, by name."""
+
+    def requests(self) -> Mapping[tuple[str, str], Durations]:
+        """What requests took until they were answered, by wire and by what they asked for."""
 
     def listeners(self) -> Mapping[str, str]:
         """Addresses by name of the listener."""

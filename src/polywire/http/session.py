@@ -9,56 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from polywire.errors import PeerError
 from polywire.http.framing import BODY_BYTES_MAX, HEAD_BYTES_MAX, Refusal, request_bytes
-from polywire.types import Buffer
-
-if TYPE_CHECKING:
-    from polywire.broker.access import Principal
+from polywire.protocols.runtime.session import Output
 
 IDLE_S: Final = 60.0  # between two requests, and for one to arrive
 log = structlog.get_logger("polywire.http")
-
-
-class Output(Protocol):
-    """What HTTP does to its connection; ``protocols.runtime.session.Output`` has more."""
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that the kernel has not taken yet."""
-
-    @property
-    def backlog_max(self) -> int:
-        """Above this an answer waits for the peer to read."""
-
-    @property
-    def peer(self) -> str:
-        """Address of the peer."""
-
-    @property
-    def certified(self) -> Principal | None:
-        """Who the peer is by its TLS certificate."""
-
-    @property
-    def local(self) -> tuple[str, int]:
-        """Host and port that the peer connected to."""
-
-    @property
-    def on_loopback(self) -> bool:
-        """Whether the peer is on this machine."""
-
-    def write(self, data: Buffer) -> None:
-        """Send bytes."""
-
-    def close(self) -> None:
-        """Close once everything written was sent."""
-
-    def identified(self, principal: Principal | None) -> None:
-        """Say who the peer is. Raises Busy(BUSY)."""
 
 
 class Exchange(Protocol):
@@ -150,6 +110,10 @@ class HttpSession:
         return self._wanted
 
     def paused(self) -> bool:
+        """Whether a request is being carried out."""
+        return self._task is not None
+
+    def owes(self) -> bool:
         """Whether a request is being carried out."""
         return self._task is not None
 

@@ -113,14 +113,12 @@ class Connection(SendingHalf):
         "_is_heavy",
         "_pauses",
         "_phase",
-        "_produces",
         "_session",
         "_taken",
         "_taken_before",
         "certified",
         "host",
         "seen_tick",
-        "wire",
     )
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
@@ -133,13 +131,10 @@ class Connection(SendingHalf):
         self._buffer: ReceiveBuffer | None = None
         self._taken = 0
         self._taken_before = 0
-        self._produces = False
         self._is_heavy = False
         self.seen_tick = hub.tick
         self.host = ""
         self.certified: Principal | None = None
-        self.wire = ""
-        """Name of the wire that is spoken, empty until that is known."""
 
     def _enter(self, phase: Phase) -> None:
         """Go on to another phase."""
@@ -390,10 +385,14 @@ class Connection(SendingHalf):
             self._wait_for_relief()
             return 0
         appended = ingest.appended
-        now = queue.now
+        now, times = queue.now, self._hub.request_times
         begun = now()
         try:
-            count = session.receive(data)
+            if times.skip and not self._asked_at:
+                times.skip -= 1
+                count = session.receive(data)
+            else:
+                count = self._receive_timed(session, data, begun)
         except Exception as error:
             self._fail(error)
             return len(data)

@@ -19,6 +19,7 @@ from polywire.server.connection_slots import ConnectionSlots, SlotHolder
 from polywire.server.idle import IdlePoll
 from polywire.server.logins import Guest, Identities, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
+from polywire.server.request_times import RequestTimes
 from polywire.server.run_queue import RunQueue
 
 log = structlog.get_logger("polywire.server")
@@ -122,6 +123,7 @@ class Hub:
         "moved",
         "refused",
         "refused_before",
+        "request_times",
         "run_queue",
         "slots",
         "soon",
@@ -151,6 +153,7 @@ class Hub:
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
         self.run_queue: Final = RunQueue(clock, self.soon)
         self.slots: Final = ConnectionSlots(self.limits.connections_max, self.connections)
+        self.request_times: Final = RequestTimes()
         self.draining = False
         self.refused = 0
         self.refused_before = 0
@@ -177,6 +180,7 @@ class Hub:
         for connection in list(self.connections):
             connection.sweep()
         self.logins.sweep()
+        self.request_times.sweep()
         if not self.ingest.uncommitted:
             self.memory.settle()
         self.memory.arena.sweep()

@@ -108,6 +108,10 @@ class Overview:
         """What the log's threads did, by name."""
         return self._work
 
+    def requests(self) -> Mapping[tuple[str, str], Durations]:
+        """What a sample of requests took."""
+        return self._hub.request_times.by_kind
+
     def listeners(self) -> Mapping[str, str]:
         """Addresses by name of the listener."""
         return self.addresses

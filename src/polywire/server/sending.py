@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polywire.protocols.runtime.session import Session
 from polywire.server.hub import Hub
 from polywire.server.recognition import format_address, host_and_port, is_loopback
 from polywire.types import Buffer
@@ -17,9 +18,21 @@ from polywire.types import Buffer
 
 class SendingHalf(asyncio.BufferedProtocol):
     """Implements what ``Output`` says of writing. Invariant: ``_clogged`` is true while the kernel does not take all that was written, since
-    ``clogged_tick``; ``_released`` are called when that is over."""
+    ``clogged_tick``; ``_released`` are called when that is over. ``_asked_at``: when the request came that is timed until its answer is
+    written, 0 without one; on a wire whose answers may overtake each other, until the first that is."""
 
-    __slots__ = ("_clogged", "_hub", "_released", "_transport", "backlog_max", "clogged_tick", "sent_bytes")
+    __slots__ = (
+        "_asked_at",
+        "_clogged",
+        "_hub",
+        "_produces",
+        "_released",
+        "_transport",
+        "backlog_max",
+        "clogged_tick",
+        "sent_bytes",
+        "wire",
+    )
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -28,6 +41,10 @@ class SendingHalf(asyncio.BufferedProtocol):
         self.clogged_tick = 0
         self._released: list[Callable[[], None]] = []
         self.sent_bytes = 0
+        self._asked_at = 0.0
+        self._produces = False
+        self.wire = ""
+        """Name of the wire that is spoken, empty until that is known."""
         self.backlog_max = hub.limits.backlog_bytes_max
 
     def pause_writing(self) -> None:
@@ -67,6 +84,8 @@ class SendingHalf(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self.sent_bytes += len(data)
             self._transport.write(data)
+            if self._asked_at:
+                self._note_answer()
             if self._clogged:
                 self._check_backlog()
 
@@ -76,6 +95,8 @@ class SendingHalf(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self.sent_bytes += sum(map(len, parts))
             self._transport.writelines(parts)
+            if self._asked_at:
+                self._note_answer()
             if self._clogged:
                 if released is not None:
                     self._released.append(released)
@@ -83,6 +104,28 @@ class SendingHalf(asyncio.BufferedProtocol):
                 return
         if released is not None:
             released()
+
+    def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
+        """Offer bytes as a request that is timed, unless an answer is owed: then that is the next to be written."""
+        ingest, times = self._hub.ingest, self._hub.request_times
+        if not times.skip:
+            times.begin()
+        if not session.owes():
+            self._asked_at = begun
+        times.appended = ingest.appended
+        try:
+            return session.receive(data)
+        finally:
+            times.appended = -1
+            if not session.owes():  # it was answered, has no answer, or is not whole yet
+                self._asked_at = 0.0
+
+    def _note_answer(self) -> None:
+        """What is timed was answered."""
+        hub, times = self._hub, self._hub.request_times
+        seconds, self._asked_at = hub.run_queue.now() - self._asked_at, 0.0
+        produced = self._produces if times.appended < 0 else hub.ingest.appended != times.appended
+        times.observe(self.wire, seconds, produced=produced)
 
     def _check_backlog(self) -> None:
         if self.backlog > self.backlog_max:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
+from polywire.errors import PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
 from polywire.http.process import ConnectionView, Durations, Traffic
@@ -41,6 +42,9 @@ class Process:
     def work(self) -> Mapping[str, Durations]:
         return {"sync": Durations()}
 
+    def requests(self) -> Mapping[tuple[str, str], Durations]:
+        return {("kafka", "produce"): Durations()}
+
     def listeners(self) -> Mapping[str, str]:
         return {"kafka": "127.0.0.1:9094"}
 
@@ -66,8 +70,20 @@ class Peer:
     def write(self, data: Buffer) -> None:
         self.sent += data
 
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        for part in parts:
+            self.sent += part
+        if released is not None:
+            released()
+
     def close(self) -> None:
         self.closed = True
+
+    def fail(self, error: PeerError) -> None:
+        raise error
+
+    def pin(self) -> Callable[[], None]:
+        raise AssertionError("a request is copied whole")
 
     def identified(self, principal: Principal | None) -> None:
         self.principal = principal

@@ -10,7 +10,8 @@ import pytest
 from polywire.errors import PeerError
 from polywire.http import session
 from polywire.http.exchange import AsgiExchange, Receive, Scope, Send
-from polywire.http.session import HttpSession, Output
+from polywire.http.session import HttpSession
+from polywire.protocols.runtime.session import Output
 from tests.unit.http.site import Peer, request
 
 

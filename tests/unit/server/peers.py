@@ -98,6 +98,7 @@ class Frames:
         self.size = 1
         self.need = 0
         self.blocked = False
+        self.owing = False
         self.finished: bytes | None = None
         self.closed = False
         self.drained_count = 0
@@ -125,6 +126,9 @@ class Frames:
 
     def paused(self) -> bool:
         return self.blocked
+
+    def owes(self) -> bool:
+        return self.blocked or self.owing
 
     def drained(self) -> None:
         self.drained_count += 1

@@ -445,8 +445,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
         self._go_on()
 
-    def _owes(self) -> bool:
-        return self._long is not None or super()._owes()
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
+        return self._long is not None or super().owes()
 
     # Silence
 

@@ -122,9 +122,10 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
-        return self._owes() or super()._waits()
+        return self.owes() or super()._waits()
 
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
         is_busy = self._pending is not None or self._behind is not None or self._large is not None
         return is_busy or bool(self._append_queue.waiting)
 

@@ -141,7 +141,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
         output = self.output
         return bool(self._reasons) or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
 
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
         return self._owed > 0
 
     @property

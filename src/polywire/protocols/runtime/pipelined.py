@@ -88,7 +88,8 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
         output = self.output
         return output.backlog > output.backlog_max  # as the base says: one call less for every request
 
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
         return bool(self._answers)
 
     def append(self, answer: _Slot) -> _Slot:

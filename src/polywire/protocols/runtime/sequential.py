@@ -109,8 +109,8 @@ class SequentialSession(ABC, Generic[_Broker]):
         """Handle complete requests; returns how many bytes they had. Raises PeerError."""
 
     @abstractmethod
-    def _owes(self) -> bool:
-        """Whether something that was asked for is not done yet."""
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
 
     def _waits(self) -> bool:
         """Whether something must come, or go, before the next request is handled."""
@@ -199,7 +199,7 @@ class SequentialSession(ABC, Generic[_Broker]):
             self._enter(ENDING)
 
     def _end_when_done(self) -> None:
-        if self._phase is ENDING and not self._owes():
+        if self._phase is ENDING and not self.owes():
             self._flush()
             self.output.close()
 

@@ -90,6 +90,9 @@ class Session(Protocol):
     def paused(self) -> bool:
         """True while the session will not take more requests (an answer must come first); ``Output`` is told by ``resume`` of the driver."""
 
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
+
     def drained(self) -> None:
         """The backlog fell below its low mark: go on streaming."""
 

@@ -41,7 +41,7 @@ class Words(FramedSession[WireBroker]):
             self._stop_taking()
         return True
 
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
         return False
 
     def wake(self) -> None:

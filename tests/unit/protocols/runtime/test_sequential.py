@@ -44,7 +44,7 @@ class Letters(SequentialSession[WireBroker]):
                 return at + 1
         return len(data)
 
-    def _owes(self) -> bool:
+    def owes(self) -> bool:
         return self.owed > 0
 
     def pay(self) -> None:

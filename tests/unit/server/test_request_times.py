@@ -1,0 +1,115 @@
+"""How long requests take: from being received to being answered, none for those that have no answer, a sample of many."""
+
+from __future__ import annotations
+
+from polywire.server.request_times import SAMPLES_PER_S, RequestTimes
+from tests.unit.server.peers import Place, Wire, send
+
+WIRE = "frames"
+
+
+def counted(place: Place) -> dict[str, tuple[float, float]]:
+    """How many were answered and what they took together, by kind."""
+    found = place.hub.request_times.by_kind.items()
+    return {kind: (times.cumulative()[-1][1], round(times.sum_s, 6)) for (wire, kind), times in found if wire == WIRE}
+
+
+def connected() -> tuple[Place, Wire]:
+    place = Place()
+    place.clock.advance(1.0)  # no clock of a machine says 0
+    transport = place.connect()
+    place.session.owing = True
+    send(transport, b"F")  # recognised
+    place.session.owing = False
+    return place, transport
+
+
+def ask(place: Place, transport: Wire, *, owing: bool = True) -> None:
+    """A request comes; it is owed from then on."""
+    place.session.on_receive = lambda: setattr(place.session, "owing", owing)
+    send(transport, b"x")
+    place.session.on_receive = None
+
+
+def answer(place: Place, transport: Wire) -> None:
+    place.session.owing = False
+    transport.connection.write(b"done")
+
+
+def test_a_request_takes_until_its_answer_is_written() -> None:
+    place, transport = connected()
+    ask(place, transport)
+    place.clock.advance(0.25)
+    assert counted(place) == {}
+    answer(place, transport)
+    transport.connection.write(b"what was not asked for")
+    assert counted(place) == {"produce": (1, 0.25)}
+
+
+def test_what_is_answered_at_once_is_counted_as_what_it_was() -> None:
+    place, transport = connected()
+
+    def answered() -> None:
+        place.clock.advance(0.001)
+        transport.connection.write_many([b"a", b"b"])
+
+    place.session.size = 5
+    place.session.on_receive = answered
+    send(transport, b"y")  # no frame: nothing was produced
+    assert counted(place) == {"other": (1, 0.001)}
+
+
+def test_what_has_no_answer_is_not_counted_with_the_next_one() -> None:
+    place, transport = connected()
+    ask(place, transport, owing=False)
+    place.clock.advance(5)
+    ask(place, transport)
+    place.clock.advance(0.5)
+    answer(place, transport)
+    assert counted(place) == {"produce": (1, 0.5)}
+
+
+def test_what_comes_behind_a_request_does_not_end_it() -> None:
+    place, transport = connected()
+    ask(place, transport)
+    place.clock.advance(0.5)
+    ask(place, transport)
+    place.clock.advance(0.5)
+    answer(place, transport)
+    assert counted(place) == {"produce": (1, 1.0)}
+
+
+def test_a_request_behind_others_is_not_taken_for_the_first_of_them() -> None:
+    place, transport = connected()
+    place.session.owing = True
+    send(transport, b"x")
+    place.clock.advance(0.5)
+    answer(place, transport)
+    assert counted(place) == {}
+
+
+def test_of_many_a_sample_is_timed_that_stands_for_all() -> None:
+    place, transport = connected()
+    place.session.on_receive = lambda: transport.connection.write(b"done")
+    seconds, per_second = 20, 5_000
+    begun = 0.0
+    for second in range(seconds):
+        for _ in range(per_second):
+            send(transport, b"x")
+        place.hub.request_times.sweep()
+        if second == seconds // 2 - 1:
+            begun = counted(place)["other"][0]
+    times = place.hub.request_times
+    assert times.weight > per_second // SAMPLES_PER_S // 4
+    stands_for = (counted(place)["other"][0] - begun) / (seconds / 2 * per_second)
+    assert 0.9 < stands_for < 1.1
+
+
+def test_a_server_that_calms_down_times_all_again() -> None:
+    times = RequestTimes()
+    for _ in range(8 * SAMPLES_PER_S):
+        times.begin()
+    assert times.weight == 256
+    for _ in range(9):
+        times.sweep()
+    assert (times.weight, times.skip) == (1, 0)
