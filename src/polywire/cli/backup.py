@@ -86,7 +86,7 @@ def verify(backup: Chosen, *, output: Output = ListFormat.TABLE) -> int:
     path = find_backup(backup)
     with opened(path) as offline:
         findings = examine(offline)
-        print_findings(offline, unsound(findings), output)
+        print_findings(offline.state, unsound(findings), output)
     note(
         f"verified backup={str(path)!r} files={len({found.path for found in findings})} findings={len(unsound(findings))}"
     )

@@ -1,4 +1,4 @@
-"""``polywire doctor``: what a data directory holds, what of it is damaged, and second copies made anew.
+"""``polywire doctor``: what a data directory or a bucket holds, what of it is damaged, and second copies made anew.
 
 Promises: nothing is changed without ``--rebuild``; the exit code tells the worst that was found. Must not know: how the log is stored.
 """
@@ -6,20 +6,24 @@ Promises: nothing is changed without ``--rebuild``; the exit code tells the wors
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.broker.state import State
-from polywire.cli.log import opened, partition_name
-from polywire.cli.output import ListFormat, note, print_list
-from polywire.cli.usage import DataDir, examples
+from polywire.cli.log import empty_state, logs_on_stderr, opened, partition_name
+from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.usage import examples
+from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Severity, examine, rebuild
 from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS
+from polywire.store.url import open_bucket
 
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
+SEGMENT_TIMEOUT_S: Final = 120
 EXITS: Final = {EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"}
 
 app = App(
@@ -27,6 +31,7 @@ app = App(
     help_epilogue=examples(
         "polywire doctor --data-dir polywire-data",
         "polywire doctor --data-dir polywire-data --rebuild",
+        "polywire doctor --bucket s3://my-bucket/polywire",
         "polywire doctor --data-dir polywire-data --output jsonl | jq .path",
         exits=EXITS,
     ),
@@ -34,16 +39,34 @@ app = App(
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
 
 
+Directory = Annotated[
+    Path | None,
+    Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir."),
+]
+Bucket = Annotated[str | None, Parameter(help="Log in a bucket instead: s3://, gs://, az:// or file:///. Only read.")]
+
+
 @app.default
 def doctor(
     *,
-    data_dir: DataDir,
+    data_dir: Directory = None,
+    bucket: Bucket = None,
     rebuild_copies: Annotated[
         bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged second copies.")
     ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Check a data directory offline. Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start."""
+    """Check a data directory offline, or a log in a bucket, which brokers may be using.
+
+    Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.
+    """
+    if bucket is not None:
+        if rebuild_copies:
+            raise Failed("nothing is rebuilt in a bucket: its store keeps copies of its own")
+        state, findings = examined(bucket)
+        print_findings(state, findings, output)
+        return exit_code(findings)
+    data_dir = needed(data_dir)
     with opened(data_dir) as offline:
         findings = examine(offline)
         rebuilt = rebuild(offline, findings) if rebuild_copies else []
@@ -55,6 +78,25 @@ def doctor(
             findings = examine(offline)
             _print(offline, findings, output)
     return exit_code(findings)
+
+
+def needed(data_dir: Path | None) -> Path:
+    """The directory that was named. Raises Failed."""
+    if data_dir is None:
+        raise Failed("name what is to be looked at: --data-dir, or --bucket")
+    return data_dir
+
+
+def examined(url: str) -> tuple[Replay, list[Finding]]:
+    """The broker's state in a bucket, and every finding about it. Raises BrokerError."""
+    from polywire.cluster.doctor import BucketDoctor
+
+    patient = BucketDoctor(open_bucket(url, make=False), open_bucket(url, timeout_s=SEGMENT_TIMEOUT_S, make=False))
+    state = empty_state()
+    with logs_on_stderr():
+        findings = patient.examine()
+        patient.replay_into(state)
+    return state, findings
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -72,12 +114,12 @@ def unsound(findings: Sequence[Finding]) -> list[Finding]:
 
 def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
     note(_overview(offline))
-    print_findings(offline, findings, output)
+    print_findings(offline.state, findings, output)
 
 
-def print_findings(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
+def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:
     """Print one row for each."""
-    print_list([_row(offline, finding) for finding in findings], columns=COLUMNS, form=output)
+    print_list([_row(state, finding) for finding in findings], columns=COLUMNS, form=output)
 
 
 def _overview(offline: OfflineLog) -> str:
@@ -95,9 +137,9 @@ def _overview(offline: OfflineLog) -> str:
     return " ".join(f"{name}={count}" for name, count in counts.items())
 
 
-def _row(offline: OfflineLog, finding: Finding) -> Mapping[str, object]:
+def _row(state: Replay, finding: Finding) -> Mapping[str, object]:
     damage = finding.damage
-    topic, number = (None, None) if damage is None else partition_name(offline, damage.partition)
+    topic, number = (None, None) if damage is None else partition_name(state, damage.partition)
     first, end = (None, None) if damage is None else (damage.first_offset, damage.next_offset)
     remedy = None if finding.remedy is None else finding.remedy.value
     facts = (finding.severity.value, finding.path, topic, number, first, end, remedy, finding.message)

@@ -21,6 +21,7 @@ from polywire.broker.state import State
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
+from polywire.log.base import Replay
 from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offline, repair
 
 app = App(
@@ -110,14 +111,13 @@ def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, obj
 
 
 def _row(what: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
-    topic, number = partition_name(offline, incarnation)
+    topic, number = partition_name(offline.state, incarnation)
     first, end = offsets
     facts = (what, topic, number, first, end, end - first)
     return dict(zip(COLUMNS, facts, strict=True))
 
 
-def partition_name(offline: OfflineLog, incarnation: int) -> tuple[str, int]:
+def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
     """(topic, partition) of an incarnation; the incarnation itself where the topic is not known any more."""
-    state = offline.state
     found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
     return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

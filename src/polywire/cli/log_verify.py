@@ -1,4 +1,4 @@
-"""``polywire log verify``: everything a start and every reader would read of a data directory, read and checked.
+"""``polywire log verify``: everything a start and every reader would read of a data directory or a bucket, read and checked.
 
 Promises: nothing is changed. Must not know: how the log is stored.
 """
@@ -9,16 +9,17 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
+from polywire.cli.doctor import EXITS, Bucket, Directory, examined, exit_code, needed, print_findings, unsound
 from polywire.cli.log import opened
 from polywire.cli.output import ListFormat, note
-from polywire.cli.usage import DataDir, examples
+from polywire.cli.usage import examples
 from polywire.log.doctor import examine
 
 app = App(
     name="verify",
     help_epilogue=examples(
         "polywire log verify --data-dir polywire-data",
+        "polywire log verify --bucket s3://my-bucket/polywire",
         "polywire log verify --data-dir polywire-data --output jsonl | jq .path",
         exits=EXITS,
     ),
@@ -28,12 +29,17 @@ app = App(
 @app.default
 def verify(
     *,
-    data_dir: DataDir,
+    data_dir: Directory = None,
+    bucket: Bucket = None,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Read the journal, its snapshots and every stored batch offline, and list what does not verify."""
-    with opened(data_dir) as offline:
-        findings = examine(offline)
-        print_findings(offline, unsound(findings), output)
+    """Read the journal, its snapshots and every stored batch, and list what does not verify: of a data directory offline, or of a bucket."""
+    if bucket is not None:
+        state, findings = examined(bucket)
+        print_findings(state, unsound(findings), output)
+    else:
+        with opened(needed(data_dir)) as offline:
+            findings = examine(offline)
+            print_findings(offline.state, unsound(findings), output)
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")
     return exit_code(findings)

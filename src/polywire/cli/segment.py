@@ -87,7 +87,7 @@ def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -
             name for name in offline.store.list(f"{SEGMENTS}/") if needed is None or name in needed
         ]
         findings = [finding for name in chosen for finding in examine_segment(offline.store, name)]
-        print_findings(offline, unsound(findings), output)
+        print_findings(offline.state, unsound(findings), output)
     note(f"verified segments={len(chosen)} findings={len(unsound(findings))}")
     return exit_code(findings)
 
@@ -118,7 +118,7 @@ def _summary(offline: OfflineLog, name: str, needed: set[str] | None) -> dict[st
         return row | {"state": "broken"}
     runs = list(info)
     state = "unknown" if needed is None else "live" if name in needed else "dead"
-    topics = {partition_name(offline, run.partition)[0] for run in runs}
+    topics = {partition_name(offline.state, run.partition)[0] for run in runs}
     row |= {"state": state, "runs": len(runs), "topics": len(topics), "records": sum(run.record_count for run in runs)}
     if runs:
         row["first_time"] = format_time(min(run.first_time_us for run in runs))
@@ -129,7 +129,7 @@ def _summary(offline: OfflineLog, name: str, needed: set[str] | None) -> dict[st
 def _runs(offline: OfflineLog, info: SegmentInfo) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for run in info:
-        topic, number = partition_name(offline, run.partition)
+        topic, number = partition_name(offline.state, run.partition)
         facts = (topic, number, run.first_offset, run.next_offset, run.record_count, run.size, run.position)
         times = (format_time(run.first_time_us), format_time(run.last_time_us))
         rows.append(dict(zip(RUN_COLUMNS, (*facts, *times, run.index_count, bool(run.token)), strict=True)))

@@ -183,6 +183,12 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
     return bytes(first) + b"".join(content + bytes(-len(content) % 8) for _, content in contents)
 
 
+def start_of(content: bytes, seed: int) -> int:
+    """The start whose claim an object is, by what it says of itself; 0 for any other object."""
+    fields = read_group(content, 0, seed)
+    return fields.start if fields is not None and fields.kinds & _STARTING else 0
+
+
 def _check_start(group: StoredGroup) -> None:
     content = _entry_of(group, EntryKind.START)
     fields = _START.unpack_from(content) if len(content) >= _START.size else (0, 0, b"", 0)

@@ -73,7 +73,7 @@ def examine(offline: OfflineLog) -> list[Finding]:
         found.append(Finding(Severity.BROKEN, JOURNAL, error.message, remedy=Remedy.BACKUP))
     log_state = None if diagnosis is None else diagnosis.log_state
     for name in offline.store.list(f"{SNAPSHOTS}/"):
-        found.append(_snapshot(offline.store, name))
+        found.append(examine_snapshot(offline.store, name))
     needed = None if log_state is None else {item.segment.name for item in log_state.segments.by_location.values()}
     for name in offline.store.list(f"{SEGMENTS}/"):
         if needed is None or name in needed:
@@ -115,7 +115,8 @@ def _journal(diagnosis: Diagnosis) -> Finding:
     return Finding(Severity.BROKEN, JOURNAL, message, remedy=Remedy.REPAIR)
 
 
-def _snapshot(store: Store, name: str) -> Finding:
+def examine_snapshot(store: Store, name: str) -> Finding:
+    """What is to be said of a snapshot's copies."""
     sound, copies = copies_sound(store, name)
     if sound == copies:
         return Finding(Severity.SOUND, name, f"copies={copies}")

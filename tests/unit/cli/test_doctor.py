@@ -143,3 +143,31 @@ def test_a_missing_segment_needs_a_backup(tmp_path: Path, rows: Rows, capsys: py
 def test_a_directory_without_a_journal_is_refused(tmp_path: Path, rows: Rows) -> None:
     assert rows("doctor")[0] == 1
     assert rows("log", "repair")[0] == 1
+
+
+def test_a_bucket_is_looked_at_like_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory, bucket = tmp_path / "data", f"file://{tmp_path / 'bucket'}"
+    write_records(directory)
+    assert run(["cluster", "import", str(directory), bucket]) == 0
+
+    def answer(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        capsys.readouterr()
+        return run([*words, "--bucket", bucket, "--output", "json"]), json.loads(capsys.readouterr().out)
+
+    code, found = answer("doctor")
+    assert code == 0
+    assert {row["state"] for row in found} == {"sound"}
+    segments = [row["path"] for row in found if row["path"].startswith("shards/0000/segments/")]
+    assert len(segments) > 1
+    assert answer("log", "verify") == (0, [])
+    flip(tmp_path / "bucket" / segments[0], 5000)
+    code, (damage,) = answer("log", "verify")
+    assert (code, damage["state"], damage["path"], damage["topic"]) == (3, "damaged", segments[0], TOPIC)
+    (tmp_path / "bucket" / segments[1]).unlink()
+    code, found = answer("log", "verify")
+    assert code == 4
+    assert [row["path"] for row in found if row["state"] == "broken"] == [segments[1]]
+    assert run(["doctor"]) == 1
+    assert run(["doctor", "--bucket", bucket, "--rebuild"]) == 1
+    assert run(["doctor", "--bucket", f"file://{tmp_path / 'nothing'}"]) == 4
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,192 @@
+"""What a bucket holds, and what of it is damaged or missing (``log.doctor`` has the same for a directory).
+
+Promises: nothing is changed, and a broker may lead meanwhile; every stored batch is looked at. Must not know: topics, how anything is
+printed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from polywire.cluster import protocol
+from polywire.cluster.bucket_store import BucketStore
+from polywire.cluster.chain import ObjectChain, start_of
+from polywire.cluster.journal_objects import READERS, SEED_BYTES, SHARD, JournalObjects, object_name
+from polywire.errors import BrokerError, Corrupt, ErrorCode
+from polywire.log.base import Replay
+from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot
+from polywire.log.journal.group import EntryKind, read_directory
+from polywire.log.journal.snapshot import Snapshot, get_snapshot
+from polywire.log.journal.write_batch import read_sealed
+from polywire.log.opening import JOURNAL
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
+from polywire.store.base import BlobMissing
+from polywire.store.identity import NAME, find_identity
+from polywire.store.objects import Objects
+from polywire.store.system_files import SYSTEM_FILES
+
+FIRST_NUMBER: Final = 1  # of the journal's objects: a start, always
+STARTS_TOLD_MAX: Final = 10
+LITTER: Final = "litter: nothing names it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A journal that was read to its end: its chain, the snapshot it names, and the segments that are needed."""
+
+    chain: ObjectChain
+    snapshot_name: str
+    snapshot: Snapshot | None
+    needed: frozenset[str]
+
+
+class BucketDoctor:
+    """Looks at one bucket."""
+
+    def __init__(self, objects: Objects, blobs: Objects) -> None:
+        """blobs: the same bucket, with more patience for what is large."""
+        self._objects = objects
+        self._blobs = blobs
+        self._read: _Read | None = None
+
+    def examine(self) -> list[Finding]:
+        """Every finding. Raises Unavailable, Busy."""
+        found = [self._identity()]
+        if found[0].severity is Severity.BROKEN:
+            return found
+        with tempfile.TemporaryDirectory() as empty:
+            store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
+            try:
+                read = self._read = self._journal(store)
+            except Corrupt as error:
+                return [*found, Finding(Severity.BROKEN, SHARD + JOURNAL, error.message, remedy=Remedy.BACKUP)]
+            if read is None:
+                return [*found, Finding(Severity.SOUND, SHARD + JOURNAL, "no broker has stored anything yet")]
+            chain = read.chain
+            facts = f"floor={chain.floor.number:016x} next={chain.next_number:016x} groups={len(chain.groups)}"
+            found.append(Finding(Severity.SOUND, SHARD + JOURNAL, f"a broker starts; start={chain.start} {facts}"))
+            found += self._below_the_floor(chain)
+            found += self._snapshots(store, read)
+            found += self._segments(store, read)
+        return found
+
+    def replay_into(self, state: Replay) -> None:
+        """Bring a broker's state to what the journal holds, as far as it was read."""
+        read = self._read
+        if read is None:
+            return
+        if read.snapshot is not None:
+            state.restore(read.snapshot.broker)
+        known = 0 if read.snapshot is None else read.snapshot.broker_sequence
+        for group in read.chain.groups:
+            for entry in read_directory(group.content, group.position) if group.sequence > known else ():
+                if entry.kind == EntryKind.CHANGE:
+                    state.apply(bytes(group.content[entry.position : entry.position + entry.length]))
+
+    def _identity(self) -> Finding:
+        identity = find_identity(self._objects)
+        if identity is None:
+            return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
+        if identity.importing:
+            message = f"an import was broken off: polywire cluster import goes on with it source={identity.source}"
+            return Finding(Severity.BROKEN, NAME, message)
+        return Finding(Severity.SOUND, NAME, f"id={identity.id}")
+
+    def _journal(self, store: BucketStore) -> _Read | None:
+        """None where there is none yet. Raises Corrupt, Unavailable."""
+        try:
+            seed = self._objects.read(f"{SHARD}seed").content
+        except BlobMissing:
+            if not self._objects.list(f"{SHARD}{JOURNAL}/"):
+                return None
+            seed = b""
+        bucket = JournalObjects(self._objects)
+        try:
+            chain = bucket.run(protocol.read_journal(int.from_bytes(seed[:SEED_BYTES], "little")))
+        finally:
+            bucket.close()
+        naming = chain.naming()
+        if naming is None:
+            return _Read(chain, "", None, frozenset(map(segment_name, _named(chain, ()))))
+        try:
+            snapshot = get_snapshot(store, naming.snapshot)
+        except BlobMissing as missing:
+            raise Corrupt(ErrorCode.CORRUPT, f"a snapshot is missing name={naming.snapshot!r}") from missing
+        needed = frozenset(map(segment_name, _named(chain, snapshot.segments)))
+        return _Read(chain, naming.snapshot, snapshot, needed)
+
+    def _below_the_floor(self, chain: ObjectChain) -> Iterator[Finding]:
+        """The starts, which stay for ever, and what else was left."""
+        directory = f"{SHARD}{JOURNAL}/"
+        first = SHARD + object_name(chain.floor.number)
+        names = [name for name in self._objects.list(directory) if name < first]
+        with ThreadPoolExecutor(READERS) as threads:
+            kept = dict(zip(names, threads.map(partial(self._start_in, chain.seed), names), strict=True))
+        yield from (Finding(Severity.SOUND, name, LITTER) for name, start in kept.items() if start == 0)
+        starts = {start for start in kept.values() if start > 0} | {*chain.starts.values(), chain.start}
+        gone = set(range(min(starts), chain.start)) - starts
+        if chain.floor.number > FIRST_NUMBER and kept.get(SHARD + object_name(FIRST_NUMBER), 0) <= 0:
+            gone.add(min(starts) - 1)
+        if gone:
+            told = ",".join(map(str, sorted(gone)[:STARTS_TOLD_MAX]))
+            message = f"objects of starts are missing, which no broker deletes count={len(gone)} starts={told}"
+            yield Finding(Severity.DAMAGED, SHARD + JOURNAL, message)
+
+    def _start_in(self, seed: int, name: str) -> int:
+        """The start that an object is of; 0 for any other, -1 where it has gone since it was listed."""
+        try:
+            return start_of(self._objects.read(name).content, seed)
+        except BlobMissing:
+            return -1
+
+    def _snapshots(self, store: BucketStore, read: _Read) -> Iterator[Finding]:
+        for name in store.list(f"{SNAPSHOTS}/"):
+            if name != read.snapshot_name:
+                yield Finding(Severity.SOUND, SHARD + name, LITTER)
+        if read.snapshot_name:
+            yield _below_shard(examine_snapshot(store, read.snapshot_name))
+
+    def _segments(self, store: BucketStore, read: _Read) -> Iterator[Finding]:
+        there = set(store.list(f"{SEGMENTS}/"))
+        for name in sorted(there - read.needed):
+            yield Finding(Severity.SOUND, SHARD + name, LITTER)
+        for name in sorted(read.needed):
+            try:
+                store.size(name)
+                findings: Sequence[Finding] = examine_segment(store, name)
+            except BlobMissing:
+                findings = self._missing_segment(store, name)
+            yield from map(_below_shard, findings)
+
+    def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
+        """A living leader may have merged it away since the journal was read."""
+        try:
+            now = self._journal(store)
+        except BrokerError:
+            now = None
+        if now is not None and name not in now.needed:
+            return []
+        return [Finding(Severity.BROKEN, name, "a segment that the journal names is missing", remedy=Remedy.BACKUP)]
+
+
+def _named(chain: ObjectChain, listed: Sequence[int]) -> set[int]:
+    """Segments that a snapshot lists, or groups behind it name, without those that they remove."""
+    new, removed = set(listed), set[int]()
+    for group in chain.groups:
+        for entry in read_directory(group.content, group.position):
+            if entry.kind == EntryKind.SEALED:
+                named = read_sealed(group.content[entry.position : entry.position + entry.length])
+                new.update(named[0])
+                removed.update(named[1])
+    return new - removed
+
+
+def _below_shard(finding: Finding) -> Finding:
+    """With its path below the bucket's URL."""
+    return replace(finding, path=SHARD + finding.path)
