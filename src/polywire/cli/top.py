@@ -141,11 +141,15 @@ class _Admin:
     def __init__(self, url: str) -> None:
         login, place = split_login(url)
         parts = urlsplit(place)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise Failed(f"an address is http://host:port or https://host:port got={place!r}")
         self._secure: Final = parts.scheme == "https"
         self._host: Final = parts.hostname
-        self._port: Final = parts.port or (443 if self._secure else 80)
+        self._port: Final = port or (443 if self._secure else 80)
         self._headers: Final = {} if login is None else {"Authorization": _basic(login)}
 
     def look(self) -> Look:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -54,6 +56,39 @@ def test_completion_knows_every_noun(shell: str, capsys: pytest.CaptureFixture[s
     script = capsys.readouterr().out
     assert "polywire" in script
     assert not [noun for noun in app if not noun.startswith("-") and noun not in script]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="NO ZSH: its completion was not tried")
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        ("_arguments() { print arguments; }; autoload -U _polywire; _polywire", "arguments"),
+        ('compdef() { print -r -- "$@"; }; source ./_polywire', "_cyclopts_polywire polywire"),
+    ],
+    ids=["on the path", "by hand"],
+)
+def test_zsh_completes(use: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The function that completes is called by a shell that has found the file on its path, and made known by one that reads it."""
+    assert run(["completion", "zsh"]) == EXIT_DONE
+    (tmp_path / "_polywire").write_text(capsys.readouterr().out)
+    asked = ["zsh", "-f", "-c", f"fpath=($PWD $fpath); {use}"]
+    answered = subprocess.run(asked, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert answered.stdout.decode().strip() == said, answered.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="NO FISH: its completion was not tried")
+@pytest.mark.parametrize(("typed", "offered"), [("", "topic"), ("record ", "consume"), ("top --output ", "json")])
+def test_fish_completes_and_offers_no_files(
+    typed: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", "fish"]) == EXIT_DONE
+    script = tmp_path / "polywire.fish"
+    script.write_text(capsys.readouterr().out)
+    asked = f"source {script}; complete -C 'polywire {typed}'"
+    answered = subprocess.run(["fish", "-c", asked], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    words = [line.split("\t")[0] for line in answered.stdout.decode().splitlines()]
+    assert offered in words
+    assert script.name not in words
 
 
 def test_completion_of_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

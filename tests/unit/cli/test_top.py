@@ -41,7 +41,9 @@ def test_what_has_begun_anew_has_no_negative_rate() -> None:
     assert rows["wires"][0]["received_per_s"] == rows["topics"][0]["records_per_s"] == 0
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9080", "ftp://127.0.0.1:9080", "http://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9080", "ftp://127.0.0.1:9080", "http://127.0.0.1:1", "http://127.0.0.1:99999"]
+)
 def test_where_there_is_no_http_it_says_so(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", "--http", address]) == EXIT_FAILED
     assert address.rpartition("/")[2] in capsys.readouterr().err

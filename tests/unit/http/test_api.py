@@ -267,6 +267,20 @@ def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
         site.close()
 
 
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.method != "GET"], ids=named)
+def test_no_foreign_page_changes_anything(site: Site, endpoint: Endpoint) -> None:
+    """A form has no such header, a script of another page is another origin, and a name of its own is another host."""
+    body = json.dumps(BODY).encode()
+    foreign = [
+        {"Content-Type": "application/json"},
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ]
+    for headers in ({}, *(CHANGE | one for one in foreign[1:]), foreign[0], CHANGE | {"Host": "evil.example"}):
+        answer = site.ask(endpoint.method, path_of(endpoint), headers, body)
+        assert (answer.status, answer.code) == (403, "denied"), headers
+
+
 def test_lists_show_what_may_be_seen(site: Site) -> None:
     store(site, "shop.t", [b"v"])
     store(site, "secret.t", [b"v"])
