@@ -241,7 +241,7 @@ class SocketTransport:
     def _read(self) -> cython.void:
         count: cython.Py_ssize_t = self._receive(self.protocol.get_buffer(-1))
         if count > 0:
-            self.protocol.buffer_updated(count)
+            self.protocol.received(count)
         elif count == 0:
             self._is_reading = False
             self._watch()
@@ -351,6 +351,7 @@ class ReadinessDriver:
     def _pass(self) -> None:
         """Serve every socket that is ready, and write what that added."""
         hub = self._hub
+        hub.ingest.hold()
         if cython.compiled:
             found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
             count: cython.int = epoll_wait(self._fd, found, _READY_MAX, 0)
@@ -360,8 +361,9 @@ class ReadinessDriver:
         else:
             for fd, events in self.epoll.poll(0, READY_MAX):
                 self._serve(fd, events)
-        if hub.ingest.uncommitted:
-            hub.commit()
+        hub.commit()
+        if hub.idle is not None:
+            hub.idle.came()
 
     @cython.cfunc
     def _serve(self, fd: cython.int, events: cython.uint) -> cython.void:
