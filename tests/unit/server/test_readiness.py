@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from polywire.server.connection import Connection
+from polywire.server.idle import IdlePoll
 from polywire.server.listener import ReadinessServer
-from polywire.server.readiness import READY_MAX, ReadinessDriver, is_available
+from polywire.server.readiness import PASSES_MAX, READY_MAX, ReadinessDriver, is_available
 from tests.unit.server.peers import FramesWire, Place
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no epoll here")
@@ -97,6 +98,8 @@ class Served:
     def __init__(self) -> None:
         self.place = Place()
         self.loop = PassLoop()
+        self.idle = IdlePoll(self.loop, self.place.clock, limit_us=0)  # type: ignore[arg-type]  # it never polls
+        self.place.hub.idle = self.idle  # type: ignore[misc]
         self.driver = ReadinessDriver(self.place.hub, self.loop)
         self.sockets: list[socket.socket] = []
 
@@ -127,6 +130,7 @@ def served() -> Iterator[Served]:
     made = Served()
     yield made
     made.driver.close()
+    made.idle.look()
     for one in made.sockets:
         one.close()
 
@@ -353,3 +357,20 @@ def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
     again(*args)
     assert listening.fileno() == -1
     assert not served.is_ready
+
+
+def test_looking_makes_passes_as_long_as_something_is_ready(served: Served) -> None:
+    peer, protocol = served.connected()
+    peer.sendall(bytes(3 * READ_BYTES))
+    served.idle.look()
+    assert len(protocol.content) == 3 * READ_BYTES
+    assert served.place.commits == 3
+    served.driver.look()
+    assert served.place.commits == 3, "nothing was ready"
+
+
+def test_looking_leaves_the_loop_its_turn(served: Served) -> None:
+    peer, protocol = served.connected()
+    peer.sendall(bytes((PASSES_MAX + 2) * READ_BYTES))
+    served.driver.look()
+    assert len(protocol.content) == PASSES_MAX * READ_BYTES
