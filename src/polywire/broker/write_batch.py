@@ -52,6 +52,10 @@ class WriteBatchVerbs(Protocol):
         """Whether something was asked for that is not written yet, and may still view what was handed over."""
         return self._log.uncommitted
 
+    def hold(self) -> None:
+        """A commit follows soon: none is scheduled for what is asked for until then."""
+        self._log.hold()
+
     def commit(self) -> None:
         """Write the write batch now; what asked for ``written`` or less is answered before this returns."""
         self._log.commit()

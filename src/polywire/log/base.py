@@ -308,6 +308,9 @@ class WriteBatch(Protocol):
     def uncommitted(self) -> bool:
         """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
 
+    def hold(self) -> None:
+        """Whoever calls this commits soon: until then no commit is scheduled for what is added."""
+
     def write(self) -> None:
         """Write the write batch as one group now; whoever waits for it is notified later, not from in here."""
 

@@ -54,7 +54,8 @@ TOKENS_EXPIRED_MAX: Final = 1000  # in one write batch
 class FileLog:
     """Implements ``Log``. Made by ``opening.open_log``.
 
-    Guards: ``_sequence`` is that of the last group written; ``_capacities`` is what one more write batch may take, by ``Need``, so that a
+    Guards: ``_scheduled`` is true while a commit is scheduled, or the log is ``_held``: then one follows. ``_sequence`` is
+    that of the last group written; ``_capacities`` is what one more write batch may take, by ``Need``, so that a
     commit always fits (``_capacity`` for data).
     """
 
@@ -85,17 +86,13 @@ class FileLog:
         self.settings: Final = settings
         self.epoch: Final = epoch
         self._loop, self._clock = loop, clock
-        self._replay = replay
-        self._journal = journal
-        self._state = state
-        self._reader_worker = reader_worker
-        self._disk = disk
-        self._unlock = unlock
+        self._replay, self._journal, self._state = replay, journal, state
+        self._reader_worker, self._disk, self._unlock = reader_worker, disk, unlock
         self._sequence, self._checksum = sequence, checksum
         self._draft = Draft(state, epoch=epoch, floor=settings.durability, seed=journal.seed)
         self._hides_unsynced = settings.durability >= Level.SYNCED
         self._write_batch, self._writing = WriteBatch(), None
-        self._scheduled = False
+        self._scheduled = self._held = False
         self._notifications: Final = Notifications(loop)
         self._fail_stop: Final = FailStop(self._broken)
         self._own_loop: Final = (own := FailStopLoop(loop, self._run_own))
@@ -175,8 +172,7 @@ class FileLog:
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         self._admit(size, need)
-        write_batch = self._write_batch
-        write_batch.granted = max(write_batch.granted, write_batch.size + size)
+        self._write_batch.granted = max(self._write_batch.granted, self._write_batch.size + size)
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         write_batch = self._write_batch
@@ -331,7 +327,13 @@ class FileLog:
     def uncommitted(self) -> bool:
         return bool(self._write_batch.steps)
 
+    def hold(self) -> None:
+        self._held = not self._scheduled
+        self._scheduled = True
+
     def commit(self) -> None:
+        if self._held:
+            self._held = self._scheduled = False
         if self._write_batch.steps and self._failure is None:
             self._write()
         if self._notifications.waiting:
@@ -351,9 +353,7 @@ class FileLog:
                 step.prepare()
             if write_batch.size and self._journal.capacity < write_batch.size + GROUP_HEADER_BYTES:
                 self._roll()
-            draft = self._draft
-            draft.clear()
-            draft.now_us = self._clock.now_us()
+            (draft := self._draft).begin(self._clock.now_us())
             for step in write_batch.steps:
                 step.enter(draft)
             if not draft.head.count or self._write_group(draft):

@@ -206,10 +206,17 @@ class Connection(SendingHalf):
             hub.lending = False
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.received(nbytes)
+        if self._hub.idle is not None:
+            self._hub.idle.came()
+
+    def received(self, nbytes: int) -> None:
+        """So much was read into the memory that was asked for last."""
         hub = self._hub
         self.seen_tick = hub.tick
         if self._phase is SILENT:
-            self._begin()
+            self._enter(UNKNOWN if self._session is None else OPEN)
+            hub.slots.spoke(self)
         buffer = self._buffer
         if buffer is None:
             chunk = hub.memory.shared_chunk
@@ -231,13 +238,6 @@ class Connection(SendingHalf):
         self._taken += nbytes
         if self._taken >= hub.limits.quantum_bytes_max:
             self._let_others_read()
-        if hub.idle is not None:
-            hub.idle.came()
-
-    def _begin(self) -> None:
-        """The peer sends its first bytes."""
-        self._enter(UNKNOWN if self._session is None else OPEN)
-        self._hub.slots.spoke(self)
 
     def _keep(self, left: memoryview, read: int) -> None:
         """Have a buffer for what is left of so much that landed, or for a flow that fills its reads."""
@@ -536,8 +536,7 @@ class Connection(SendingHalf):
         buffer = self._buffer
         if buffer is None or not buffer.left or self._pauses:
             return False
-        slow = self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
-        return slow and not buffer.goes_on(self._transport)
+        return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.goes_on(self._transport)
 
     def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
         """Whether nothing came for so long, or for longer than that less than so much."""

@@ -66,6 +66,9 @@ class Ingest(Protocol):
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when there is no congestion (any more)."""
 
+    def hold(self) -> None:
+        """A commit follows soon, and need not be scheduled."""
+
     def commit(self) -> None:
         """Write this turn now."""
 

@@ -6,6 +6,7 @@ Must not know: connections, wires.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from polywire.clock import Clock
@@ -21,7 +22,7 @@ class IdlePoll:
     Invariant: ``_polling`` is true while one call of ``_poll`` is scheduled.
     """
 
-    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling")
+    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
         """limit_us: microseconds of polling after bytes came; 0 never polls."""
@@ -33,6 +34,8 @@ class IdlePoll:
         self._last = 0.0
         self._end = 0.0
         self._polling = False
+        self.look: Callable[[], object] = nothing
+        """Handles what has come, where somebody knows it sooner than the loop."""
 
     def came(self) -> None:
         """Bytes came and were handled."""
@@ -48,7 +51,12 @@ class IdlePoll:
 
     def _poll(self) -> None:
         """A scheduled call makes the loop ask for events without waiting."""
+        self.look()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
         else:
             self._polling = False
+
+
+def nothing() -> None:
+    """The loop knows first."""

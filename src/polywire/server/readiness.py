@@ -4,7 +4,8 @@ An epoll descriptor of its own holds the sockets, and the running loop watches t
 loop, whichever it is. A pass reads each ready socket once, so nobody holds it; what is left in a socket is read in the next one.
 
 Promises: to a connection it is what a transport of asyncio's is, with a write limit of 0; a connection that breaks is ended, and nobody else
-notices; nothing is called between asking for memory and having read into it. Must not know: sessions, wires, what the bytes mean.
+notices; nothing is called between asking for memory and having read into it; what a pass adds to the log is committed at its end.
+Must not know: sessions, wires, what the bytes mean.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 import cython
 
 from polywire.server.hub import Hub
+from polywire.server.idle import nothing
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -29,6 +31,7 @@ if cython.compiled:
 else:
     from polywire.records.memory import Lent, lend, lend_writable
 
+PASSES_MAX: Final = 8  # before the loop has its turn
 READY_MAX: Final = 256  # sockets read in one pass; the others are in the next one
 PARTS_MAX: Final = 1024  # buffers of one gathered write
 
@@ -36,12 +39,26 @@ _IN = cython.declare(cython.uint, 0x001)
 _OUT = cython.declare(cython.uint, 0x004)
 _BROKEN = cython.declare(cython.uint, 0x018)  # EPOLLERR and EPOLLHUP
 _READY_MAX = cython.declare(cython.int, 256)
+_LOOKS = cython.declare(cython.int, 32)  # each takes a quarter of a microsecond: between two the loop has its turn
 _EVENT_BYTES = cython.declare(cython.Py_ssize_t, 16)  # at most, of one event
 _AGAIN = cython.declare(cython.int, errno.EAGAIN)
 _INTERRUPTED = cython.declare(cython.int, errno.EINTR)
 _NOGIL_BYTES_MIN = cython.declare(
     cython.Py_ssize_t, 65_536
 )  # copying so much takes long enough for other threads to go on
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.int:
+    """Ask again and again what is ready, so many times at most."""
+    count: cython.int = 0
+    if cython.compiled:
+        while count == 0 and looks > 0:
+            looks -= 1
+            count = epoll_wait(fd, cython.cast(cython.pointer(epoll_event), found), _READY_MAX, 0)
+    return count
 
 
 def is_available() -> bool:
@@ -241,7 +258,7 @@ class SocketTransport:
     def _read(self) -> cython.void:
         count: cython.Py_ssize_t = self._receive(self.protocol.get_buffer(-1))
         if count > 0:
-            self.protocol.buffer_updated(count)
+            self.protocol.received(count)
         elif count == 0:
             self._is_reading = False
             self._watch()
@@ -310,13 +327,15 @@ class SocketTransport:
 
 @cython.cclass
 class ReadinessDriver:
-    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor."""
+    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor. ``_found`` (uncompiled,
+    ``_listed``) is what was ready when that was asked last."""
 
     epoll: Any
     loop: Any
     _hub: Any
     _transports: dict[int, SocketTransport]
     _found: Lent
+    _listed: list[tuple[int, int]]
     _fd: cython.int
 
     def __init__(self, hub: Hub, loop: Any) -> None:
@@ -325,9 +344,12 @@ class ReadinessDriver:
         self.epoll = select.epoll()
         self._hub = hub
         self._transports = {}
+        self._listed = []
         self._found = lend_writable(bytearray(_EVENT_BYTES * _READY_MAX))
         self._fd = self.epoll.fileno()
-        loop.add_reader(self._fd, self._pass)
+        loop.add_reader(self._fd, self.make_pass)
+        if hub.idle is not None:
+            hub.idle.look = self.look
 
     def accepted(self, peer: socket.socket, peer_name: Any, protocol: Any) -> None:
         """Drive a connection from now on."""
@@ -345,23 +367,52 @@ class ReadinessDriver:
 
     def close(self) -> None:
         """Drive nothing more."""
+        if self._hub.idle is not None:
+            self._hub.idle.look = nothing
         self.loop.remove_reader(self._fd)
         self.epoll.close()
 
-    def _pass(self) -> None:
-        """Serve every socket that is ready, and write what that added."""
+    def make_pass(self) -> None:
+        """Serve every socket that is ready once, and write what that added."""
+        self._make_pass(1)
+
+    def look(self) -> None:
+        """Make pass after pass, a few at most, for who would rather look than hear from the loop of what comes in some microseconds."""
+        for _ in range(PASSES_MAX):
+            if not self._make_pass(_LOOKS):
+                return
+
+    @cython.cfunc
+    def _make_pass(self, looks: cython.int) -> cython.bint:
+        """Whether anything was ready, at one of so many looks."""
         hub = self._hub
-        if cython.compiled:
-            found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
-            count: cython.int = epoll_wait(self._fd, found, _READY_MAX, 0)
-            i: cython.int
-            for i in range(count):
+        count: cython.int = self._find(looks)
+        i: cython.int
+        if count <= 0:
+            return False
+        hub.ingest.hold()
+        for i in range(count):
+            if cython.compiled:
+                found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
                 self._serve(found[i].data.fd, found[i].events)
-        else:
-            for fd, events in self.epoll.poll(0, READY_MAX):
-                self._serve(fd, events)
-        if hub.ingest.uncommitted:
-            hub.commit()
+            else:
+                self._serve(*self._listed[i])
+        hub.commit()
+        if hub.idle is not None:
+            hub.idle.came()
+        return True
+
+    @cython.cfunc
+    def _find(self, looks: cython.int) -> cython.int:
+        """Find out which sockets are ready; how many."""
+        if cython.compiled:
+            count: cython.int = _look(self._fd, self._found.p, 1)
+            if count == 0 and looks > 1:
+                with cython.nogil:
+                    count = _look(self._fd, self._found.p, looks)
+            return count
+        self._listed = self.epoll.poll(0, READY_MAX)
+        return len(self._listed)
 
     @cython.cfunc
     def _serve(self, fd: cython.int, events: cython.uint) -> cython.void:

@@ -186,3 +186,23 @@ def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
     rig.open()
     assert rig.read(rig.log.partition(1)) == [b"one", b"two", b"more"]
     rig.log.close()
+
+
+def test_no_commit_is_scheduled_for_whoever_commits_soon(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    rig.settle()
+    rig.log.hold()
+    told = rig.append(partition, [b"held"])
+    rig.loop.run_pass()
+    assert rig.log.uncommitted
+    rig.log.commit()
+    assert told == [0]
+    told = rig.append(partition, [b"behind it"])
+    rig.loop.run_pass()
+    assert told == [1], "nobody holds it any more"
+    told = rig.append(partition, [b"before it is held"])
+    rig.log.hold()
+    rig.loop.run_pass()
+    assert told == [2], "what was scheduled stays so"
+    rig.log.close()

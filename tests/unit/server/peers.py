@@ -173,6 +173,7 @@ class Place:
 
     def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
         self.commits = 0
+        self.is_held = False
         self.congested = False
         self.viewed = False
         self.when_asked: Callable[[], None] | None = None
@@ -197,7 +198,11 @@ class Place:
     def on_relief(self, callback: Callable[[], None]) -> None:
         self.relief.append(callback)
 
+    def hold(self) -> None:
+        self.is_held = True
+
     def commit(self) -> None:
+        self.is_held = False
         self.commits += 1
         self.viewed = False
 

@@ -68,3 +68,17 @@ def test_a_limit_of_nothing_never_polls() -> None:
     idle = IdlePoll(loop, loop.clock, limit_us=0)
     after_quick_requests(loop, idle)
     assert not awake(loop)
+
+
+def test_who_polls_looks_and_who_sleeps_does_not() -> None:
+    loop = ManualLoop()
+    idle = IdlePoll(loop, loop.clock, limit_us=LIMIT_US)
+    looks: list[float] = []
+    idle.look = lambda: looks.append(loop.clock.monotonic())
+    idle.came()
+    awake(loop)
+    assert not looks
+    after_quick_requests(loop, idle)
+    awake(loop)
+    awake(loop)
+    assert len(looks) == 2

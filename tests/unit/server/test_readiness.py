@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from polywire.server.connection import Connection
+from polywire.server.idle import IdlePoll
 from polywire.server.listener import ReadinessServer
-from polywire.server.readiness import READY_MAX, ReadinessDriver, is_available
+from polywire.server.readiness import PASSES_MAX, READY_MAX, ReadinessDriver, is_available
 from tests.unit.server.peers import FramesWire, Place
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no epoll here")
@@ -58,7 +59,7 @@ class Protocol:
 
     def __init__(self) -> None:
         self.transport: Any = None
-        self.received = bytearray()
+        self.content = bytearray()
         self.told: list[str] = []
         self.lost: list[Exception | None] = []
         self.memory = memoryview(bytearray(READ_BYTES))
@@ -71,8 +72,8 @@ class Protocol:
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.memory
 
-    def buffer_updated(self, count: int) -> None:
-        self.received += self.memory[:count]
+    def received(self, count: int) -> None:
+        self.content += self.memory[:count]
         self.told.append("bytes")
         if self.when_read is not None:
             self.when_read()
@@ -97,6 +98,8 @@ class Served:
     def __init__(self) -> None:
         self.place = Place()
         self.loop = PassLoop()
+        self.idle = IdlePoll(self.loop, self.place.clock, limit_us=0)  # type: ignore[arg-type]  # it never polls
+        self.place.hub.idle = self.idle  # type: ignore[misc]
         self.driver = ReadinessDriver(self.place.hub, self.loop)
         self.sockets: list[socket.socket] = []
 
@@ -127,6 +130,7 @@ def served() -> Iterator[Served]:
     made = Served()
     yield made
     made.driver.close()
+    made.idle.look()
     for one in made.sockets:
         one.close()
 
@@ -135,12 +139,14 @@ def test_everybody_who_is_ready_is_read_and_then_committed_once(served: Served) 
     peers = [served.connected() for _ in range(5)]
     for number, (peer, _) in enumerate(peers):
         peer.sendall(b"request %d" % number)
-    served.place.viewed = True
+    held: list[bool] = []
+    for _, protocol in peers:
+        protocol.when_read = lambda: held.append(served.place.is_held)
     served.loop.make_pass()
-    assert [bytes(protocol.received) for _, protocol in peers] == [b"request %d" % number for number in range(5)]
+    assert held == [True] * 5, "nothing has to schedule a commit that follows anyway"
+    assert [bytes(protocol.content) for _, protocol in peers] == [b"request %d" % number for number in range(5)]
     assert served.place.commits == 1
-    served.loop.make_pass()
-    assert served.place.commits == 1, "nothing was added"
+    assert not served.place.is_held
 
 
 def test_more_sockets_than_a_pass_has_are_all_read(served: Served) -> None:
@@ -148,7 +154,7 @@ def test_more_sockets_than_a_pass_has_are_all_read(served: Served) -> None:
     for peer, _ in peers:
         peer.sendall(b"x")
     served.passes(2)
-    assert all(protocol.received == b"x" for _, protocol in peers)
+    assert all(protocol.content == b"x" for _, protocol in peers)
 
 
 def test_one_with_much_to_read_gets_one_read_in_a_pass(served: Served) -> None:
@@ -156,10 +162,10 @@ def test_one_with_much_to_read_gets_one_read_in_a_pass(served: Served) -> None:
     much.sendall(bytes(10 * READ_BYTES))
     little.sendall(b"me too")
     served.loop.make_pass()
-    assert len(greedy.received) == READ_BYTES
-    assert modest.received == b"me too"
+    assert len(greedy.content) == READ_BYTES
+    assert modest.content == b"me too"
     served.passes(9)
-    assert len(greedy.received) == 10 * READ_BYTES
+    assert len(greedy.content) == 10 * READ_BYTES
 
 
 def test_what_the_kernel_does_not_take_waits_and_is_told(served: Served) -> None:
@@ -195,11 +201,11 @@ def test_a_paused_peer_is_not_read_and_does_not_keep_the_loop_awake(served: Serv
     protocol.transport.pause_reading()
     peer.sendall(b"later")
     served.passes()
-    assert not protocol.received
+    assert not protocol.content
     assert not served.is_ready
     protocol.transport.resume_reading()
     served.loop.make_pass()
-    assert protocol.received == b"later"
+    assert protocol.content == b"later"
 
 
 def test_the_end_is_told_once_and_answers_still_leave(served: Served) -> None:
@@ -237,7 +243,7 @@ def test_closing_waits_for_what_is_not_sent_yet(served: Served) -> None:
         served.passes()
     assert count == MUCH
     assert protocol.lost == [None]
-    assert not protocol.received
+    assert not protocol.content
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
@@ -283,7 +289,7 @@ def test_a_connection_that_breaks_ends_alone(served: Served) -> None:
     served.passes()
     assert [type(error) for error in broken.lost] == [ZeroDivisionError]
     assert [type(error) for error in served.loop.reported] == [ZeroDivisionError]
-    assert sound.received == b"y"
+    assert sound.content == b"y"
     assert not sound.lost
 
 
@@ -293,7 +299,7 @@ def test_who_is_ended_in_the_midst_of_a_pass_is_not_read_in_it(served: Served) -
     first.sendall(b"x")
     second.sendall(b"y")
     served.passes()
-    assert sorted([bytes(one.received), bytes(other.received)]) in ([b"", b"x"], [b"", b"y"])
+    assert sorted([bytes(one.content), bytes(other.content)]) in ([b"", b"x"], [b"", b"y"])
     assert len(one.lost) + len(other.lost) == 1
 
 
@@ -351,3 +357,20 @@ def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
     again(*args)
     assert listening.fileno() == -1
     assert not served.is_ready
+
+
+def test_looking_makes_passes_as_long_as_something_is_ready(served: Served) -> None:
+    peer, protocol = served.connected()
+    peer.sendall(bytes(3 * READ_BYTES))
+    served.idle.look()
+    assert len(protocol.content) == 3 * READ_BYTES
+    assert served.place.commits == 3
+    served.driver.look()
+    assert served.place.commits == 3, "nothing was ready"
+
+
+def test_looking_leaves_the_loop_its_turn(served: Served) -> None:
+    peer, protocol = served.connected()
+    peer.sendall(bytes((PASSES_MAX + 2) * READ_BYTES))
+    served.driver.look()
+    assert len(protocol.content) == PASSES_MAX * READ_BYTES

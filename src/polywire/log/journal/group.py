@@ -37,14 +37,9 @@ if cython.compiled:
     from cython.cimports.polywire.records.fields import (
         load_address_span,
         load_columns,
-        load_epoch,
-        load_flags,
         load_header_checksum,
         load_length,
         load_offset_span,
-        load_partition,
-        load_producer_epoch,
-        load_record_count,
     )
     from cython.cimports.polywire.records.header import is_sound, number_header
     from cython.cimports.polywire.records.memory import (
@@ -64,14 +59,9 @@ else:
     from polywire.records.fields import (
         load_address_span,
         load_columns,
-        load_epoch,
-        load_flags,
         load_header_checksum,
         load_length,
         load_offset_span,
-        load_partition,
-        load_producer_epoch,
-        load_record_count,
     )
     from polywire.records.header import is_sound, number_header
     from polywire.records.memory import (
@@ -100,9 +90,7 @@ _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
 _ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # what 16 MiB hold
 _BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
-_NO_PRODUCER = cython.declare(cython.longlong, -1)
 _SHIFT = cython.declare(
     cython.Py_ssize_t, 8
 )  # seed, header and directory are hashed in one piece, without the checksum between them
@@ -327,19 +315,6 @@ class GroupHead:
             store_u64(lent.p, 8 * i, load_u64(lent.p, 8 * i + _SHIFT))
         store_u64(lent.p, 56, self._checksum)
         return memoryview(self._data)[:stop]
-
-
-def mergeable_records(batch: Buffer) -> tuple[int, int]:
-    """(record count, columns) of a small plain batch without a producer, which may be merged with others of the same columns; else (0, 0).
-    One that carries numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
-    lent: Lent = lend(batch)
-    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_flags(lent.p, 0) > 1:
-        return 0, 0
-    if load_partition(lent.p, 0) != 0 or load_epoch(lent.p, 0) != 0:
-        return 0, 0
-    if load_columns(lent.p, 0) & _PRODUCER_BIT or load_producer_epoch(lent.p, 0) != _NO_PRODUCER:
-        return 0, 0
-    return load_record_count(lent.p, 0), load_columns(lent.p, 0)
 
 
 # ---- reading back ---------------------------------------------------------------------------------------------------------------

@@ -8,25 +8,23 @@ when a write batch is committed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final, Protocol, TypeVar
 
-from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Completion, Ranges
 from polywire.log.callbacks import Call
-from polywire.log.journal.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
+from polywire.log.journal.group import EntryKind, GroupHead
+from polywire.log.journal.merging import answer, merged
 from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.partition.partition import Append, FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.state import Contents, LogState
-from polywire.records.batch import merge
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
-MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 _NAMED: Final = Struct("<II")
 _PADDING: Final = bytes(8)
 
@@ -62,11 +60,11 @@ class Draft:
         self.epoch: Final = epoch
         self.all_synced: Final = floor > Level.WRITTEN
         self.head: Final = GroupHead(seed)
-        self.now_us = 0
-        self.clear()
+        self.begin(0)
 
-    def clear(self) -> None:
+    def begin(self, now_us: int) -> None:
         """Begin a new group."""
+        self.now_us = now_us
         self.head.clear()
         self.parts: list[Buffer] = []
         self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
@@ -86,6 +84,10 @@ class Draft:
         if done is not None:
             waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
+
+    def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: int) -> None:
+        """The same for the owners of one batch, of whose records each has as many as ``counts`` says; none where it is one's alone."""
+        answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
     def number(self, partition: FilePartition, batch: Buffer) -> int:
         """Give a batch the partition's next numbers and enter it; returns its first offset."""
@@ -197,20 +199,9 @@ class Appends:
         self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
 
     def prepare(self) -> None:
-        """Merge what can be merged. A merged batch may be aligned more widely than its parts: all of them grow by no more than was
-        admitted for that."""
-        items, slack = self.items, MERGE_SLACK_BYTES
-        if len(items) == 1:
-            return
-        for start, stop, counts in _stretches(items):
-            owners = items[start:stop]
-            batch = _merged(owners) if counts else owners[0][0]
-            growth = _growth(batch, owners) if counts and batch is not None else 0
-            if batch is None or growth > slack:
-                self._entries += [(item[0], (item,), ()) for item in owners]
-                continue
-            slack -= growth
-            self._entries.append((batch, owners, counts))
+        """Merge what can be merged."""
+        if len(self.items) > 1:
+            self._entries = merged(self.items, MERGE_SLACK_BYTES)
 
     def enter(self, draft: Draft) -> None:
         partition, items = self.partition, self.items
@@ -219,46 +210,10 @@ class Appends:
             draft.notify(level, done, draft.number(partition, batch))
             return
         for batch, owners, counts in self._entries:
-            offset = draft.number(partition, batch)
-            for index, (_, level, done) in enumerate(owners):
-                draft.notify(level, done, offset)
-                offset += counts[index] if counts else 0
+            draft.notify_all(owners, counts, draft.number(partition, batch))
 
     def owners(self) -> Sequence[Completion[Any]]:
         return [done for _, _, done in self.items if done is not None]
-
-
-def _merged(items: Sequence[Append]) -> bytearray | None:
-    """One batch of these; None when they must stay apart, which costs some bytes and nothing else."""
-    try:
-        return merge([item[0] for item in items])
-    except (ValueError, BrokerError):
-        return None
-
-
-def _growth(batch: Buffer, items: Sequence[Append]) -> int:
-    """Bytes that a merged batch and its entry take more than those it was made of, mostly less."""
-    return len(batch) + ENTRY_BYTES - sum([len(item[0]) + ENTRY_BYTES for item in items])
-
-
-def _stretches(items: Sequence[Append]) -> Iterator[tuple[int, int, list[int]]]:
-    """(start, stop, record counts) of batches to be merged; of single ones without counts."""
-    start, shape, size = 0, -1, 0
-    counts: list[int] = []
-    for index, (batch, _, _) in enumerate(items):
-        records, columns = mergeable_records(batch)
-        if counts and (records == 0 or columns != shape or size + len(batch) > MERGED_BYTES_MAX):
-            yield start, index, counts if len(counts) > 1 else []
-            counts = []
-        if records == 0:
-            yield index, index + 1, []
-        elif counts:
-            counts.append(records)
-            size += len(batch)
-        else:
-            start, shape, size, counts = index, columns, len(batch), [records]
-    if counts:
-        yield start, len(items), counts if len(counts) > 1 else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,12 @@ from polywire.log.journal.group import (
     EntryKind,
     GroupHead,
     bad_entry,
-    mergeable_records,
     read_directory,
     read_group,
 )
 from polywire.records.batch import check_header, read_header
 from polywire.records.checksum import xxh64
-from polywire.records.columns import HEADER_BYTES, Record
-from polywire.records.rows import from_records
+from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer
 from tests.unit.log.rig import batch_of
 
@@ -125,12 +123,3 @@ def test_directory_grows_with_its_entries() -> None:
     again = bytes(head.finish(1, 2, 0, 0, 0))
     assert len(again) == 96
     assert bad_entry(again, 0) == -1
-
-
-def test_only_small_plain_batches_are_merged() -> None:
-    assert mergeable_records(batch_of([b"a", b"b"]))[0] == 2
-    assert mergeable_records(batch_of([b"x" * 5000])) == (0, 0)
-    assert mergeable_records(from_records([Record(b"a")], producer_id=b"p", producer_epoch=0)) == (0, 0)
-    assert mergeable_records(b"") == (0, 0)
-    with_key = from_records([Record(b"a", key=b"k")])
-    assert mergeable_records(with_key)[1] != mergeable_records(batch_of([b"a"]))[1]

@@ -1,0 +1,128 @@
+"""Which small neighbours of a partition's batches become one before they are written, and who is told what of it. Compiled.
+
+Promises: one call for all batches that a write batch has of a partition; batches stay in their order, and what cannot be merged stays apart,
+which costs some bytes and nothing else. Must not know: groups, offsets that are not given, who waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cython
+
+from polywire.errors import BrokerError
+from polywire.log.partition.partition import Append
+from polywire.records.batch import merge
+from polywire.types import Buffer, Level
+
+if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
+    from cython.cimports.polywire.records.memory import Lent, lend
+else:
+    from polywire.records.fields import (
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
+    from polywire.records.memory import Lent, lend
+
+_MERGED_BYTES_MAX = cython.declare(cython.Py_ssize_t, 262144)  # small enough to be fetched, sliced and sent one by one
+_BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
+_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
+_PRODUCER_BIT = cython.declare(cython.uint, 64)
+_NO_PRODUCER = cython.declare(cython.longlong, -1)
+_WRITTEN = cython.declare(cython.int, Level.WRITTEN)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _records(lent: Lent) -> cython.Py_ssize_t:
+    """Record count of a small plain batch without a producer, which may be merged with others of the same columns; else 0. One that carries
+    numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
+    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_flags(lent.p, 0) > 1:
+        return 0
+    if load_partition(lent.p, 0) != 0 or load_epoch(lent.p, 0) != 0:
+        return 0
+    if load_columns(lent.p, 0) & _PRODUCER_BIT or load_producer_epoch(lent.p, 0) != _NO_PRODUCER:
+        return 0
+    return load_record_count(lent.p, 0)
+
+
+def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
+    """What is written in place of these: (batch, whose it is, record counts of these; none where it is one's alone). A merged batch may be
+    aligned more widely than its parts: all of them together grow by ``slack`` bytes at most."""
+    entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
+    counts: list[int]
+    start: cython.Py_ssize_t = 0
+    stop: cython.Py_ssize_t
+    size: cython.Py_ssize_t
+    left: cython.Py_ssize_t = slack
+    while start < len(items):
+        counts = []
+        size = 0
+        shape: cython.uint = 0
+        stop = start
+        while stop < len(items):
+            lent: Lent = lend(items[stop][0])
+            records: cython.Py_ssize_t = _records(lent)
+            if records == 0:
+                break
+            columns: cython.uint = load_columns(lent.p, 0)
+            if counts and (columns != shape or size + lent.size > _MERGED_BYTES_MAX):
+                break
+            shape = columns
+            size += lent.size
+            counts.append(records)
+            stop += 1
+        stop = max(stop, start + 1)
+        owners = items[start:stop]
+        batch = _merged(owners) if len(counts) > 1 else None
+        growth: cython.Py_ssize_t = 0 if batch is None else len(batch) - size - _ENTRY_BYTES * (len(counts) - 1)
+        if batch is not None and growth <= left:
+            left -= growth
+            entries.append((batch, owners, counts))
+        else:
+            entries.extend([(item[0], (item,), ()) for item in owners])
+        start = stop
+    return entries
+
+
+@cython.cfunc
+def _merged(items: list[Append]) -> bytearray | None:
+    """One batch of these; None when they must stay apart."""
+    try:
+        return merge([item[0] for item in items])
+    except (ValueError, BrokerError):
+        return None
+
+
+def answer(
+    owners: Sequence[Append],
+    counts: Sequence[int],
+    offset: int,
+    written: list[tuple[Any, tuple[Any, ...]]],
+    synced: list[tuple[Any, tuple[Any, ...]]],
+) -> None:
+    """Tell each owner of a batch that begins at ``offset`` where its own part begins, once the group has the level it asked for."""
+    first: cython.longlong = offset
+    i: cython.Py_ssize_t
+    level: cython.int
+    for i in range(len(owners)):
+        item = owners[i]
+        if item[2] is not None:
+            level = item[1]
+            (synced if level > _WRITTEN else written).append((item[2], (first,)))
+        if counts:
+            first += counts[i]
