@@ -98,26 +98,27 @@ def test_an_idempotent_producer_repeats_until_it_is_told(tmp_path: Path) -> None
 
 @dataclass(slots=True)
 class RepeatingProducer:
-    """A producer with an id that sends the same batch until it is acknowledged."""
+    """A producer with an id that sends the same batch until it is acknowledged, also the last one. owed: one is not yet."""
 
     url: Callable[[], str]
     id: bytes
     next_number: int = 0
     running: bool = True
+    owed: bool = False
 
     @property
     def topic(self) -> str:
         return f"of-{self.id.decode()}"
 
     async def run(self) -> None:
-        while self.running:
+        while self.running or self.owed:
             try:
                 client = await PolywireClient.open(*split_address(self.url().partition("://")[2]))
             except BrokerError:
                 await asyncio.sleep(0.02)
                 continue
             try:
-                while self.running:
+                while self.running or self.owed:
                     await self._produce_once(client)
             except BrokerError as error:
                 if error.code is not ErrorCode.STOPPING:  # only a lost connection is a reason to send again
@@ -126,12 +127,14 @@ class RepeatingProducer:
                 await client.close()
 
     async def _produce_once(self, client: PolywireClient) -> None:
+        self.owed = True
         numbers = range(self.next_number, self.next_number + 7)
         records = [Record(value=b"%d" % number) for number in numbers]
         batch = from_records(records, producer_id=self.id, producer_epoch=0, base_sequence=numbers.start)
         places = await client.produce_batch(self.topic, 0, batch, create=True)
         assert [place.offset for place in places] == list(numbers)
         self.next_number = numbers.stop
+        self.owed = False
 
 
 STARTS = 9

@@ -391,13 +391,15 @@ class ReadinessDriver:
         if count <= 0:
             return False
         hub.ingest.hold()
-        for i in range(count):
-            if cython.compiled:
-                found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
-                self._serve(found[i].data.fd, found[i].events)
-            else:
-                self._serve(*self._listed[i])
-        hub.commit()
+        try:
+            for i in range(count):
+                if cython.compiled:
+                    found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
+                    self._serve(found[i].data.fd, found[i].events)
+                else:
+                    self._serve(*self._listed[i])
+        finally:
+            hub.commit()  # whatever happened: nobody else does as long as the log is held
         if hub.idle is not None:
             hub.idle.came()
         return True

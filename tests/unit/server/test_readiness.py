@@ -293,6 +293,22 @@ def test_a_connection_that_breaks_ends_alone(served: Served) -> None:
     assert not sound.lost
 
 
+def test_a_pass_that_breaks_is_committed_all_the_same(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the log is held nobody else commits: it would be held for ever."""
+
+    def report(context: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(served.loop, "call_exception_handler", report)
+    broken = Protocol()
+    broken.when_read = lambda: 1 / 0
+    served.connect(broken).sendall(b"x")
+    with pytest.raises(KeyboardInterrupt):
+        served.driver.make_pass()
+    assert served.place.commits == 1
+    assert not served.place.is_held
+
+
 def test_who_is_ended_in_the_midst_of_a_pass_is_not_read_in_it(served: Served) -> None:
     (first, one), (second, other) = served.connected(), served.connected()
     one.when_read, other.when_read = (lambda: other.transport.abort()), (lambda: one.transport.abort())
