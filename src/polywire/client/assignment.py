@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -65,7 +65,7 @@ class Part:
     fetched: int
     done: int
     stored: int
-    chunks: deque[Sequence[Record]] = field(default_factory=deque)
+    chunks: deque[list[Record]] = field(default_factory=deque)
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -81,14 +81,14 @@ class Part:
         self.chunks.clear()
         self.consumed.set()
 
-    def put(self, records: Sequence[Record], next_offset: int) -> None:
+    def put(self, records: list[Record], next_offset: int) -> None:
         """Keep what was fetched."""
         self.fetched = next_offset
         if records:
             self.chunks.append(records)
             self.consumed.clear()
 
-    def take(self) -> Sequence[Record]:
+    def take(self) -> list[Record]:
         """The first chunk, to be handed out."""
         chunk = self.chunks.popleft()
         if not self.chunks:

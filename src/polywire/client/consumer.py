@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
+from polywire.client.cursor import Cursor
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, Link
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
@@ -103,8 +104,7 @@ class Consumer:
         self._assignment: Final = Assignment()
         self._generations: dict[str, int] = {}
         self._wire: WireClient | None = None
-        self._current: Sequence[Record] = ()
-        self._row = 0
+        self._cursor: Final = Cursor(self._next_record)
         self._batch = (0, 0)
         self._part: Part | None = None
         self._news = asyncio.Event()
@@ -125,17 +125,18 @@ class Consumer:
     ) -> None:
         await self.close(commit_last=kind is None)
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self._cursor
 
     async def __anext__(self) -> Record:
-        row = self._row
-        if row >= len(self._current):
-            if not await self._next_chunk(None):
-                raise StopAsyncIteration
-            row = 0
-        self._row = row + 1
-        return self._current[row]
+        return cast("Record", await self._cursor.__anext__())
+
+    async def _next_record(self) -> Record:
+        """The first record of the next ones."""
+        if not await self._next_chunk(None):
+            raise StopAsyncIteration
+        self._cursor.row = 1
+        return cast("Record", self._cursor.records[0])
 
     async def start(self) -> None:
         """Connect, join the group, and begin to fetch.
@@ -166,12 +167,14 @@ class Consumer:
         """
         if records_max < 1:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"records_max is above 0 got={records_max}")
-        if self._row >= len(self._current) and not await self._next_chunk(timeout_s):
+        cursor = self._cursor
+        if cursor.row >= len(cursor.records) and not await self._next_chunk(timeout_s):
             return ()
-        first = self._row
-        self._row = min(first + records_max, len(self._current))
-        self._batch = (first, self._row)
-        return self._current[first : self._row]
+        first = cursor.row
+        cursor.row = min(first + records_max, len(cursor.records))
+        self._batch = (first, cursor.row)
+        records: list[Record] = cursor.records[first : cursor.row]
+        return records
 
     async def batches(self, records_max: int = BATCH_RECORDS) -> AsyncGenerator[Sequence[Record], None]:
         """Yield batches of records as they come, for ever; see ``batch``.
@@ -285,7 +288,7 @@ class Consumer:
                 part = await self._next_part()
         if part is None:
             return False
-        self._part, self._current, self._row, self._batch = part, part.take(), 0, (0, 0)
+        self._hold(part, part.take())
         return True
 
     async def _next_part(self) -> Part | None:
@@ -307,15 +310,21 @@ class Consumer:
         self._drop_current()
 
     def _drop_current(self) -> None:
-        self._part, self._current, self._row, self._batch = None, (), 0, (0, 0)
+        self._hold(None, [])
+
+    def _hold(self, part: Part | None, records: list[Record]) -> None:
+        """Begin to hand these out."""
+        self._part, self._batch = part, (0, 0)
+        self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
         """Bring the positions of the partition that is being handed out up to date."""
-        if self._part is None or not self._row:
+        row, records = self._cursor.row, self._cursor.records
+        if self._part is None or not row:
             return
         first, stop = self._batch
-        given = self._current[first if stop == self._row else self._row - 1]
-        self._part.position = self._current[self._row - 1].offset + 1
+        given = records[first if stop == row else row - 1]
+        self._part.position = records[row - 1].offset + 1
         self._part.done = max(self._part.done, given.offset)
 
     # Sessions
