@@ -7,7 +7,7 @@ export async function groups(page, [topicName, name]) {
   const found = await api("/groups");
   const draw = (rows) => table([
     ["Group", (row) => link(["groups", row.topic, row.group], row.group)], ["Topic", (row) => link(["topics", row.topic], row.topic)],
-    ["#Members", (row) => count(row.members)], ["#Lag", (row) => count(row.lag_records)], ["#Behind", (row) => span(row.lag_seconds)],
+    ["#Members", (row) => count(row.members), "wide"], ["#Lag", (row) => count(row.lag_records)], ["#Behind", (row) => span(row.lag_seconds)],
   ], rows, "There are no groups.");
   page.append(h("h1", {}, "Groups"), ...filtered(found.groups, (row) => row.group + " " + row.topic, draw), ...left(found));
 }

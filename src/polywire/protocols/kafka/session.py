@@ -248,8 +248,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._lingers = False
         self._end_when_done()
 
-    def _owes(self) -> bool:
-        return self._lingers or super()._owes()
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet, or its failure is still to be told by the end of the connection."""
+        return self._lingers or super().owes()
 
     def refuse_silently(self) -> None:
         """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""
