@@ -157,7 +157,7 @@ def test_of_too_many_slots_one_is_kept_to_be_written_next() -> None:
     journal.roll()
     first, second, _ = journal.slots.values()
     assert not journal.free
-    journal._slot_count_max = 2  # type: ignore[misc]
+    journal._slot_count_max = 2
     journal.release(first)
     journal.release(second)
     assert list(journal.free) == [first]
