@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,6 +26,17 @@ class Mutation:
     test: Callable[[], None] | None = None
     world: str = "log"
     reason: str = ""
+
+
+def in_directory(test: Callable[[Path], None]) -> Callable[[], None]:
+    """A test that wants a directory, with one."""
+
+    @wraps(test)
+    def run() -> None:
+        with TemporaryDirectory() as directory:
+            test(Path(directory))
+
+    return run
 
 
 def nothing(*_: object, **__: object) -> None:

@@ -289,6 +289,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "removed-since",
         "a naming group waits for removals before it",
         wrapped(FileLog, "name_slot", _rests_on_snapshot),
+        reason="a power loss must take what was removed while the broker's state was encoded, and not the group behind it",
     ),
     Mutation(
         "install-order",
@@ -300,7 +301,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "sealing-capacity",
         "naming segments finds space in the journal",
         replaced(FileLog, "has_capacity", _always_capacity),
-        reason="the last slot has a reserve for that",
+        reason="the reserve of the last slot holds the names of two slots: it takes four, all of them read, to need more",
     ),
     Mutation(
         "removal-reserve",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from polywire.store.file import FileStore
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.process import DIRECTORY
 from polywire.types import Level
-from tests.sim.machine import Machine
+from tests.sim.machine import SETTINGS, Machine
 
 TOKEN = b"t" * 16
 
@@ -148,6 +149,18 @@ def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_
     store.put_new("blobs/second", [b"second"])
     machine.disk.lose_power(machine.chance, 0.0)
     assert store.get("blobs/second") == b"second"
+
+
+def test_of_too_many_slots_one_is_kept_to_be_written_next() -> None:
+    journal = Machine(replace(SETTINGS, slot_count_min=3, slot_count_max=3)).open()._journal
+    journal.roll()
+    journal.roll()
+    first, second, _ = journal.slots.values()
+    assert not journal.free
+    journal._slot_count_max = 2
+    journal.release(first)
+    journal.release(second)
+    assert list(journal.free) == [first]
 
 
 def _fill(machine: Machine, log: FileLog) -> None:

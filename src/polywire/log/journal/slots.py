@@ -241,10 +241,11 @@ class FileJournal:
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
-        """Nothing in a slot is needed any more: it may be written again, or goes when it has the wrong size or there are too many."""
+        """Nothing in a slot is needed any more: it may be written again, or goes when it has the wrong size, or there are too many and one of
+        them is free; without that nothing could be sealed once the current one is full."""
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
-        if slot.size == self._slot_bytes and self.count < self._slot_count_max:
+        if slot.size == self._slot_bytes and (self.count < self._slot_count_max or not self.free):
             self.free.append(slot)
         else:
             self._files.unlink(slot.path)
