@@ -32,7 +32,6 @@ from polywire.log.state import LogState
 from polywire.log.waits import Waits
 from polywire.store.file import FileStore
 from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
-from polywire.types import Level
 from tests.sim import test_failures, test_starts
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 
@@ -182,10 +181,9 @@ def _shown_at_once(old: Callable[..., Any], *args: Any) -> Any:
     return state
 
 
-def _told_when_written(old: Callable[..., None], draft: Draft, level: Level, done: Any, result: Any) -> None:
-    all_synced, draft.all_synced = draft.all_synced, False  # type: ignore[misc]
-    old(draft, level, done, result)
-    draft.all_synced = all_synced  # type: ignore[misc]
+def _told_when_written(old: Callable[..., None], draft: Draft, now_us: int) -> None:
+    draft.all_synced = False  # type: ignore[misc]
+    old(draft, now_us)
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
@@ -265,7 +263,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation("closing-sync", "the flush of a clean stop", _unfinished),
     # Order
     Mutation("synced-answer", "an answer waits for the flush", replaced(Flusher, "wait", _synced_when_written)),
-    Mutation("durability-floor", "answers under durability=synced wait", wrapped(Draft, "notify", _told_when_written)),
+    Mutation("durability-floor", "answers under durability=synced wait", wrapped(Draft, "begin", _told_when_written)),
     Mutation(
         "durability-readers", "readers under durability=synced wait", wrapped(_Opening, "_make_state", _shown_at_once)
     ),
