@@ -36,6 +36,8 @@ class Peer:
     moves_positions: bool = True  # in a transaction, without reading as a member
     says_assignments: bool = True
     says_empty: bool = True  # tells null and empty apart
+    idempotent: bool = True
+    outlives_kills: bool = True  # what was under way is sent again by the client, not by its application
 
     @property
     def here(self) -> bool:
@@ -51,9 +53,17 @@ PEERS: Final = (
     Peer("java-old", "POLYWIRE_KAFKA_JAVA_OLD"),
     Peer("kafkajs", "POLYWIRE_KAFKA_NODE", codecs=("none", "gzip", "snappy"), static=False),
     Peer("franz-go", "POLYWIRE_KAFKA_GO", moves_positions=False),
-    Peer("sarama", "POLYWIRE_KAFKA_GO"),
-    Peer("sarama-max", "POLYWIRE_KAFKA_GO"),
-    Peer("kafka-go", "POLYWIRE_KAFKA_GO", static=False, transactions=False, says_assignments=False, says_empty=False),
+    Peer("sarama", "POLYWIRE_KAFKA_GO", outlives_kills=False),
+    Peer("sarama-max", "POLYWIRE_KAFKA_GO", outlives_kills=False),
+    Peer(
+        "kafka-go",
+        "POLYWIRE_KAFKA_GO",
+        static=False,
+        transactions=False,
+        says_assignments=False,
+        says_empty=False,
+        idempotent=False,
+    ),
 )
 NEXT: Final = (Peer("confluent-kafka+consumer", "POLYWIRE_KAFKA_CLIENTS"), Peer("java+consumer", "POLYWIRE_KAFKA_JAVA"))
 """Those that have the newer protocol of groups, told to use it."""

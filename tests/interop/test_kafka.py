@@ -8,7 +8,7 @@ The clients are not part of this project. Environment variables name where they 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,9 +19,8 @@ from tests.interop.kafka_peer import NEXT, PEERS, Member, Peer, Toolbox, drive, 
 
 RECORDS = 100
 PARTITIONS = 6
-_names = count(1)
-
 LIVES, TRANSACTIONS, COPIES = 2, 8, 3  # copies: a transaction writes to each of the partitions of a topic
+COUNTS, MANY = (5_000, 20_000, 80_000), 60  # records and transactions, of which some are left when the broker is killed
 
 each_member = pytest.mark.parametrize("peer", [*PEERS, *NEXT], ids=lambda peer: peer.name)
 each = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
@@ -115,6 +114,68 @@ def test_positions_move_with_their_transactions(broker: BrokerProcess, committed
         pytest.skip(f"{peer.name} has moved no positions in transactions")
     with connect(broker.url("polywire")) as client:
         assert client.position(topic, topic, 0) == max(number for number in range(TRANSACTIONS) if number % 3 != 2)
+
+
+def cut(toolbox: Toolbox, broker: BrokerProcess, peer: Peer, verb: str, topic: str, count: int) -> bool:
+    """Kill the broker once something is written of what a driver does, and start it again; whether that was in the midst of it."""
+    toolbox.command(peer)
+    codec = () if verb == "transact" else (topic.rpartition(".")[2],)
+    name = topic if verb == "transact" else topic.rpartition(".")[0]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(drive, toolbox, peer, verb, address(broker), name, *(codec or ("none",)), str(count))
+        until(lambda: done.done() or any(stored(broker, topic)), lambda: "nothing was written")
+        broker.kill()
+        midst = not done.done()
+        broker.start()
+        done.result()
+    return midst
+
+
+def stored(broker: BrokerProcess, topic: str) -> list[int]:
+    """How much each partition has."""
+    with connect(broker.url("polywire")) as client:
+        return [one.next_offset for one in client.bounds(topic)]
+
+
+def keys_and_values(broker: BrokerProcess, topic: str, partition: int) -> list[tuple[bytes | None, bytes | None]]:
+    found: list[tuple[bytes | None, bytes | None]] = []
+    with connect(broker.url("polywire")) as client:
+        while len(found) < client.bounds(topic)[partition].next_offset:
+            found += [(record.key, record.value) for record in client.fetch(topic, partition, len(found))]
+    return found
+
+
+@each
+def test_it_goes_on_writing_over_a_kill(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
+    if not peer.outlives_kills:
+        pytest.skip(f"{peer.name} tells its application what was lost")
+    for count in COUNTS:
+        topic = f"cut-{peer.name}-{count}.none"
+        with connect(broker.url("polywire")) as client:
+            client.create_topic(topic, 1)
+        midst = cut(toolbox, broker, peer, "write", topic, count)
+        keys = [key for key, _ in keys_and_values(broker, topic, 0)]
+        assert list(dict.fromkeys(keys)) == [b"k%d" % number for number in range(count)]
+        assert len(keys) == count or not peer.idempotent
+        if midst:
+            return
+    pytest.fail("the broker was never killed before everything was written")
+
+
+@each
+def test_it_goes_on_with_transactions_over_a_kill(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
+    if not (peer.transactions and peer.outlives_kills):
+        pytest.skip(f"{peer.name} has no transactions that go on by themselves")
+    topic = f"cut-transactions-{peer.name}"
+    with connect(broker.url("polywire")) as client:
+        client.create_topic(topic, COPIES)
+    assert cut(toolbox, broker, peer, "transact", topic, MANY), "hundreds of round trips were not over"
+    committed = [number for number in range(MANY) if number % 3 != 2]
+    for partition in range(COPIES):
+        assert [value for _, value in keys_and_values(broker, topic, partition)] == [b"%d" % one for one in committed]
+    if peer.moves_positions:
+        with connect(broker.url("polywire")) as client:
+            assert client.position(topic, topic, 0) == committed[-1]
 
 
 def produce(broker: BrokerProcess, topic: str, number: int) -> None:
@@ -214,9 +275,13 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
             assert back.assigned == gone.assigned
             produce(broker, topic, 1)
             until(lambda: len({*other.records, *back.records}) == PARTITIONS, lambda: (other.records, back.records))
-        assert all(
-            had == other.assigned for had in other.assignments[before:]
-        )  # cooperative ones say again what they keep
+            assert all(
+                had == other.assigned for had in other.assignments[before:]
+            )  # cooperative ones say again what they keep
+            broker.kill()
+            broker.start()
+            produce(broker, topic, 1)
+            until(lambda: len({*other.records, *back.records}) == 2 * PARTITIONS, lambda: (other.records, back.records))
 
 
 @each

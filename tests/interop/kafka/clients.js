@@ -29,8 +29,10 @@ async function write(kafka, prefix, codecs, count) {
   await producer.connect();
   for (const codec of codecs.split(",")) {
     const compression = CompressionTypes[{ none: "None", gzip: "GZIP", snappy: "Snappy" }[codec]];
-    const messages = Array.from({ length: Number(count) }, (_, number) => record(number));
-    await producer.send({ topic: `${prefix}.${codec}`, messages, compression });
+    for (let from = 0; from < Number(count); from += 100) {
+      const messages = Array.from({ length: Math.min(100, Number(count) - from) }, (_, number) => record(from + number));
+      await producer.send({ topic: `${prefix}.${codec}`, messages, compression });
+    }
   }
   await producer.disconnect();
 }

@@ -14,7 +14,7 @@ func (peer segment) write(topic, codec string, count int) {
 	codecs := map[string]kafka.Compression{"gzip": kafka.Gzip, "snappy": kafka.Snappy, "lz4": kafka.Lz4, "zstd": kafka.Zstd}
 	writer := &kafka.Writer{
 		Addr: kafka.TCP(peer.address), Topic: topic, RequiredAcks: kafka.RequireAll, AllowAutoTopicCreation: true,
-		Compression: codecs[codec], BatchSize: count, BatchTimeout: 10 * time.Millisecond,
+		Compression: codecs[codec], BatchSize: count, BatchTimeout: 10 * time.Millisecond, MaxAttempts: 100, // a broker may be away
 		Balancer: kafka.BalancerFunc(func(_ kafka.Message, partitions ...int) int { return partitions[0] }),
 	}
 	messages := []kafka.Message{}
