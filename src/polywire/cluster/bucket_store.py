@@ -184,7 +184,7 @@ class BucketStore:
 
     def _chunk(self, name: str, number: int) -> bytes:
         """One chunk of a blob, shorter or empty at its end."""
-        chunk = f"{CHUNKS}/{name.replace('/', '-')}.{number:x}"
+        chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:
             with suppress(BlobMissing, Unavailable):
@@ -227,6 +227,14 @@ class BucketStore:
             return kept
         tail = None if self._tails is None else self._tails.of(name)
         return self._size(name) if tail is None else tail.size
+
+    def drop_copy(self, name: str) -> bool:
+        """Always: another thread may have thrown away what this one has read."""
+        with self._lock:
+            chunks = [kept for kept in self._kept if kept.startswith(_chunk_name(name, ""))]
+        for kept in (name, *chunks):
+            self._forget(kept)
+        return True
 
     def _size(self, name: str) -> int:
         return self._repeated(lambda: self._objects.size(SHARD + name))
@@ -274,6 +282,10 @@ class BucketStore:
 
     def _repeated(self, ask: Callable[[], _Result]) -> _Result:
         return repeated(ask, self._stopped)
+
+
+def _chunk_name(name: str, number: str) -> str:
+    return f"{CHUNKS}/{name.replace('/', '-')}.{number}"
 
 
 def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:

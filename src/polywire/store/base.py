@@ -103,6 +103,9 @@ class Store(Protocol):
     def size(self, name: str) -> int:
         """Bytes of a blob. Raises BlobMissing."""
 
+    def drop_copy(self, name: str) -> bool:
+        """What was read of a blob does not verify: throw away what is only a copy of it. Whether who opens it now may read other bytes."""
+
 
 def aligned_buffer(size: int) -> memoryview:
     """Writable memory that begins on a page, as direct reads need it; make it once and use it again."""

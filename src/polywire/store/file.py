@@ -259,6 +259,9 @@ class FileStore:
             finally:
                 file.close()
 
+    def drop_copy(self, name: str) -> bool:
+        return False
+
     def size(self, name: str) -> int:
         path = self._path(name)
         with _storage_errors("measure", path):

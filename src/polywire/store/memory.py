@@ -77,6 +77,9 @@ class MemoryStore:
         self.delete(name)
         yield size
 
+    def drop_copy(self, name: str) -> bool:
+        return False
+
     def size(self, name: str) -> int:
         return len(self._content(name))
 

@@ -122,6 +122,9 @@ class FaultyStore:
         self._begin(Verb.SIZE, name)
         return self._store.size(name)
 
+    def drop_copy(self, name: str) -> bool:
+        return self._store.drop_copy(name)
+
     def _begin(self, verb: Verb, name: str) -> Fault | None:
         self.calls.append((verb, name))
         faults = self._faults[verb]

@@ -36,6 +36,7 @@ UNREAD_RETRY_MS: Final = 1000  # after a disk that failed to read
 RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
 
 _T = TypeVar("_T")
+_Read = Callable[[memoryview, int, int], memoryview]
 _offset: Final = header_fields("base_offset")
 _place: Final = header_fields("length", "base_address")
 
@@ -227,7 +228,7 @@ class Segment:
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
         """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified; waits for the disk. See
         ``read_into``."""
-        return self._verify(self.read_into(block, start, stop), partition, start, stop)
+        return self._read_and_verify(self.read_into, block, partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
         """What ``pieces`` returns when it waits for no disk, else None. What was verified when it came into memory is not verified again."""
@@ -239,11 +240,13 @@ class Segment:
             return None
         if self._verified.hold(start, stop):
             return [Piece(data, self.run(partition).next_offset, None)]
-        return self._verify(data, partition, start, stop)
+        if first_damaged(data) >= 0:
+            return None  # it is read again by who may wait: it may be no more than a copy that is damaged
+        return self._sound(data, partition, start, stop)
 
     def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
         """What of whole strides [start, stop) of a partition's run is damaged, by reading them past the page cache."""
-        pieces = self._verify(self.read_past(block, start, stop), partition, start, stop)
+        pieces = self._read_and_verify(self.read_past, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
@@ -277,12 +280,26 @@ class Segment:
         number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, position)
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
-    def _verify(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """What was read of whole strides of a run, and what of it is damaged."""
-        run = self.run(partition)
+    def _read_and_verify(self, read: _Read, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """Whole strides of a run, and what of them is damaged; a damaged copy of a blob that lies elsewhere is thrown away, and read anew."""
+        data = read(block, start, stop)
         if first_damaged(data) < 0:
-            self._verified.add(start, stop)
-            return [Piece(data, run.next_offset, None)]
+            return self._sound(data, partition, start, stop)
+        if self._store.drop_copy(self.name):
+            self._verified.forget()
+            data = read(block, start, stop)
+            if first_damaged(data) < 0:
+                return self._sound(data, partition, start, stop)
+        return self._damaged(data, partition, start, stop)
+
+    def _sound(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """Strides that verified."""
+        self._verified.add(start, stop)
+        return [Piece(data, self.run(partition).next_offset, None)]
+
+    def _damaged(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """Strides that did not."""
+        run = self.run(partition)
         marks = self._marks(run, start, stop)
         pieces = split_sound(data, marks, segment=self.name, partition=partition)
         if stop == marks[-1][0] and pieces[-1].damage is None:
