@@ -1,7 +1,7 @@
 """The sending half of a connection: what is written to the peer, and how much of that it has not taken.
 
 Promises: parts go out in order; whoever lent memory has it back once the kernel has the bytes, or the peer is gone; what the kernel does not
-take is known at once, and of all connections together it has a limit. Must not know: sessions, wires, what is received.
+take is known at once, and of all connections together it has a limit. Must not know: wires, what bytes mean.
 """
 
 from __future__ import annotations
