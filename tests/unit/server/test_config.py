@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polywire.broker.settings import BrokerSettings
+from polywire.broker.settings import MEBI, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
-from polywire.server.config import MEBI, STORED_AT_ONCE_BYTES, Address, ServeConfig, parse_address
+from polywire.server.config import STORED_AT_ONCE_BYTES, Address, ServeConfig, parse_address
 from polywire.types import Level
 from tests.unit.server.peers import SILENT
 
