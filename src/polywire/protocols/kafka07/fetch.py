@@ -118,6 +118,7 @@ class FetchReply:
 
     def run(self) -> None:
         """Go on as far as it goes without waiting; ``done`` is called when all is there."""
+        self._waits_for = None  # it has come; a handle that is kept would keep this answer, and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
             self._at += HEAD_BYTES if self._fetch.is_multiple else 0
@@ -135,6 +136,7 @@ class FetchReply:
         """Nobody wants the answer any more."""
         if self._waits_for is not None:
             self._waits_for.cancel()
+            self._waits_for = None
 
     # One entry
 
@@ -370,7 +372,8 @@ class FetchReply:
         self._done(self._parts, self._give_back)
 
     def _give_back(self) -> None:
-        for block in self._blocks:
+        blocks, self._blocks, self._parts = self._blocks, [], []
+        for block in blocks:
             self._reply_buffers.give(block)
 
 

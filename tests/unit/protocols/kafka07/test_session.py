@@ -5,7 +5,9 @@ The rows: spec: kafka-0.7#connections, kafka-0.7#reactions.
 
 from __future__ import annotations
 
+import gc
 import gzip
+import itertools
 import struct
 import time
 import zlib
@@ -14,7 +16,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import ErrorCode
-from polywire.protocols.kafka07 import decoder
+from polywire.protocols.kafka07 import decoder, fetch
 from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.errors import WIRE_ERRORS
 from polywire.protocols.kafka07.messages import (
@@ -33,6 +35,7 @@ from polywire.protocols.kafka07.messages import (
 from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.testing.clock import SimulatedClock
 from polywire.types import Level, TopicName
 from tests.unit.protocols.kafka07.dialogue import Dialogue, World
 
@@ -280,6 +283,27 @@ def test_multifetch_keeps_order_with_errors_and_repeats(peer: Dialogue) -> None:
     assert struct.unpack_from(">ih", answer) == (len(answer) - 4, 0)
     found = [(code, bytes(part)) for code, part in split_multifetch_answer(answer[4:])]
     assert found == [expected for _, expected in wanted]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_answer_made_in_turns_is_gone_once_it_was_sent_or_nobody_wants_it(
+    peer: Dialogue, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """Its buffers are a megabyte each: none may wait for a garbage collection, which may be far away."""
+    peer.feed(encode_produce(b"t", 0, A + B))
+    looks = itertools.count()
+    monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: next(looks) * fetch.QUANTUM_S / 2)
+    gc.disable()
+    try:
+        before = [one for one in gc.get_objects() if isinstance(one, fetch.FetchReply)]
+        peer.feed(encode_multifetch([FetchEntry(b"t", 0, 0, 1000)] * 3))
+        if is_cut:
+            peer.session.close()
+        peer.pass_by()
+        assert bool(peer.take()) is not is_cut
+        assert [one for one in gc.get_objects() if isinstance(one, fetch.FetchReply)] == before
+    finally:
+        gc.enable()
 
 
 def test_a_long_message_is_sent_whole_when_as_much_was_asked_for(peer: Dialogue) -> None:
