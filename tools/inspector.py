@@ -401,7 +401,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "PRODUCER_ID_BYTES_MAX": _DRAWN,
     "WIDE_BYTES_MIN": _DRAWN,
     "_MURMUR3": _DRAWN,
-    "xxh3": _ORACLE,
     "xxh3_own": _ORACLE,
     "ProgressListener.onQueryStarted": _CALLED,
     "ProgressListener.onQueryProgress": _CALLED,
@@ -434,7 +433,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
     "FaultyStore": _SHIPPED,
-    "MemoryObjects.deliver": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
 """What is found and meant so: the name within its module, which may move, and why."""

@@ -74,7 +74,7 @@ def test_what_turns_out_not_to_merge_stays_apart(
     partition = rig.log.open_partition(1)
     told = [rig.append(partition, [b"%d" % number]) for number in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr("polywire.log.journal.write_batch.merge", refuse)
+        patch.setattr("polywire.log.journal.merging.merge", refuse)
         rig.log.commit()
     assert told == [[0], [1], [2]]
     rig.kill()
