@@ -161,11 +161,11 @@ class ClassicGroupMachine(RuleBasedStateMachine):
         instances = [view.instance_id for view in group.members if view.instance_id is not None]
         assert len(instances) == len(set(instances))
         if group.phase in (Phase.COMPLETING, Phase.STABLE):
-            ids = {view.id for view in group.members}
-            assert group.leader in ids
-            assert all(view.assignment in (b"", self.assignment(view.id)) for view in group.members)
-        else:
-            assert not any(view.assignment for view in group.members), "an assignment ends with its generation"
+            assert group.leader in {view.id for view in group.members}
+        held = [view for view in group.members if view.assignment]
+        assert all(view.assignment == self.assignment(view.id) for view in held), (
+            "an assignment ends with its generation"
+        )
 
     def teardown(self) -> None:
         """Nobody is heard of any more: everything ends by itself, and nobody is left waiting."""
