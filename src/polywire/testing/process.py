@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Final
 
@@ -58,11 +59,13 @@ def _free(port: int) -> bool:
 
 
 _PORT: Final = _lasting_ports()
+_PORT_LOCK: Final = Lock()  # brokers are started in threads, too
 
 
 def lasting_port() -> int:
     """A free port that a broker finds free again when it is started again."""
-    return next(_PORT)
+    with _PORT_LOCK:
+        return next(_PORT)
 
 
 class BrokerProcess:

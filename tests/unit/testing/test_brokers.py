@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 import polywire
 from polywire.errors import Invalid, Unavailable
-from polywire.testing import broker
+from polywire.testing import broker, process
 from polywire.testing.process import WIRES, child_environment
 from polywire.testing.thread import BrokerThread, forget_memory
 
@@ -121,3 +122,9 @@ def test_pytest_has_fixtures(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 passed" in ended.stdout
+
+
+def test_threads_are_given_ports_of_their_own() -> None:
+    with ThreadPoolExecutor(16) as threads:
+        ports = list(threads.map(lambda _: process.lasting_port(), range(400)))
+    assert len(set(ports)) == len(ports)
