@@ -33,6 +33,7 @@ from polywire.protocols.kafka07.messages import (
     split_multifetch_answer,
 )
 from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
@@ -292,7 +293,7 @@ def test_an_answer_made_in_turns_is_gone_once_it_was_sent_or_nobody_wants_it(
     """Its buffers are a megabyte each: none may wait for a garbage collection, which may be far away."""
     peer.feed(encode_produce(b"t", 0, A + B))
     looks = itertools.count()
-    monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: next(looks) * fetch.QUANTUM_S / 2)
+    monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: next(looks) * QUANTUM_S / 2)
     gc.disable()
     try:
         before = [one for one in gc.get_objects() if isinstance(one, fetch.FetchReply)]
