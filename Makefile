@@ -110,7 +110,7 @@ bench: dev ## Measure this machine and print the table
 bench-peers: dev ## Compare with NATS, Redis, RabbitMQ and Kafka, those that are installed, in one table (some minutes)
 	$(PYTHON) -m benchmarks.peers $(BENCH_ARGS)
 
-bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests before and after the last change, and fail where there are more
+bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests beside the last commit that kept a result, and fail where there are more
 	$(PYTHON) -m benchmarks.instructions --quick $(BENCH_ARGS)
 
 docs: dev ## Write docs/reference anew and check every link of the documentation

@@ -1,7 +1,7 @@
 """Builds the compiled modules, and says what depends on whether they are: the requirements.
 
-Promises: without a C compiler the installation is slower, and needs Cython's shadow module at run time; with one it does not. The first is
-said once. Everything else about the distribution is in pyproject.toml.
+Promises: where a module does not compile, and without a C compiler none does, all run from their sources: slower, and with Cython's shadow
+module at run time, which nobody needs otherwise. That is said. Everything else about the distribution is in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import os
 import re
 import runpy
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from setuptools import Distribution, Extension, setup
@@ -24,8 +21,11 @@ INFO = runpy.run_path(str(HERE / "src" / "polywire" / "build_info.py"), run_name
 # Loads through casted pointers are how the hot loops read words: no strict aliasing, then.
 # What a C compiler has to say of generated C helps nobody who installs this.
 FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-aliasing", "-w"]
-# ``POLYWIRE_COMPILE=0``: one wheel for every system, of the sources alone.
+# ``POLYWIRE_COMPILE=0``: one wheel for every system, of the sources alone. 1: everything compiles, or there is no wheel.
 WANTED = os.environ.get("POLYWIRE_COMPILE") != "0"
+DEMANDED = os.environ.get("POLYWIRE_COMPILE") == "1"
+# Commands that name the requirements: the first is asked before anything is built, and believed; the others make what is installed.
+DESCRIBING = {"dist_info", "bdist_wheel", "editable_wheel"}
 REQUIREMENTS = [
     "argon2-cffi>=23.1",
     "cramjam>=2.8",
@@ -39,22 +39,6 @@ REQUIREMENTS = [
     "uvloop>=0.21; sys_platform != 'win32'",
 ]
 UNCOMPILED_REQUIREMENTS = ["cython>=3.1"]  # its shadow module, which sources import
-
-
-def can_compile() -> bool:
-    """Whether there is what compiles and links a module of Python: asked before anything is built, as requirements are."""
-    with TemporaryDirectory() as folder:
-        source = Path(folder, "probe.c")
-        source.write_text("#include <Python.h>\nPyMODINIT_FUNC PyInit_probe(void) { return NULL; }\n")
-        command = build_ext(Distribution({"ext_modules": [Extension("probe", [str(source)])]}))
-        command.build_lib = command.build_temp = folder
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            try:
-                command.ensure_finalized()
-                command.run()
-            except Exception:  # no compiler at all: setuptools may raise nearly anything, OSError included
-                return False
-    return True
 
 
 def description() -> str:
@@ -88,7 +72,7 @@ def extensions() -> list[Any]:
 
 
 class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
-    """Builds what it can and says once what it could not."""
+    """Compiles everything or nothing: modules call each other past Python, so that a source cannot stand for one of them."""
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -100,25 +84,24 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
             super().run()
         except Exception as error:  # no compiler at all: setuptools may raise nearly anything, OSError included
             self.failed.update({module.name: str(error) for module in self.extensions})
-        for name in self.failed:  # what an earlier build left must not hide the newer source
-            source = HERE / "src" / Path(*name.split("."))
+        if not self.failed:
+            return
+        names = ", ".join(sorted(self.failed))
+        told = f"{len(self.failed)} of {len(self.extensions)} modules could not be compiled ({names})"
+        if DEMANDED:
+            raise SystemExit(f"{told}, and POLYWIRE_COMPILE=1 demands all")
+        for module in self.extensions:  # what an earlier build left must not hide a newer source either
+            source = HERE / "src" / Path(*module.name.split("."))
             for left in [*source.parent.glob(f"{source.name}.*.so"), *source.parent.glob(f"{source.name}.*.pyd")]:
                 left.unlink()
-        if self.failed and COMPILES and not self.inplace:
-            # The requirements, which were told before, are those of compiled modules.
-            raise SystemExit(
-                f"could not compile {', '.join(sorted(self.failed))}: set POLYWIRE_COMPILE=0 to do without"
-            )
-        if self.failed:
-            reason = next(iter(self.failed.values())).strip().splitlines()[-1:]
-            print(
-                f"\nWARNING: {len(self.failed)} of {len(self.extensions)} modules could not be compiled"
-                f" ({', '.join(sorted(self.failed))}): {' '.join(reason)}\n"
-                "WARNING: polywire runs from their Python sources instead: everything works, many times slower."
-                " Install a C compiler and run `make clean setup` to change that.\n",
-                file=sys.stderr,
-                flush=True,
-            )
+        reason = next(iter(self.failed.values())).strip().splitlines()[-1:]
+        print(
+            f"\nWARNING: {told}: {' '.join(reason)}\n"
+            "WARNING: polywire runs from its Python sources instead: everything works, many times slower."
+            " Install a C compiler and install polywire again (in a checkout: make clean setup) to change that.\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def build_extension(self, ext: Any) -> None:
         try:
@@ -128,12 +111,27 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
             self.failed[ext.name] = str(error)
 
 
-COMPILES = WANTED and can_compile()
+def compiled_here() -> list[Any]:
+    """The extensions of this distribution, none where one of them does not compile.
+
+    Requirements are asked for before anything is built, and nobody asks again: so where the answer counts they are compiled now, and the
+    build itself finds it done.
+    """
+    modules = extensions()
+    if not modules or not DESCRIBING & set(sys.argv):
+        return modules
+    command = ForgivingBuild(Distribution({"name": "polywire", "ext_modules": modules}))
+    command.ensure_finalized()
+    command.run()
+    return [] if command.failed else modules
+
+
+MODULES = compiled_here()
 
 setup(
-    ext_modules=extensions(),
+    ext_modules=MODULES,
     cmdclass={"build_ext": ForgivingBuild},
-    install_requires=REQUIREMENTS + ([] if COMPILES else UNCOMPILED_REQUIREMENTS),
+    install_requires=REQUIREMENTS + ([] if MODULES else UNCOMPILED_REQUIREMENTS),
     long_description=description(),
     long_description_content_type="text/markdown",
 )

@@ -33,7 +33,8 @@ from tests.unit.log.rig import Memory, RigLoop, abandon, batch_of
 MEBI: Final = 1 << 20
 START_REQUEST_S: Final = 0.04
 PUT_S: Final = 0.035  # of a small object
-FULL_PUT_S: Final = 0.12  # of 8 MiB
+FULL_PUT_S: Final = 0.12  # of 8 MiB; more takes longer
+FULL_BYTES: Final = 8 * MEBI
 RECORDS_PER_S: Final = 1000
 SMALL: Final = LogSettings(slot_bytes=64 * 1024, disk_reserve_bytes=0, durability=Level.STORED)
 USUAL: Final = LogSettings(disk_reserve_bytes=0, durability=Level.STORED)
@@ -45,10 +46,12 @@ class SlowObjects(MemoryObjects):
     def __init__(self) -> None:
         super().__init__()
         self.request_s = 0.0
+        self.byte_s = 0.0
+        """More for each byte that is written."""
         self.created = 0
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        time.sleep(self.request_s)
+        time.sleep(self.request_s + self.byte_s * sum(map(len, parts)))
         self.created += 1
         super().create(name, parts)
 
@@ -153,7 +156,7 @@ def stored_mb_per_s(folder: Path, seconds: float) -> tuple[float, float]:
     log, loop = Shard(bucket, folder).open(USUAL)
     partition = log.open_partition(1)
     loop.run_until(lambda: not log.sealing)
-    bucket.request_s = FULL_PUT_S
+    bucket.request_s, bucket.byte_s = PUT_S, (FULL_PUT_S - PUT_S) / FULL_BYTES
     batch, stored = bytes(batch_of([bytes(MEBI)])), 0
 
     def done(offset: int | BrokerError) -> None:
@@ -198,7 +201,7 @@ def main() -> None:
         )
         rate, used = stored_mb_per_s(folder / "load", given.seconds)
         console.print(
-            f"stored, {1000 * FULL_PUT_S:g} ms a put: {rate:.0f} MB/s, {used:.2f} processor seconds/GB with the memory's copy"
+            f"stored, {1000 * FULL_PUT_S:g} ms a put of 8 MiB: {rate:.0f} MB/s, {used:.2f} processor seconds/GB with the memory's copy"
         )
 
 

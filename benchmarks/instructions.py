@@ -1,10 +1,14 @@
 """Instructions of the broker for the same work, of a commit and of the working tree.
 
-Run: ``python -m benchmarks.instructions [--against COMMIT] [--only BEGINNING] [--quick] [--limit 1.05]``
+Run: ``python -m benchmarks.instructions [--against COMMIT] [--only BEGINNING] [--quick] [--limit 1.05] [--keep DATE]``
+
+Compared is with the last commit that kept such a result, so that many small losses add up until somebody answers for them by keeping
+another one.
 
 Each broker runs under callgrind, the same loads run against both from outside, and the counts are read between passes: what else the
-machine does changes nothing. What the kernel does is not counted, nor how long anything waits, so a change that saves system calls shows less
-here than it is worth. The broker does not poll before it sleeps (decision 0008), since that would count what time passes.
+machine does changes only how much of what the broker does by the clock falls into a pass, and how many requests it finds at once. What the
+kernel does is not counted, nor how long anything waits, so a change that saves system calls shows less here than it is worth. The broker does
+not poll before it sleeps (decision 0008), since that would count what time passes.
 
 Promises: ends with 1 when a load takes more than ``limit`` times the commit's instructions; with 0 and a loud line where there is no
 valgrind. Must not know: what a load does.
@@ -40,7 +44,7 @@ from benchmarks import (
     lone_requests,
     polywire_load,
 )
-from benchmarks.measure import console
+from benchmarks.measure import console, machine
 from polywire.testing.process import WIRES, lasting_port
 
 HERE: Final = Path(__file__).resolve().parents[1]
@@ -49,6 +53,7 @@ READY_S: Final = 900.0  # half a minute of processor time, on a machine that may
 PASSES: Final = 3  # counted, after one that is not
 LIMIT: Final = 1.05
 BATCH_RECORDS: Final = 1_000
+RESULT: Final = "-instructions.md"
 BUILT_FROM: Final = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are put beside their sources
 
@@ -80,7 +85,7 @@ def workloads() -> Iterator[Workload]:
             )
     yield Workload("flux-pipelined", 5_000, _nothing, _flux_pipelined, quick=True)
     yield Workload("polywire-produce", 100, partial(_create, topic="bulk"), _polywire_produce, quick=True)
-    yield Workload("polywire-fetch", 100, _nothing, _polywire_fetch, quick=True)
+    yield Workload("polywire-fetch", 800, _nothing, _polywire_fetch, quick=True)
     yield Workload("cursus-produce", 100, lambda at: cursus_load.create(*at["cursus"], "written"), _cursus_produce)
     yield Workload("iggy-send", 100, lambda at: iggy_load.create(*at["iggy"], "sent"), _iggy_send)
     yield Workload("iggy-poll", 100, _nothing, _iggy_poll)
@@ -112,7 +117,8 @@ def _polywire_produce(at: Addresses, count: int) -> None:
 
 
 def _polywire_fetch(at: Addresses, count: int) -> None:
-    polywire_load.fetch_rate(*at["polywire"], "bulk")
+    for _ in range(count // 100):  # what the broker does once a second is little beside so many
+        polywire_load.fetch_rate(*at["polywire"], "bulk")
 
 
 def _cursus_produce(at: Addresses, count: int) -> None:
@@ -152,6 +158,7 @@ class CountedBroker:
         self._read = 0
         ready = place / "ready"
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={self._out}", "--cache-sim=no", "--quiet"]
+        command += ["--instr-atstart=no"]  # it starts several times as fast
         command += [sys.executable, "-m", "polywire", "serve", "--data-dir", str(place / "data")]
         command += ["--ready-file", str(ready), "--idle-poll-us", "0"]
         for wire in WIRES:
@@ -166,10 +173,14 @@ class CountedBroker:
                 raise AssertionError(f"the broker did not get ready tree={tree}\n{(place / 'log').read_text()}")
             time.sleep(0.1)
         self.addresses = {name: (at["host"], at["port"]) for name, at in json.loads(ready.read_text()).items()}
+        self._control("--instr=on")
+
+    def _control(self, command: str) -> None:
+        subprocess.run(["callgrind_control", command, str(self._process.pid)], check=True, capture_output=True)
 
     def count(self) -> int:
         """Instructions since this was called last."""
-        subprocess.run(["callgrind_control", "--dump", str(self._process.pid)], check=True, capture_output=True)
+        self._control("--dump")
         self._read += 1
         dump = self._out.with_name(f"{self._out.name}.{self._read}")
         for line in dump.read_text().splitlines():
@@ -209,9 +220,15 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def commit_before() -> str:
-    """What the working tree is compared with where nothing is said: the last commit while something is changed, else the one before."""
-    return "HEAD" if _git("status", "--porcelain", "--untracked-files=no", "src") else "HEAD~1"
+def commit_kept() -> str:
+    """What the working tree is compared with where nothing is said: the last commit that kept a result, empty where the history that is
+    here does not go back so far."""
+    return _git("log", "-1", "--format=%h", "--", f":(glob)benchmarks/results/*{RESULT}")
+
+
+def is_same(commit: str) -> bool:
+    """Whether the working tree's broker is the commit's."""
+    return subprocess.run(["git", "diff", "--quiet", commit, "--", *BUILT_FROM], cwd=HERE, check=False).returncode == 0
 
 
 def built(commit: str) -> Path:
@@ -287,15 +304,24 @@ def compare(commit: str, chosen: Sequence[Workload], *, passes: int) -> list[Com
         return [Comparison(name, counts, now.result()[name]) for name, counts in before.result().items()]
 
 
-def show(commit: str, found: Sequence[Comparison]) -> None:
-    """Print the table."""
-    table = Table(title=f"thousands of instructions a request: {commit}, and the working tree")
-    for column in ("load", "before", "now", "ratio", "spread"):
+def show(commit: str, found: Sequence[Comparison], keep: Path | None) -> None:
+    """Print the table, and keep it where that is asked for."""
+    title = f"thousands of instructions a request: {commit}, and the working tree"
+    columns = ("load", "before", "now", "ratio", "spread")
+    table = Table(title=title)
+    for column in columns:
         table.add_column(column, justify="left" if column == "load" else "right", no_wrap=True)
+    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     for one in found:
         counts = (f"{statistics.median(counts) / 1e3:,.1f}" for counts in (one.before, one.now))
-        table.add_row(one.name, *counts, f"{one.ratio:.3f}", f"{one.spread:.1%}")
+        cells = (one.name, *counts, f"{one.ratio:.3f}", f"{one.spread:.1%}")
+        table.add_row(*cells)
+        lines.append("| " + " | ".join(cells) + " |")
     console.print(table)
+    if keep is not None:
+        facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+        command = "`python -m benchmarks.instructions`"
+        keep.write_text("\n".join([f"# {keep.stem}", "", facts, "", f"{command}, {title}", "", *lines]) + "\n")
 
 
 def main() -> int:
@@ -303,11 +329,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Count the broker's instructions, of a commit and of the working tree."
     )
-    parser.add_argument("--against", help="commit to compare with; the last one that differs without")
+    parser.add_argument("--against", help="commit to compare with; the last one that kept a result without")
     parser.add_argument("--only", default="", help="loads whose names begin so")
     parser.add_argument("--quick", action="store_true", help="only what takes two minutes in all")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"what a load may take, times the commit ({LIMIT})")
     parser.add_argument("--passes", type=int, default=PASSES, help=f"that are counted ({PASSES})")
+    parser.add_argument(
+        "--keep", metavar="DATE", help="keep the table among the results: what follows is compared with it"
+    )
     asked = parser.parse_args()
     if shutil.which("valgrind") is None:
         print("NOTHING WAS COUNTED: there is no valgrind here", file=sys.stderr)
@@ -315,9 +344,15 @@ def main() -> int:
     chosen = [one for one in workloads() if one.name.startswith(asked.only) and (one.quick or not asked.quick)]
     if not chosen:
         parser.error(f"no load's name begins so only={asked.only!r}")
-    commit = asked.against or commit_before()
+    commit = asked.against or commit_kept()
+    if not commit:
+        print(f"NOTHING WAS COUNTED: the history here has no commit that kept a result of {RESULT}", file=sys.stderr)
+        return 0
+    if is_same(commit):
+        print(f"nothing was counted: the broker is that of {commit}")
+        return 0
     found = compare(commit, chosen, passes=asked.passes)
-    show(commit, found)
+    show(commit, found, asked.keep and HERE / "benchmarks" / "results" / f"{asked.keep}{RESULT}")
     worse = [one for one in found if one.is_worse(asked.limit)]
     for one in worse:
         print(f"SLOWER: {one.name} takes {one.ratio:.3f} times what it took", file=sys.stderr)

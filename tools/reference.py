@@ -116,7 +116,7 @@ def _command(words: Sequence[str], command: App) -> Iterator[str]:
     environment = "POLYWIRE_SERVE_" if words[-1] == "serve" else ""
     yield from ["", f"## {' '.join(words)}", ""]
     yield from ["```", " ".join([*words, *needed, "[OPTIONS]"]), "```", ""]
-    text = cleandoc(command.default_command.__doc__ or "").partition("\nParameters\n")[0]
+    text = cleandoc(command.help or "").partition("\nParameters\n")[0]
     yield from [text.strip(), ""]
     for argument in positional:
         yield from [f"`{argument.name.removeprefix('--').upper()}`: {argument.parameter.help}", ""]

@@ -64,6 +64,9 @@ class ErrorCode(Enum):
     STOPPING = "stopping"
     REPLICATION_TIMEOUT = "replication_timeout"
     STORAGE_FAILED = "storage_failed"
+    UNREACHABLE = (
+        "unreachable"  # raised by clients alone: nobody listens there, or answers, or what does is something else
+    )
     CORRUPT = "corrupt"
 
 

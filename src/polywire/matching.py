@@ -11,6 +11,7 @@ from typing import Final
 DIGITS: Final = "0123456789"
 UPPER: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LOWER: Final = "abcdefghijklmnopqrstuvwxyz"
+HEX_DIGITS: Final = DIGITS + "abcdef"
 WORD: Final = DIGITS + UPPER + LOWER
 INTEGER_DIGITS_MAX: Final = 19  # of a signed 64-bit number
 ANY: Final = "*"  # any characters, none as well

@@ -22,6 +22,8 @@ NAME_BYTES_MAX: Final = 255  # of a stream's name and of a topic's, in UTF-8: wh
 FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # both and the dot between
 DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
+PORT_MAX: Final = 65_535
+PORT_DIGITS_MAX: Final = 5  # longer ones are not turned into numbers
 PARTITION_COUNT_MAX: Final = 10_000
 
 

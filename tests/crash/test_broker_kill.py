@@ -121,7 +121,7 @@ class RepeatingProducer:
                 while self.running or self.owed:
                     await self._produce_once(client)
             except BrokerError as error:
-                if error.code is not ErrorCode.STOPPING:  # only a lost connection is a reason to send again
+                if error.code is not ErrorCode.UNREACHABLE:  # only a lost connection is a reason to send again
                     raise
             finally:
                 await client.close()

@@ -21,6 +21,7 @@ from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
 from tests.broker_process import silenced
 from tests.e2e import installation
+from tests.e2e.java import SHORT_LIVED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,8 +103,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def spark() -> Iterator[SparkSession]:
     """One Spark session on two cores."""
     from polywire.spark import session
+    from polywire.spark.sessions import JAVA_OPTIONS
 
-    made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: SHORT_LIVED})
     yield made
     made.stop()
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
+
 ROOT: Final = Path(__file__).parents[2]
 BLOCK: Final = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[\w./-]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
 # The listeners of `polywire serve`, by the ports that the pages call them by.
@@ -154,6 +156,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
         "STARTS": str(commands / "starts"),
         "HOME": str(folder),
         "COLUMNS": "200",
+        EVERY_JAVA: SHORT_LIVED,
     }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + script],

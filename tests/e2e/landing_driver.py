@@ -9,6 +9,7 @@ from polywire.spark import session
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.queries import into_topic, run_query, topic_stream
 from polywire.spark.sessions import JAVA_OPTIONS
+from tests.e2e.java import SHORT_LIVED
 
 BATCH_RECORDS_MAX = 1_000
 
@@ -17,7 +18,7 @@ def main(address: str, topic: str, directory: str, copy: str = "") -> None:
     """Land the topic in the directory, or copy it to the topic ``copy``."""
     scratch = Path(directory) / "scratch"  # a killed Spark leaves its own behind
     scratch.mkdir(exist_ok=True)
-    conf = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.local.dir": str(scratch)}
+    conf = {JAVA_OPTIONS: SHORT_LIVED, "spark.local.dir": str(scratch)}
     spark = session("driver", master="local[2]", **conf)
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
     if copy:

@@ -14,11 +14,9 @@ from polywire.cli import main
 from polywire.cli.usage import EXIT_DONE
 from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
+from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
 RUN_TIMEOUT_S = 400.0  # some 20 s on a machine that does nothing else
-SHORT_LIVED = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a Java machine of half a minute never gets back what it compiles well
-)
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
 
 pytestmark = [
@@ -36,7 +34,7 @@ def run(project: Path) -> str:
     """Run it as its README says, without any setting of ours; returns what it said."""
     quiet = {name: value for name, value in environment().items() if name not in ("SPARK_CONF_DIR", "PYSPARK_PYTHON")}
     told = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
-    told["JAVA_TOOL_OPTIONS"] = SHORT_LIVED
+    told[EVERY_JAVA] = SHORT_LIVED
     path = os.pathsep.join([str(COMMAND.parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         [COMMAND, "run"], cwd=project, env={**told, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,

@@ -21,6 +21,7 @@ from polywire.build_info import VERSION, compilable_modules
 from tests.e2e.installation import BUILD_SECONDS_MAX, ROOT, build_wheel, environment_with, run
 
 TRIAL: Final = ROOT / "tools" / "installed.py"
+COMPILED_ALONE: Final = "client/cursor"  # a small module
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 
@@ -67,6 +68,37 @@ def test_one_wheel_for_every_system(source_distribution: Path, tmp_path: Path) -
     built = build_wheel(source_distribution, tmp_path, POLYWIRE_COMPILE="0")
     assert built.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".pyd"))]
+
+
+@pytest.fixture(scope="module")
+def forgetful_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A compiler that can do one of our modules, and fails on all others."""
+    real = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if shutil.which(real.split()[0]) is None:
+        pytest.skip(f"NOT TRIED: a compiler that fails on some modules, for want of one ({real})")
+    compiler = tmp_path_factory.mktemp("compiler") / "cc"
+    compiler.write_text(f"""#!/bin/sh
+case "$*" in *{COMPILED_ALONE}*) exec {real} "$@" ;; esac
+echo "out of patience" >&2
+exit 1
+""")
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
+def test_a_compiler_may_fail_on_a_module(source_distribution: Path, forgetful_compiler: str, tmp_path: Path) -> None:
+    """All run from their sources then: those of some would ask compiled ones for what only compiled ones see."""
+    built = build_wheel(source_distribution, tmp_path, CC=forgetful_compiler)
+    assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
+    assert any(line.startswith("cython") for line in metadata(built).get_all("Requires-Dist", []))
+    assert built.name.endswith("-py3-none-any.whl")
+
+
+def test_a_release_can_demand_that_everything_compiles(
+    source_distribution: Path, forgetful_compiler: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match="POLYWIRE_COMPILE=1 demands all"):
+        build_wheel(source_distribution, tmp_path, CC=forgetful_compiler, POLYWIRE_COMPILE="1")
 
 
 def test_the_source_distribution_has_what_builds_it(source_distribution: Path) -> None:

@@ -183,7 +183,7 @@ def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
         (("--flux", "localhost"), "an address is HOST:PORT or off"),
         (("--cursus-idle-timeout", "0"), "idle timeout is out of range"),
         (("--retention-hours", "-1"), "out of range name=retention_hours"),
-        (("--flux", "127.0.0.1:70000"), "an address is HOST:PORT or off"),
+        (("--flux", "127.0.0.1:70000"), "a port is at most 65535"),
     ],
 )
 def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:

@@ -37,6 +37,7 @@ class Peer:
     says_assignments: bool = True
     says_empty: bool = True  # tells null and empty apart
     idempotent: bool = True
+    keeps_generation: bool = False  # a member does not join again by itself when its connection breaks
     outlives_kills: bool = True  # what was under way is sent again by the client, not by its application
 
     @property
@@ -46,11 +47,13 @@ class Peer:
 
 
 PEERS: Final = (
-    Peer("confluent-kafka", "POLYWIRE_KAFKA_CLIENTS"),
-    Peer("kafka-python", "POLYWIRE_KAFKA_CLIENTS"),
-    Peer("aiokafka", "POLYWIRE_KAFKA_CLIENTS"),
-    Peer("java", "POLYWIRE_KAFKA_JAVA"),
-    Peer("java-old", "POLYWIRE_KAFKA_JAVA_OLD"),
+    Peer("confluent-kafka", "POLYWIRE_KAFKA_CLIENTS", keeps_generation=True),
+    Peer("kafka-python", "POLYWIRE_KAFKA_CLIENTS", keeps_generation=True),
+    Peer("aiokafka", "POLYWIRE_KAFKA_CLIENTS", keeps_generation=True),
+    Peer(
+        "java", "POLYWIRE_KAFKA_JAVA"
+    ),  # forgets its topics while no broker answers, and joins again once it has found them
+    Peer("java-old", "POLYWIRE_KAFKA_JAVA_OLD", keeps_generation=True),
     Peer("kafkajs", "POLYWIRE_KAFKA_NODE", codecs=("none", "gzip", "snappy"), static=False),
     Peer("franz-go", "POLYWIRE_KAFKA_GO", moves_positions=False),
     Peer("sarama", "POLYWIRE_KAFKA_GO", outlives_kills=False),

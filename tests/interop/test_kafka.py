@@ -7,6 +7,8 @@ The clients are not part of this project. Environment variables name where they 
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +17,7 @@ import pytest
 from polywire.client.sync import connect
 from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess
-from tests.interop.kafka_peer import NEXT, PEERS, Member, Peer, Toolbox, drive, until
+from tests.interop.kafka_peer import NEXT, PEERS, SECONDS_MAX, Member, Peer, Toolbox, drive, until
 
 RECORDS = 100
 PARTITIONS = 6
@@ -219,7 +221,9 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
         broker.kill()
         broker.start()
         pass_on()
-        if peer.says_assignments:
+        if peer.keeps_generation:
+            assert [len(one.assignments) for one in both] == before, "nobody was told to join again"
+        elif peer.says_assignments:
             until(
                 lambda: (
                     all(len(one.assignments) > was for one, was in zip(both, before, strict=True))
@@ -278,13 +282,30 @@ def test_a_static_member_comes_back_to_its_partitions(toolbox: Toolbox, broker: 
             assert all(
                 had == other.assigned for had in other.assignments[before:]
             )  # cooperative ones say again what they keep
+            told = [len(one.assignments) for one in (other, back)]
             broker.kill()
             broker.start()
             produce(broker, topic, 1)
             until(lambda: len({*other.records, *back.records}) == 2 * PARTITIONS, lambda: (other.records, back.records))
+            assert not peer.keeps_generation or [len(one.assignments) for one in (other, back)] == told
 
 
 @each
 def test_it_makes_changes_and_deletes_topics(toolbox: Toolbox, broker: BrokerProcess, peer: Peer) -> None:
-    said = drive(toolbox, peer, "admin", address(broker), f"made-{peer.name}")
-    assert said == [["created", 3, "7200000"], ["grown", 5], ["listed", True], ["deleted", True]]
+    """The broker is killed in between."""
+    command = [*toolbox.command(peer), peer.name, "admin", address(broker), f"made-{peer.name}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = [process.stdout.readline() for _ in range(2)]
+            broker.kill()
+            broker.start()
+            told, _ = process.communicate("go on\n", timeout=SECONDS_MAX)
+        finally:
+            process.kill()
+    assert list(map(json.loads, [*said, *told.splitlines()])) == [
+        ["created", 3, "7200000"],
+        ["grown", 5],
+        ["listed", True],
+        ["deleted", True],
+    ]

@@ -116,6 +116,35 @@ def test_kcat_reads_as_a_group(kcat: str, broker: BrokerProcess) -> None:
         assert [client.position("g", topic, 1) for topic in ("one", "two")] == [10, 10]
 
 
+def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: BrokerProcess, tmp_path: Path) -> None:
+    """It is not told to join again, so nothing is read twice."""
+
+    def produce(first: int) -> None:
+        with connect(broker.url()) as client:
+            for partition in (0, 1):
+                numbers = range(first + partition, first + 20, 2)
+                client.produce("orders", [Record(value=b"v%d" % number) for number in numbers], partition=partition)
+
+    def told() -> list[str]:
+        return said.read_text().split()
+
+    with connect(broker.url()) as client:
+        client.create_topic("orders", 2)
+    produce(0)
+    said = tmp_path / "said"
+    words = ("-E", "-G", "g", "-X", "auto.offset.reset=earliest", "-q", "-u", "-f", "%s\\n", "-c", "40", "orders")
+    with said.open("wb") as output, subprocess.Popen([kcat, "-b", address(broker), *words], stdout=output) as process:
+        try:
+            until(lambda: len(told()) == 20, told)
+            broker.kill()
+            broker.start()
+            produce(20)
+            assert process.wait(SECONDS_MAX) == 0
+        finally:
+            process.kill()
+    assert sorted(told()) == sorted(f"v{number}" for number in range(40))
+
+
 # Kafka's own tools
 
 

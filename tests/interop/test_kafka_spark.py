@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,37 @@ def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
         addresses = (f"{host}:{port}", ":".join(map(str, broker.addresses["polywire"])))
         command = [sys.executable, str(DRIVER), jars, *addresses, "both", "sunk"]
         environment = {**child_environment(), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=environment
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, list[Any]] = {}
-    for what, *words in map(json.loads, done.stdout.splitlines()):
-        said.setdefault(what, []).append(words)
+        said = run(command, environment, broker, tmp_path / "errors")
     assert said["columns"][0][0] == said["columns"][0][1]
     assert said["read"] == [[RECORDS, RECORDS]]
     assert said["differ"] == [[[]]]
     assert said["written"] == [[True]]
     assert said["streamed"] == [[1000, 1000]]
+    assert said["half"] == [[1000]]
+    assert said["over"] == [[2000, 2000, True]]
+
+
+def run(command: list[str], environment: dict[str, str], broker: BrokerProcess, errors: Path) -> dict[str, list[Any]]:
+    """What the driver says; the broker is killed when it is in the midst of a stream."""
+    said: dict[str, list[Any]] = {}
+    pipe = subprocess.PIPE
+    with (
+        errors.open("w") as output,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=output, text=True, env=environment) as process,
+    ):
+        late = threading.Timer(SECONDS_MAX, process.kill)
+        late.daemon = True
+        late.start()
+        for what, *words in map(json.loads, process.stdout or ()):
+            said.setdefault(what, []).append(words)
+            if what == "half" and process.stdin is not None:
+                broker.kill()
+                broker.start()
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+        late.cancel()
+    assert process.returncode == 0, errors.read_text()[-3000:]
+    return said
 
 
 def value(number: int) -> bytes:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from polywire.broker.changes import ClassicGroupStored, decode_change, encode
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, Synced
+from polywire.broker.groups.classic_stored import restored, stored
 from polywire.errors import BrokerError
 
 MEMBERS_MAX = 6
 EXPIRIES_MAX = 200  # of a group that nobody hears of any more: each takes somebody out or ends a phase
 PROTOCOLS = st.lists(st.sampled_from(["range", "sticky", "odd"]), min_size=0, max_size=3, unique=True)
+
+
+class Unread:
+    """How members write what is assigned: the broker does not read it."""
+
+    def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
+        raise AssertionError("only where a group is shared")
+
+    def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
+        raise AssertionError("only where a group is shared")
+
+
+def decoded(group: ClassicGroupStored) -> ClassicGroupStored:
+    """The group as it comes back out of the journal."""
+    found = decode_change(encode(group))
+    assert isinstance(found, ClassicGroupStored)
+    return found
 
 
 class ClassicGroupMachine(RuleBasedStateMachine):
@@ -137,6 +157,19 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             self.group.leave(member, now=self.now)
         assert member not in {view.id for view in self.group.members} or member in self.instance_of
         self.take()
+
+    @rule()
+    def restart(self) -> None:
+        """The broker is killed: what was settled goes on with everybody in it, else all join anew."""
+        was, kept = self.group, stored(self.group, 0)
+        assert (kept is None) == (was.phase is not Phase.STABLE)
+        self.waiting.clear()
+        if kept is None:
+            self.group = ClassicGroup("g", Limits(MEMBERS_MAX, 5_000), was.generation + 1)
+            return
+        self.group = restored(decoded(kept), Limits(MEMBERS_MAX, 5_000), Unread(), self.now)
+        assert (self.group.members, self.group.bytes) == (was.members, was.bytes)
+        assert (self.group.generation, self.group.leader) == (was.generation, was.leader)
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 61.0]))
     def pass_time(self, seconds: float) -> None:

@@ -20,9 +20,10 @@ from polywire.testing.sim.worlds import WORLDS
 from tests.sim.broker_mutations import BROKER_MUTATIONS
 from tests.sim.mutation import Mutation
 from tests.sim.mutations import LOG_MUTATIONS
+from tests.sim.readiness_mutations import READINESS_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
 
-MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS, *WIRES_MUTATIONS)
+MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS, *WIRES_MUTATIONS, *READINESS_MUTATIONS)
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
 BEGIN: Final = "<!-- made by `make sim-mutations` -->"

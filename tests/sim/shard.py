@@ -1,7 +1,8 @@
 """One shard in a bucket, several brokers that want to lead it, and everything that a network does to requests; one number replays a run.
 
 Promises: time is virtual, every choice comes from the run's number. What is checked: whoever acknowledges has seen all that was acknowledged
-before, in the same order; a fresh reader at the end finds all of it once. Must not know: how the protocol keeps that.
+before, in the same order; a fresh reader at the end finds all of it once; who was told of a snapshot finds it for a grace. Must not know: how
+the protocol keeps that.
 """
 
 from __future__ import annotations
@@ -9,22 +10,39 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
-from polywire.cluster import protocol
+from polywire.cluster import protocol, sweeping
 from polywire.cluster.chain import NONCE_BYTES, ObjectChain, start_object
 from polywire.cluster.floor import Floor
-from polywire.cluster.protocol import Create, Delete, MoveFloor, Outcome, Pause, Read, ReadFloor, Request
+from polywire.cluster.protocol import (
+    Create,
+    Delete,
+    DeleteBlobs,
+    ListBlobs,
+    ListJournal,
+    MoveFloor,
+    Outcome,
+    Pause,
+    Read,
+    ReadFloor,
+    ReadHeads,
+    Request,
+)
 from polywire.errors import Corrupt
 from polywire.log.journal.group import EntryKind, GroupHead, read_directory, read_group
 from polywire.log.journal.write_batch import sealed_content
+from polywire.log.segments.sealer import snapshot_name
 
 SEED: Final = 7
 SECONDS: Final = 150.0
 BROKERS: Final = 3
 OBJECTS_SEALED: Final = 5  # between two seals
 LATE_SECONDS_MAX: Final = 60.0
+GRACE_SECONDS: Final = 8.0
+SWEEP_SECONDS: Final = 10.0  # between two sweeps
 
 
 class Broken(Exception):
@@ -32,11 +50,12 @@ class Broken(Exception):
 
 
 class Shard:
-    """The world of one run. ``rules`` is the protocol, or what a test has made of it."""
+    """The world of one run. ``rules`` and ``swept`` are the protocol and its sweeping, or what a test has made of them."""
 
-    def __init__(self, number: int, rules: ModuleType = protocol) -> None:
+    def __init__(self, number: int, rules: ModuleType = protocol, swept: ModuleType = sweeping) -> None:
         self.chance: Final = random.Random(number)
         self.rules: Final = rules
+        self.swept: Final = swept
         self.now = 0.0
         self.objects: dict[int, bytes] = {}
         self.floor: tuple[Floor, str] = (Floor(), "")
@@ -51,7 +70,7 @@ class Shard:
 
     def run(self) -> None:
         """One run. Raises Broken."""
-        brokers = [_Process(self, Broker(self, f"node-{number}").live()) for number in range(BROKERS)]
+        brokers = [self._born(number) for number in range(BROKERS)]
         for process in brokers:
             self.after(self.chance.uniform(0, 5), process.begin)
         self._plan_kill(brokers)
@@ -83,9 +102,22 @@ class Shard:
         if len(state) > known:
             self.acknowledged = list(state)
 
-    def play(self, chain: ObjectChain) -> list[int]:
-        """The changes of a chain, those in its snapshot first."""
+    def plan(self, snapshot: str, number: int) -> None:
+        """Somebody is told of a snapshot by who has just stored this object, and reads it within the grace. A leader that was followed by
+        another without noticing may tell of what is gone."""
+
+        def read() -> None:
+            if snapshot not in self.snapshots:
+                raise Broken(f"a snapshot went that somebody had just been told of at={self.now:.3f}")
+
+        if snapshot and number == max(self.objects):
+            self.after(self.chance.uniform(0, GRACE_SECONDS), read)
+
+    def play(self, chain: ObjectChain) -> list[int] | None:
+        """The changes of a chain, those in its snapshot first; None where it is gone."""
         naming = chain.naming()
+        if naming is not None and naming.snapshot not in self.snapshots:
+            return None
         state = [] if naming is None else list(self.snapshots[naming.snapshot])
         for group in chain.behind(0 if naming is None else naming.sealed):
             for entry in read_directory(group.content, group.position):
@@ -99,11 +131,17 @@ class Shard:
             event()
         self.now = end
 
+    def _born(self, number: int) -> _Process:
+        broker = Broker(self, f"node-{number}")
+        process = _Process(self, broker.live())
+        broker.beside = process.beside
+        return process
+
     def _plan_kill(self, brokers: list[_Process]) -> None:
         def kill() -> None:
             index = self.chance.randrange(len(brokers))
             brokers[index].kill()
-            brokers[index] = _Process(self, Broker(self, f"node-{index}").live())
+            brokers[index] = self._born(index)
             self.after(self.chance.uniform(0.1, 10), brokers[index].begin)
             self._plan_kill(brokers)
 
@@ -116,7 +154,7 @@ class Shard:
                 answer = self._at_once(reader.send(answer))
         except StopIteration as end:
             found = self.play(end.value)
-        if found[: len(self.acknowledged)] != self.acknowledged:
+        if found is None or found[: len(self.acknowledged)] != self.acknowledged:
             raise Broken("a fresh reader misses what was acknowledged")
         if len(set(found)) != len(found):
             raise Broken("a change is there twice")
@@ -142,6 +180,9 @@ class Shard:
             case Delete(numbers):
                 for number in numbers:
                     self.objects.pop(number, None)
+            case DeleteBlobs(names):
+                for name in names:
+                    self.snapshots.pop(name, None)
         return Outcome.DONE
 
 
@@ -152,10 +193,18 @@ class _Process:
         self._shard = shard
         self._steps = steps
         self._killed = False
+        self._threads: list[_Process] = []
 
     def kill(self) -> None:
         """It hears of nothing any more; what it has sent still arrives."""
         self._killed = True
+        for thread in self._threads:
+            thread.kill()
+
+    def beside(self, steps: Generator[Request, Any, None]) -> None:
+        """Do something else, too, until it is killed."""
+        self._threads.append(_Process(self._shard, steps))
+        self._threads[-1].begin()
 
     def begin(self) -> None:
         """Go to work."""
@@ -163,7 +212,8 @@ class _Process:
 
     def _go_on(self, answer: Any) -> None:
         if not self._killed:
-            self._send(self._steps.send(answer))
+            with suppress(StopIteration):
+                self._send(self._steps.send(answer))
 
     def _answer(self, seconds: float, answer: Any) -> None:
         chance = self._shard.chance
@@ -179,6 +229,12 @@ class _Process:
                 self._read(list(numbers))
             case ReadFloor():
                 self._shard.after(self._travel(), lambda: self._answer(self._travel(), self._shard.floor))
+            case ReadHeads(numbers, size):
+                self._read(list(numbers), size)
+            case ListJournal():
+                self._shard.after(self._travel(), lambda: self._answer(self._travel(), list(self._shard.objects)))
+            case ListBlobs(directory):
+                self._shard.after(self._travel(), lambda: self._answer(self._travel(), self._listed(directory)))
             case _:
                 self._write(request)
 
@@ -188,14 +244,18 @@ class _Process:
             return chance.uniform(1, 12)
         return chance.uniform(0.05, 0.5) if draw < 0.1 else chance.uniform(0.001, 0.02)
 
-    def _read(self, numbers: list[int]) -> None:
+    def _listed(self, directory: str) -> list[str]:
+        return [name for name in self._shard.snapshots if name.startswith(f"{directory}/")]
+
+    def _read(self, numbers: list[int], size: int | None = None) -> None:
         """Reads that are sent together arrive in any order."""
         shard, found = self._shard, dict[int, bytes | None]()
 
         def arrive(part: Sequence[int]) -> None:
             found.update((number, shard.objects.get(number)) for number in part)
             if len(found) == len(numbers):
-                self._answer(self._travel(), [found[number] for number in numbers])
+                whole = [found[number] for number in numbers]
+                self._answer(self._travel(), [content if content is None else content[:size] for content in whole])
 
         known = [number for number in numbers if number <= max(shard.objects, default=0) + 2]
         rest = [number for number in numbers if number not in known]
@@ -205,7 +265,7 @@ class _Process:
 
     def _write(self, request: Request) -> None:
         shard, draw = self._shard, self._shard.chance.random()
-        deleting = isinstance(request, Delete)
+        deleting = isinstance(request, (Delete, DeleteBlobs))
         if draw < 0.03 and not deleting:
             self._answer(self._travel(), Outcome.EXISTS if draw < 0.015 else Outcome.UNKNOWN)
         elif draw < 0.1:  # it arrives some time, perhaps long after
@@ -231,6 +291,7 @@ class Broker:
     def __init__(self, shard: Shard, node: str) -> None:
         self._shard = shard
         self._node = node
+        self.beside: Callable[[Generator[Request, Any, None]], None]
 
     def live(self) -> Generator[Request, Any, None]:
         """Everything it does until it is killed."""
@@ -249,8 +310,12 @@ class Broker:
             yield Pause(chance.expovariate(1 / 8))
 
     def _lead(self, claim: protocol.Claim) -> Generator[Request, Any, None]:
-        shard = self._shard
+        shard, named = self._shard, claim.chain.naming()
         state = shard.play(claim.chain)
+        if state is None:
+            if shard.floor[0].number <= claim.number and claim.number + 1 not in shard.objects:
+                raise Broken("a snapshot is gone that the journal names")
+            return  # deposed long ago
         shard.acknowledge(state)
         started = read_group(claim.content, 0, SEED)
         assert started is not None, "it was just made"
@@ -261,27 +326,49 @@ class Broker:
             (sequence, claim.number, list(state)),
         )
         head = GroupHead(SEED)
+        snapshot = "" if named is None else named.snapshot
+        needed = {snapshot}
+        self.beside(self._sweep(start, needed))
         for count in range(1, 10_000):
             number, naming, parts = number + 1, count % OBJECTS_SEALED == 0, b""
+            name = snapshot_name(start, number)
+            if naming:
+                shard.snapshots[name] = sealed[2]
+                needed.add(name)
             for _ in range(1 if naming else shard.chance.randint(1, 3)):
                 head.clear()
-                content = self._enter(head, start, number, sealed, state, naming=naming)
+                content = self._enter(head, name, sealed, state, naming=naming)
                 parts += bytes(head.finish(start, sequence + 1, sequence, checksum, 0)) + content
                 sequence, checksum = sequence + 1, head.checksum
             if not (yield from shard.rules.settle(number, parts)):
+                self._check_deposed(number, start)
                 return
             shard.acknowledge(state)
             if naming:
+                needed.discard(snapshot)
+                self.beside(_remove(snapshot))
+                snapshot = name
                 floor = Floor(sealed[1] + 1, number, start, sealed[0])
                 yield from shard.rules.raise_floor(floor, starts)
                 sealed = (sequence, number, list(state))
+            shard.plan(snapshot, number)
             yield Pause(shard.chance.uniform(0, 0.3))
+
+    def _sweep(self, start: int, needed: set[str]) -> Generator[Request, Any, None]:
+        while True:
+            yield from self._shard.swept.sweep(SEED, start, frozenset(needed), GRACE_SECONDS)
+            yield Pause(SWEEP_SECONDS)
+
+    def _check_deposed(self, number: int, start: int) -> None:
+        found = self._shard.objects.get(number)
+        fields = None if found is None else read_group(found, 0, SEED)
+        if fields is not None and fields.start == start:
+            raise Broken("a leader is deposed by an object of its own")
 
     def _enter(
         self,
         head: GroupHead,
-        start: int,
-        number: int,
+        name: str,
         sealed: tuple[int, int, list[int]],
         state: list[int],
         *,
@@ -293,9 +380,13 @@ class Broker:
             content = state[-1].to_bytes(8, "little")
             head.entry(EntryKind.CHANGE, 0, 0, content)
             return content
-        name = f"{start:08x}-{number:07x}"
-        self._shard.snapshots[name] = sealed[2]
         content = sealed_content((), ())
         head.entry(EntryKind.SEALED, 0, sealed[0], content)
         head.entry(EntryKind.SNAPSHOT, 0, sealed[0], name.encode())
-        return content + name.encode()
+        return content + name.encode() + bytes(-len(name) % 8)
+
+
+def _remove(snapshot: str) -> Generator[Request, Any, None]:
+    """What a stored group replaced goes after the grace."""
+    yield Pause(GRACE_SECONDS)
+    yield DeleteBlobs((snapshot,))

@@ -15,6 +15,7 @@ from polywire.log.log import FileLog
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.file import FileStore
+from polywire.store.file_objects import FileObjects
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.process import DIRECTORY
 from polywire.types import Level
@@ -137,6 +138,24 @@ def test_removals_on_a_full_disk_leave_space_to_seal() -> None:
     machine.append(log, b"kept")
 
 
+def test_a_read_that_cannot_open_its_segment_at_once_is_answered_by_the_reader() -> None:
+    machine = Machine(replace(SETTINGS, open_blobs_max=1))
+    log = machine.open()
+    log.open_partition(1)
+    _fill(machine, log)
+    _fill(machine, log)
+    ends = [log.partition(1).next_offset // 2, 0]
+    for offset in ends:  # what there is to know of both segments is in memory then; one of them is open
+        assert isinstance(machine.process.read(1, offset), Read)
+    machine.process.log._state.reader.forget(log.partition(1))
+    files, told = machine.process.files, list[Read | BrokerError]()
+    files.faults.rates["open"] = 1.0
+    assert not isinstance(log.partition(1).read(ends[0], bytes_max=1, then=told.append), Read)
+    files.faults.rates.clear()
+    machine.process.until(lambda: told)
+    assert isinstance(told[0], Read)
+
+
 def test_a_directory_of_blobs_whose_sync_failed_is_synced_before_anything_in_it_counts() -> None:
     machine = Machine()
     machine.open()
@@ -161,6 +180,24 @@ def test_of_too_many_slots_one_is_kept_to_be_written_next() -> None:
     journal.release(first)
     journal.release(second)
     assert list(journal.free) == [first]
+
+
+@pytest.mark.parametrize("is_another", [False, True], ids=["same", "another"])
+def test_a_directory_of_objects_whose_sync_failed_is_synced_before_anything_in_it_counts(is_another: bool) -> None:
+    machine = Machine()
+    machine.open()
+    files = machine.process.files
+    objects = FileObjects(DIRECTORY, files)
+    files.faults.rates["sync"] = 1.0
+    for _ in range(3):  # one directory a call, each without its sync
+        with pytest.raises(BrokerError):
+            objects.create("deep/below/first", [b"first"])
+    files.faults.rates.clear()
+    if is_another:
+        objects = FileObjects(DIRECTORY, files)
+    objects.create("deep/below/second", [b"second"])
+    machine.disk.lose_power(machine.chance, 0.0)
+    assert objects.read("deep/below/second").content == b"second"
 
 
 def _fill(machine: Machine, log: FileLog) -> None:

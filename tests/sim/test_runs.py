@@ -22,7 +22,16 @@ RARE = {
     "wires": ("reset", "eof", "hung up", "cut", "take"),
 }
 """What comes up in some of the runs, beside the troubles of every world."""
-FOUND = (("broker", 200_349), ("log", 201_026), ("log", 201_639), ("log", 201_728))
+FOUND = (
+    ("broker", 200_349),
+    ("log", 201_026),
+    ("log", 201_639),
+    ("log", 201_728),
+    ("log", 1_000_909),
+    ("log", 1_001_351),
+    ("broker", 1_000_900),
+    ("broker", 1_001_194),
+)
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
 TROUBLES = ("power loss", "killed", "fault", "short", "rival")
 

@@ -85,6 +85,24 @@ def test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged
         machine.open()
 
 
+def test_a_start_says_where_the_damaged_group_was_that_named_the_state_in_place_of_one_that_is_gone() -> None:
+    machine = Machine()
+    log = machine.open()
+    log.open_partition(1)
+    seen = set[str]()
+    while len(seen) < 3:
+        machine.append(log, b"." * 4000)
+        machine.process.until(lambda: not log.sealing and len(_snapshots(machine)) <= 1)
+        seen.update(_snapshots(machine))
+    _spoil(machine, _snapshots(machine)[0].encode())
+    with pytest.raises(Corrupt, match="slot-"):
+        machine.open()
+
+
+def _snapshots(machine: Machine) -> list[str]:
+    return [name.rpartition("/")[2] for name, _ in machine.disk.files() if name.endswith(".pwt")]
+
+
 def _spoil(machine: Machine, content: bytes) -> None:
     """Damage the head of the group that has this content."""
     [inode] = [inode for _, inode in machine.disk.files() if content in inode.data]

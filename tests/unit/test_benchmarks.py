@@ -42,6 +42,23 @@ def test_nothing_is_counted_without_valgrind_and_that_is_said(
     assert "NOTHING WAS COUNTED" in capsys.readouterr().err
 
 
+def test_nothing_is_counted_without_a_commit_to_compare_with_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["instructions", "--quick"])
+    monkeypatch.setattr("shutil.which", str)
+    monkeypatch.setattr(instructions, "commit_kept", str)  # as in a clone without history
+    assert instructions.main() == 0
+    assert "NOTHING WAS COUNTED" in capsys.readouterr().err
+
+
+def test_a_result_is_kept_where_the_next_comparison_looks_for_it(tmp_path: Path) -> None:
+    kept = tmp_path / f"today{instructions.RESULT}"
+    instructions.show("f00", [Comparison("a", [2000, 2000], [1000, 1000])], kept)
+    assert "| a | 2.0 | 1.0 | 0.500 | 0.0% |" in kept.read_text().splitlines()
+    assert instructions.commit_kept() or not (instructions.HERE / ".git").exists()
+
+
 def test_modules_are_taken_over_from_the_same_sources_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for tree in (here, there):

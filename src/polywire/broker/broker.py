@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
+from polywire.broker.claims import ALONE
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
 from polywire.broker.groups.opening import open_groups
@@ -61,6 +62,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         "_state",
         "_topic_work",
         "access",
+        "claims",
         "classic",
         "clock",
         "consumers",
@@ -81,7 +83,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         """Use ``open`` or ``over``: the state must be what ``log`` recovered."""
         self.settings = settings
         self.loop: Final = loop
-        self.clock = clock
+        self.clock, self.claims = clock, ALONE
         self.sliced = SlicedWork(loop, clock)
         self._topic_work = OrderedWork(self.sliced, loop, clock)
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)
@@ -177,10 +179,18 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         return cls.over(recover, settings=settings, loop=loop, clock=clock)
 
     @classmethod
-    def over(cls, open_log: Callable[[Replay], Log], *, settings: BrokerSettings, loop: Loop, clock: Clock) -> Broker:
-        """A broker over the log that ``open_log`` recovers; its changes are replayed into the state given to it."""
-        state = State(settings)
-        return cls(open_log(state), state, settings, loop, clock)
+    def over(
+        cls,
+        open_log: Callable[[Replay], Log],
+        *,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        state: State | None = None,
+    ) -> Broker:
+        """A broker over the log that ``open_log`` recovers; its changes are replayed into the state given to it, or were into ``state``."""
+        replayed = State(settings) if state is None else state
+        return cls(open_log(replayed), replayed, settings, loop, clock)
 
     @property
     def epoch(self) -> int:

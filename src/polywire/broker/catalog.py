@@ -7,7 +7,7 @@ Must not know: the journal, positions, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from polywire.broker.access_lists import upgraded
@@ -80,6 +80,7 @@ class Catalog:
         "_settings",
         "_usage",
         "_views",
+        "find",
         "leaving",
         "next_incarnation",
         "streams",
@@ -89,7 +90,9 @@ class Catalog:
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
         self._usage = usage
-        self._by_name: dict[str, Topic] = {}
+        self._by_name: Final[dict[str, Topic]] = {}
+        self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
+        """The topic of a full name: the look-up itself, since every request asks."""
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
         self._views: Final = Views(self._stored)
@@ -99,10 +102,6 @@ class Catalog:
         """Partitions that have ended and that the log still has to drop: they count for the limit."""
         self.version = 0  # goes up by one with every topic that begins or ends
         self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}  # of a version: sorting thousands takes milliseconds
-
-    def find(self, full_name: str) -> Topic | None:
-        """The topic of this full name."""
-        return self._by_name.get(full_name)
 
     def name_of(self, full_name: str) -> TopicName:
         """Stream and topic of a full name, whether or not there is such a topic."""

@@ -314,6 +314,41 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
     at_us: int = 0
 
 
+class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a classic group: what it said when it joined, and what it was assigned. is_known: its wire can write what the broker
+    assigns to it."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_s: float
+    rebalance_timeout_s: float
+    protocols: tuple[tuple[str, bytes], ...]
+    topics: tuple[str, ...]
+    wire: str
+    is_known: bool
+    assignment: bytes
+
+
+class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """A classic group as its members have settled on it; these in the order in which they came."""
+
+    name: str
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: tuple[ClassicMemberStored, ...]
+    owner: int = UNOWNED
+
+
+class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """Members of a classic group have to join anew, or there are none."""
+
+    name: str
+
+
 class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
     """A wire means no topic by this name of a group any more."""
 
@@ -359,6 +394,8 @@ Change = (
     | WriterDeleted
     | PositionsStored
     | TransactionPartitions
+    | ClassicGroupStored
+    | ClassicGroupDeleted
 )
 
 
@@ -444,6 +481,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     aggregates: tuple[AggregateState, ...] = ()
     aggregate_snapshots: tuple[SnapshotSaved, ...] = ()
     transactions: tuple[TransactionalIdState, ...] = ()
+    classic_groups: tuple[ClassicGroupStored, ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

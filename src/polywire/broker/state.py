@@ -15,6 +15,7 @@ from typing import NamedTuple
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
 from polywire.broker.catalog import Catalog
+from polywire.broker.groups.classic_stored import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
 from polywire.broker.owners import UNOWNED
@@ -72,8 +73,8 @@ class State:
     """Catalogue, positions, groups, producers, writers, aggregates, transactional ids and the wires' own state.
 
     Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
-    ``usage`` counts what is there, by owner; ``touched`` holds the names of groups that have changed since somebody last took them, None
-    while nobody wants to know.
+    ``classic_groups`` are those that have settled, which count where they are served; ``usage`` counts what is there, by owner; ``touched``
+    holds the names of groups that have changed since somebody last took them, None while nobody wants to know.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class State:
         "binding_wires",
         "bindings",
         "catalog",
+        "classic_groups",
         "group_names",
         "group_topics",
         "groups",
@@ -103,6 +105,7 @@ class State:
         self.groups: dict[tuple[str, str], Group] = {}
         self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` once more
         self.group_topics: dict[str, set[str]] = {}  # and by name
+        self.classic_groups: dict[str, changes.ClassicGroupStored] = {}
         self.bindings: dict[tuple[str, str], Binding] = {}
         self.binding_wires: set[str] = set()  # those that ever had one
         self.producers = Producers(settings)
@@ -172,6 +175,10 @@ class State:
                 self._change_group(change)
             case changes.GroupDeleted():
                 self._drop_group((change.topic, change.name))
+            case changes.ClassicGroupStored():
+                self.classic_groups[change.name] = change
+            case changes.ClassicGroupDeleted():
+                self.classic_groups.pop(change.name, None)
             case changes.GroupBound():
                 self._bind(change)
             case changes.GroupUnbound():
@@ -321,6 +328,7 @@ class State:
         bindings = dict(self.bindings)
         values = {wire: dict(held) for wire, held in self._wire_state.items()}
         owners = dict(self._wire_owners)
+        classic = list(self.classic_groups.values())
         return chain(
             changes.encoded_head(self.catalog.next_incarnation),
             self.catalog.encoded_topics(),
@@ -344,6 +352,7 @@ class State:
             self.aggregates.encoded(),
             self.aggregates.encoded_snapshots(),
             self.transactions.encoded(),
+            encoded(len(classic), ((group,) for group in classic), weight),
         )
 
     def restore(self, snapshot: bytes) -> None:
@@ -353,7 +362,15 @@ class State:
             self.catalog.restore_topic(topic)
         self.catalog.next_incarnation = max(self.catalog.next_incarnation, was.next_incarnation)
         parts: tuple[tuple[changes.Change, ...], ...]
-        parts = (was.positions, was.groups, was.bindings, was.writers, was.wire_state, was.aggregate_snapshots)
+        parts = (
+            was.positions,
+            was.groups,
+            was.bindings,
+            was.writers,
+            was.wire_state,
+            was.aggregate_snapshots,
+            was.classic_groups,
+        )
         for change in (change for part in parts for change in part):
             self.apply_change(change)
         self.producers.restore(was.producers)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from polywire.broker import changes
+from polywire.broker.claims import Claims
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import TopicSettings
@@ -44,6 +45,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
 
     __slots__ = ()
 
+    claims: Claims
     clock: Clock
     _topic_work: OrderedWork
 
@@ -71,6 +73,8 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         self._check_new(name, count, given, internal=internal, partition_count_min=partition_count_min, by=by)
         change = self._created(name, count, given, self._catalog.next_incarnation, by)
         self._log.reserve(len(changes.encode(change)) + ENTRY_BYTES * (count + 1))
+        if not internal:
+            self.claims.claim(name.full)
         first = change.first_incarnation
         opened = [self._log.open_partition(incarnation) for incarnation in range(first, first + count)]
         self._begin(change, opened, level, done)
@@ -100,6 +104,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             return True
         check = partial(self._check_new, name, count, given, partition_count_min=partition_count_min, by=by)
         check()
+        self.claims.claim(name.full)
         made = partial(self._created, name, count, given, by=by)
         self._topic_work.put(self._making(check, made, count, lambda: then(self.topic(name.full)), level, done))
         return False
@@ -244,6 +249,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         self._end(
             changes.TopicDeleted(topic.id), [partition.incarnation for partition in topic.partitions], level, done
         )
+        self.claims.release(topic.name.full)
 
     def shrink_topic(
         self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
@@ -310,6 +316,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             return
         change = changes.TopicDeleted(topic.id)
         yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+        self.claims.release(topic.name.full)
         self._catalog.leaving += len(numbers)
         yield from self._dropping(numbers, Level.MEMORY, None)
 

@@ -7,6 +7,7 @@ Must not know: wires, what a change is about.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from polywire.broker import changes
@@ -38,10 +39,8 @@ class WriteBatchVerbs(Protocol):
         self._log.reserve(PROBE_BYTES)
         self._log.barrier(Level.SYNCED, done)
 
-    @property
-    def congested(self) -> bool:
-        """Whether peers that produce should be read no further for now."""
-        return self._log.congested
+    congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
+    """Whether peers that produce should be read no further for now; every request asks twice, and so without a frame."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when the log is not congested (any more)."""

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from polywire.cli.backup_files import find_backup, list_backups, read_facts, restore_backup, take_backup
 from polywire.cli.doctor import EXIT_DAMAGED, EXITS, exit_code, print_findings, unsound
 from polywire.cli.log import empty_state, logs_on_stderr, opened
-from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
 from polywire.log.doctor import Finding, examine
@@ -36,7 +36,6 @@ DAMAGED: Final = {EXIT_DAMAGED: "something is damaged, the rest can be restored"
 
 app = App(
     name="backup",
-    help="Take, list, verify and restore backups of a data directory.",
     help_epilogue=examples(
         "polywire backup create backups --data-dir polywire-data",
         "polywire backup restore backups --data-dir restored",
@@ -67,6 +66,8 @@ def create(shelf: Shelf, *, data_dir: DataDir) -> int:
 )
 def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
     """List backups, oldest first, and how much each has added."""
+    if not shelf.is_dir():
+        raise Failed(f"no such directory of backups path={str(shelf)!r}")
     rows = []
     for name in list_backups(shelf):
         facts = read_facts(shelf / name)

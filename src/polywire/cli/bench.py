@@ -53,7 +53,6 @@ class BenchFormat(Enum):
 
 app = App(
     name="bench",
-    help="Measure a broker from here, over any wire: produce, consume and latency.",
     help_epilogue=examples("polywire bench produce", "polywire bench latency --address kafka://127.0.0.1:9094"),
 )
 

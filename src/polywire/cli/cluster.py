@@ -30,14 +30,18 @@ STANDS_BY: Final = "stands by"
 
 app = App(
     name="cluster",
-    help="Work with a log in a bucket.",
     help_epilogue=examples(
         "polywire cluster check s3://my-bucket/polywire", "polywire cluster status s3://my-bucket/polywire"
     ),
 )
 
 Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")]
-app.command("polywire.cli.cluster_import:app", name="import")
+app.command(
+    "polywire.cli.cluster_import:app",
+    name="import",
+    help="Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users.\n\n"
+    "The directory stays as it is. An import that was broken off is run again, and goes on; no broker leads the bucket before its end.",
+)
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 

@@ -36,10 +36,7 @@ def import_data(
     data_dir: Annotated[Path, Parameter(help="Data directory of a broker that was stopped.")],
     url: Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")],
 ) -> None:
-    """Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users.
-
-    The directory stays as it is. An import that was broken off is run again, and goes on; no broker leads the bucket before its end.
-    """
+    """Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users."""
     objects, blobs = open_bucket(url), open_bucket(url, timeout_s=TIMEOUT_S)
     check(objects)
     with opened(data_dir) as offline:

@@ -25,7 +25,6 @@ from polywire.server.users import load_users
 
 app = App(
     name="config",
-    help="Show and check the settings of polywire serve.",
     help_epilogue=examples("polywire config show --origin", "polywire config check"),
 )
 OPTION: Final = "option"

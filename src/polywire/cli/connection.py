@@ -41,7 +41,7 @@ def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]
             client = await connect(address)
         except Unavailable as error:
             words = "" if error.message.startswith("cannot connect") else "cannot connect: "
-            raise Failed(f"{words}{error.message}") from error
+            raise Failed(f"{words}{error.message} code={error.code.value}") from error
         try:
             return await work(client)
         finally:

@@ -56,10 +56,7 @@ def dev(
         Parameter(help="Records per second that are added to the topic sample.", validator=Number(gte=0, lte=1000)),
     ] = 2.0,
 ) -> int:
-    """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records.
-
-    Addresses are printed as JSON on standard output once everything listens and the topic is there.
-    """
+    """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records."""
     with ExitStack() as stack:
         made = Path(stack.enter_context(TemporaryDirectory(prefix="polywire-dev-")))
         ready = made / "ready.json"

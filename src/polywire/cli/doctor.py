@@ -56,10 +56,7 @@ def doctor(
     ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Check a data directory offline, or a log in a bucket, which brokers may be using.
-
-    Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.
-    """
+    """Check a data directory offline, or a log in a bucket, which brokers may be using."""
     if bucket is not None:
         if rebuild_copies:
             raise Failed("nothing is rebuilt in a bucket: its store keeps copies of its own")

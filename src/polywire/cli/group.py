@@ -20,7 +20,6 @@ from polywire.errors import Conflict, ErrorCode, Missing
 
 app = App(
     name="group",
-    help="List, describe, reset and delete consumer groups. Spark queries appear as groups if the option commitGroup is set.",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
 OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Move only this partition.")]

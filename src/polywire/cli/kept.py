@@ -33,7 +33,6 @@ class Noun:
     word: str
     name: str
     names: str
-    help: str
     forget: str
     example: str
     columns: tuple[str, ...]
@@ -61,7 +60,7 @@ class Noun:
 def commands(noun: Noun) -> App:
     """``polywire <word> list`` and ``polywire <word> delete``."""
     one = f"polywire {noun.word} delete {noun.example} --dry-run"
-    app = App(name=noun.word, help=noun.help, help_epilogue=examples(f"polywire {noun.word} list", one))
+    app = App(name=noun.word, help_epilogue=examples(f"polywire {noun.word} list", one))
 
     def list_all(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
         print_list(run_with_client(address, noun.rows), columns=noun.columns, form=output)

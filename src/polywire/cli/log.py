@@ -26,7 +26,6 @@ from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offli
 
 app = App(
     name="log",
-    help="Verify and repair the log of a data directory offline.",
     help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
 )
 
@@ -35,7 +34,12 @@ empty_state: Final = partial(State, BrokerSettings())
 """Makes a broker's state for a log to be played back into."""
 
 
-app.command("polywire.cli.log_verify:app", name="verify")
+app.command(
+    "polywire.cli.log_verify:app",
+    name="verify",
+    help="Read the journal, its snapshots and every stored batch, and list what does not verify: "
+    "of a data directory offline, or of a bucket.",
+)
 
 
 @contextmanager

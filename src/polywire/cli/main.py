@@ -19,26 +19,44 @@ from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError
 
-# In the order of their help. Each is loaded when it is used: a client needs no broker.
-NOUNS: Final = (
-    "serve",
-    "dev",
-    "topic",
-    "record",
-    "group",
-    "transaction",
-    "writer",
-    "pipeline",
-    "user",
-    "backup",
-    "segment",
-    "log",
-    "cluster",
-    "top",
-    "bench",
-    "doctor",
-    "config",
-)
+# In the order of their help. Each is loaded when it is used, since a client needs no broker; so what it is for is told here.
+NOUNS: Final = {
+    "serve": "Run a broker until SIGTERM or SIGINT.",
+    "dev": """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records.
+
+    Addresses are printed as JSON on standard output once everything listens and the topic is there.
+    """,
+    "topic": "List, create, describe, alter and delete topics.",
+    "record": "Produce, consume, tail and copy records.",
+    "group": """List, describe, reset and delete consumer groups, and carry their committed offsets.
+
+    Spark queries appear as groups if the option commitGroup is set.
+    """,
+    "transaction": """List and delete transactional ids and the state of their latest transaction.
+
+    An id expires seven days after its last use.
+    """,
+    "writer": """List and delete writers of staged publishes (such as Spark's sink) and their last sequence number.
+
+    A writer expires thirty days after its last publish.
+    """,
+    "pipeline": "Run prebuilt Spark jobs between topics and tables.",
+    "user": "Manage the file of users.",
+    "backup": "Take, list, verify and restore backups of a data directory.",
+    "segment": "List, inspect and verify the sealed segments of a data directory offline.",
+    "log": "Verify and repair the log of a data directory offline, verify that of a bucket.",
+    "cluster": "Work with a log in a bucket.",
+    "top": """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first.
+
+    Ends with Ctrl-C.
+    """,
+    "bench": "Measure a broker from here, over any wire: produce, consume and latency.",
+    "doctor": """Check a data directory offline, or a log in a bucket, which brokers may be using.
+
+    Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.
+    """,
+    "config": "Show and check the settings of polywire serve.",
+}
 
 POSIX_MODULES: Final = frozenset(
     {"fcntl", "resource"}
@@ -59,8 +77,8 @@ app = App(
     exit_on_error=False,
     print_error=False,
 )
-for noun in NOUNS:
-    app.command(f"polywire.cli.{noun}:app", name=noun)
+for place, (noun, purpose) in enumerate(NOUNS.items()):
+    app.command(f"polywire.cli.{noun}:app", name=noun, help=purpose, sort_key=place)
 app.command(completion_of(app))
 
 
@@ -88,7 +106,7 @@ def run(words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except OSError as error:
-        note(f"error: {error}", style="red")
+        note(f"error: {_system_error(error)}", style="red")
         return EXIT_FAILED
     except ImportError as error:
         if not {getattr(error, "name", None), getattr(error.__cause__, "name", None)} & POSIX_MODULES:
@@ -101,3 +119,10 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else EXIT_DONE
+
+
+def _system_error(error: OSError) -> str:
+    """What the system says of a file, without its number; as it is where there is no file."""
+    if error.strerror is None or error.filename is None:
+        return str(error)
+    return f"{error.strerror} file={str(error.filename)!r}"

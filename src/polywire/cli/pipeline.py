@@ -32,7 +32,6 @@ OUR_ERRORS: Final = "polywire.errors."  # how a Python trace names them
 
 app = App(
     name="pipeline",
-    help="Run prebuilt Spark jobs between topics and tables.",
     help_epilogue=examples(
         "polywire pipeline list",
         "polywire pipeline describe land",

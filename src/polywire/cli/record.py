@@ -25,7 +25,6 @@ from polywire.records.columns import Record
 
 app = App(
     name="record",
-    help="Produce, consume and tail records.",
     help_epilogue=examples(
         "echo hello | polywire record produce greetings --format raw", "polywire record consume greetings"
     ),
@@ -146,7 +145,14 @@ def tail(
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 
-app.command("polywire.cli.record_copy:app", name="copy")  # which knows every wire: loaded when it is used
+app.command(  # which knows every wire: loaded when it is used
+    "polywire.cli.record_copy:app",
+    name="copy",
+    help="Copy the records of a topic to another, between any two wires or brokers.\n\n"
+    "Records keep their partition where the target's wire can choose it and the target has as many, their order within a partition "
+    "always. A broker that is killed in between is waited for, and each record arrives once as long as nobody else writes to the target. "
+    "A missing target is created.",
+)
 
 
 def _read_records(

@@ -50,10 +50,6 @@ def copy(
 ) -> None:
     """Copy the records of a topic to another, between any two wires or brokers.
 
-    Records keep their partition where the target's wire can choose it and the target has as many, their order within a partition always. A
-    broker that is killed in between is waited for, and each record arrives once as long as nobody else writes to the target. A missing
-    target is created.
-
     Parameters
     ----------
     from_
@@ -72,6 +68,8 @@ def copy(
         Seconds to look for a broker that is gone.
     """
     ends = place_of(source, address), place_of(target, address)
+    if str(ends[0]) == str(ends[1]):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic cannot be copied to itself topic={ends[0].topic!r}")
     kept = CopyState.load(state, *map(str, ends))
     span = _span(partition, from_, until)
     with Speed("copied") as speed:

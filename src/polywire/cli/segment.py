@@ -38,7 +38,6 @@ RUN_COLUMNS: Final = (
 
 app = App(
     name="segment",
-    help="List, inspect and verify the sealed segments of a data directory offline.",
     help_epilogue=examples("polywire segment list --data-dir polywire-data"),
 )
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]

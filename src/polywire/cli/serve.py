@@ -177,6 +177,13 @@ class Storage:
     cache_gib: Annotated[
         float, Parameter(help="GiB of segments to keep in the data directory when the log is in a bucket.")
     ] = 20.0
+    delete_grace_s: Annotated[
+        float,
+        Parameter(
+            help="Seconds for which segments that nobody needs any more stay in the bucket, so that a query that was planned on them "
+            "can read them."
+        ),
+    ] = 900.0
     durability: Annotated[
         Durability,
         Parameter(
@@ -243,6 +250,13 @@ class Process:
             "if it is there and no other file is given."
         ),
     ] = None
+    processes: Annotated[
+        int,
+        Parameter(
+            help="Number of processes that share the data directory and its addresses, each with a part of the topics (Linux). Serves "
+            "the polywire and FLUX wires so far. A directory cannot be served with fewer processes than before."
+        ),
+    ] = 1
     log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
     drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
     idle_poll_us: Annotated[
@@ -353,7 +367,12 @@ def serve(
     wires: Annotated[Wires, Parameter(name="*", group="Wires")] = Wires(),
 ) -> int:
     """Run a broker until SIGTERM or SIGINT."""
-    return lifecycle.run(config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires))
+    config = config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires)
+    if config.processes == 1:
+        return lifecycle.run(config)
+    from polywire.server.processes import run_processes
+
+    return run_processes(config)
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
@@ -379,11 +398,13 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         node=storage.node or "",
         advertise=storage.advertise or "",
         cache_gib=storage.cache_gib,
+        delete_grace_s=storage.delete_grace_s,
         partition_count=storage.partitions,
         users=listeners.users,
         insecure=listeners.insecure,
         audit_log=listeners.audit_log,
         drain_timeout_s=process.drain_timeout,
+        processes=process.processes,
         slot_bytes=storage.slot_mib * 1024 * 1024,
         offsets_retention_hours=storage.offsets_retention_hours,
         state_mib=storage.state_mib,

@@ -76,10 +76,7 @@ def top(
     once: Annotated[bool, Parameter(negative="", help="Look twice, print what changed, and end.")] = False,
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
-    """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first.
-
-    Ends with Ctrl-C.
-    """
+    """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first."""
     admin = _Admin(http)
     before = admin.look()
     if once or output is TopFormat.JSON:

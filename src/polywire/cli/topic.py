@@ -23,7 +23,6 @@ from polywire.types import DEFAULT_PARTITION_COUNT, KeyHash
 
 app = App(
     name="topic",
-    help="List, create, describe, alter and delete topics.",
     help_epilogue=examples("polywire topic create orders --partitions 6", "polywire topic list"),
 )
 

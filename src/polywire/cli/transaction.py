@@ -14,8 +14,6 @@ app = commands(
         word="transaction",
         name="transactional id",
         names="transactional ids",
-        help="List and delete transactional ids and the state of their latest transaction. An id expires seven days "
-        "after its last use.",
         forget="Delete a transactional id. Its open transaction is aborted and its epoch restarts at 0; producers that "
         "use it must initialize again.",
         example="orders-billing",

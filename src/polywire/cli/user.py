@@ -20,7 +20,6 @@ from polywire.server.users import add_user, read_users, remove_user
 
 app = App(
     name="user",
-    help="Manage the file of users.",
     help_epilogue=examples("polywire user add alice", "polywire serve --users polywire.users"),
 )
 

@@ -14,8 +14,6 @@ app = commands(
         word="writer",
         name="writer",
         names="writers",
-        help="List and delete writers of staged publishes (such as Spark's sink) and their last sequence number. A "
-        "writer expires thirty days after its last publish.",
         forget="Delete a writer. If it repeats a publish under an old number, the records are stored again.",
         example="nightly/totals",
         columns=("writer", "number", "idle_ms", "owner"),

@@ -114,7 +114,7 @@ class FramedSocket:
         prefix, head = self._receive_frame()
         if prefix.correlation != correlation:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, f"answer out of turn address={self.address}")
+            raise Unavailable(ErrorCode.UNREACHABLE, f"answer out of turn address={self.address}")
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
@@ -145,7 +145,7 @@ class FramedSocket:
             return decode_answer(head, Limits)
         except PeerError as error:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, error.message) from None
+            raise Unavailable(ErrorCode.UNREACHABLE, error.message) from None
 
     def _receive_frame(self) -> tuple[Prefix, bytes]:
         start = bytearray(PREFIX_BYTES)
@@ -159,7 +159,7 @@ class FramedSocket:
             failure = decode_answer(head, Failure)
         except PeerError as error:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, f"{error.message} address={self.address}") from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"{error.message} address={self.address}") from None
         self.owed -= 1
         raise error_of(failure)
 
@@ -173,10 +173,10 @@ class FramedSocket:
                 at += size
         except BlockingIOError:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, f"no answer in time address={self.address}") from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"no answer in time address={self.address}") from None
         except OSError as error:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, f"connection lost reason={error} address={self.address}") from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}") from None
 
     def _send_parts(self, parts: Sequence[Buffer]) -> None:
         views = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
@@ -189,7 +189,7 @@ class FramedSocket:
                     views[0] = views[0][sent:]
         except OSError as error:
             self.close()
-            raise Unavailable(ErrorCode.STOPPING, f"connection lost reason={error} address={self.address}") from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}") from None
 
 
 def more_follows(prefix: Prefix) -> bool:

@@ -27,9 +27,8 @@ from polywire.protocols.polywire.codec import decode_answer
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
 from polywire.records.arena import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
-from polywire.types import Buffer, Level
+from polywire.types import PORT_DIGITS_MAX, PORT_MAX, Buffer, Level
 
-PORT_DIGITS_MAX: Final = 5
 TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
 RECONNECT_S: Final = 10.0  # a broker's restart, recovery included
 RECONNECT_INTERVAL_S: Final = 0.1
@@ -550,9 +549,10 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
     bare = address.removeprefix("polywire://").rstrip("/")
     host, colon, port = bare.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and int(port) < 1 << 16
-    if not colon or not host or not is_port:
+    if not colon or not host or not (port.isascii() and port.isdigit()):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
+    if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is 1 to {PORT_MAX} address={address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -560,7 +560,7 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
     try:
         return decode_answer(head, kind)
     except PeerError as error:
-        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+        raise Unavailable(ErrorCode.UNREACHABLE, error.message) from None
 
 
 def _detail(answer: messages.TopicDescription) -> TopicDetail:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
-from polywire.client.unreachable import hung_up
+from polywire.client.unreachable import hung_up, makes_no_sense, silent
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 
 LENGTH_BYTES: Final = 4  # in front of a frame
 TLS_ALERT: Final = b"\x15\x03"
+FIRST_REPLY_S: Final = 10.0  # after a connection's first request; as long as opening it may take
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -33,6 +34,7 @@ class Connection(asyncio.Protocol, ABC):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
         self._transport: asyncio.Transport | None = None
+        self._address = ""
         self._lost: BrokerError | None = None
         self._is_answered = False
         self._writable = asyncio.Event()
@@ -46,13 +48,18 @@ class Connection(asyncio.Protocol, ABC):
         """Remember where to write; asyncio calls it."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
+        self._address = f"{host}:{port}"
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all calls under way; asyncio calls it."""
         if self._is_answered or self.HANGING_UP:
-            self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or self.HANGING_UP or 'closed'}"))
+            cause = exc or self.HANGING_UP or "closed"
+            doubt = "" if self._is_answered else ", or is it another wire's port?"
+            reason = f"connection lost reason={cause}{doubt} address={self._address}"
+            self.fail(Unavailable(ErrorCode.UNREACHABLE, reason))
         else:
-            self.fail(hung_up())
+            self.fail(hung_up(self._address))
 
     def pause_writing(self) -> None:
         """Hold further requests back; asyncio calls it when the peer takes nothing."""
@@ -102,12 +109,16 @@ class _Call(Generic[_Reply]):
 class PipelinedConnection(Connection, Generic[_Reply]):
     """A connection whose replies carry nothing to tell them apart. Guards: they are told to calls in the order in which these were made.
 
-    A wire says where a reply ends and what it is.
+    A wire says where a reply ends and what it is. If the first does not come in time the connection is given up, unless it ``_is_patient``.
+    ``_unsent`` is what the peer had not taken yet when that was last looked at.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._received = bytearray()
+        self._unsent = 0
+        self._first_reply: asyncio.TimerHandle | None = None
+        self._is_patient = False
         self._calls: deque[_Call[_Reply]] = deque()
 
     @abstractmethod
@@ -119,6 +130,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         """The reply that lies there. Raises PeerError."""
 
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
+        self.expect_late_replies()
         calls, self._calls = self._calls, deque()
         return [call.done for call in calls]
 
@@ -137,14 +149,32 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                     break
                 self._tell(self._reply(self._received, at, end))
                 self._is_answered = True
+                if not self._is_patient:
+                    self.expect_late_replies()
                 at = end
         except PeerError as error:
-            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            self.fail(makes_no_sense(error, self._address, is_answered=self._is_answered))
             return
         except BrokerError as error:
             self.fail(error)
             return
         del self._received[:at]
+
+    def expect_late_replies(self) -> None:
+        """Wait for the first reply, too, as long as it takes: for a request that is answered when there is something to tell."""
+        if self._first_reply is not None:
+            self._first_reply.cancel()
+            self._first_reply = None
+        self._is_patient = True
+
+    def _wait_for_first_reply(self, transport: asyncio.Transport) -> None:
+        """Give up when the time is over; a peer that still takes what it is sent has some more."""
+        unsent = transport.get_write_buffer_size()
+        if self._first_reply is not None and not 0 < unsent < self._unsent:
+            self.fail(silent(self._address))
+            return
+        self._unsent = unsent
+        self._first_reply = self._loop.call_later(FIRST_REPLY_S, self._wait_for_first_reply, transport)
 
     def _tell(self, reply: _Reply) -> None:
         call = self._calls[0]
@@ -160,6 +190,8 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         call: _Call[_Reply] = _Call(self._loop.create_future(), count)
         self._calls.append(call)
         transport.write(requests)
+        if not self._is_patient and self._first_reply is None:
+            self._wait_for_first_reply(transport)
         try:
             await self._writable.wait()
             return await call.done
@@ -208,7 +240,9 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
     try:
         return read(*args, **kwargs)
     except PeerError as error:
-        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+        raise Unavailable(
+            ErrorCode.UNREACHABLE, f"a reply makes no sense: {error.message}, is it this wire's port?"
+        ) from None
 
 
 def _copy(error: BrokerError) -> BrokerError:

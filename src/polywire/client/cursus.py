@@ -238,6 +238,7 @@ class CursusClient(Scope):
             return _records(await self._ask(place))
         end = asyncio.get_running_loop().time() + wait_ms / 1000
         connection = self._idle.pop() if self._idle else await _open(*self._address)
+        connection.expect_late_replies()
         self._waiting.add(connection)
         try:
             while True:

@@ -61,7 +61,7 @@ class _Acknowledgement(msgspec.Struct):
 
 def nonsense(what: str) -> Unavailable:
     """The broker cannot be understood."""
-    return Unavailable(ErrorCode.STOPPING, f"a reply makes no sense: {what}")
+    return Unavailable(ErrorCode.UNREACHABLE, f"a reply makes no sense: {what}")
 
 
 def error_of(text: str) -> BrokerError:

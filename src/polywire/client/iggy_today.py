@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+import string
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -56,6 +57,8 @@ _T = TypeVar("_T")
 WIRE: Final = "Iggy"  # in what is refused
 PING_S: Final = 5.0  # servers put a client out that was silent for half a minute
 CLIENT_BYTES: Final = 16
+TOKEN_LENGTH_MIN: Final = 40  # ours are 64 hexadecimal digits, others' base64 of at least 32 bytes
+TOKEN_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "+/-_=")
 QUORUM: Final = b"\x01"  # a stored offset is answered when it is stored
 
 TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
@@ -80,6 +83,11 @@ _EVICTIONS: Final = {
     vsr.EVICT_BUSY: Busy(ErrorCode.BUSY, "the broker has too many logins to check"),
     vsr.EVICT_VERSION: Invalid(ErrorCode.INVALID_REQUEST, "the broker speaks another version of Iggy's protocol"),
 }
+
+
+def may_be_token(secret: str) -> bool:
+    """Whether this can be an access token, ours or another's. Only such a password is tried as one: servers count what is wrong."""
+    return len(secret) >= TOKEN_LENGTH_MIN and TOKEN_CHARACTERS.issuperset(secret)
 
 
 def failure_of(status: int) -> BrokerError:
@@ -201,13 +209,20 @@ class IggyTodayClient(IggyClient):
         """
         login = login or Login("iggy", "iggy")
 
+        ways: list[tuple[str, ...]] = [(login.name, login.password)]
+        if may_be_token(login.password):
+            ways.insert(0, (login.password,))
+
         async def another() -> _Connection:
-            try:
-                return await attempt(login.name, login.password)
-            except Denied as error:
-                if error.code is not ErrorCode.LOGIN_FAILED:
-                    raise
-            return await attempt(login.password)
+            for way in tuple(ways[:-1]):
+                try:
+                    return await attempt(*way)
+                except Denied as error:
+                    if error.code is not ErrorCode.LOGIN_FAILED:
+                        raise
+                    if way in ways:
+                        ways.remove(way)
+            return await attempt(*ways[-1])
 
         async def attempt(*words: str) -> _Connection:
             connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
@@ -215,7 +230,7 @@ class IggyTodayClient(IggyClient):
                 async with asyncio.timeout(timeout_s):
                     await connection.log_in(*words)
             except TimeoutError:
-                error = Unavailable(ErrorCode.STOPPING, f"nobody answers a login address={host}:{port}")
+                error = Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}")
                 connection.fail(error)
                 raise error from None
             except BrokerError as error:

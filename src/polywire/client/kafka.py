@@ -22,10 +22,12 @@ from polywire.client.kafka_partitioner import partition_of_key
 from polywire.client.login import Login
 from polywire.client.opening import open_connection
 from polywire.client.refusals import cannot
+from polywire.client.unreachable import makes_no_sense
 from polywire.errors import (
     BrokerError,
     ErrorCode,
     Invalid,
+    PeerError,
     Unavailable,
 )
 from polywire.protocols.kafka import schema
@@ -101,8 +103,12 @@ class _Connection(FramedConnection):
             request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
         except UnicodeEncodeError:
             raise Invalid(ErrorCode.INVALID_TOPIC, "the Kafka wire cannot carry this name") from None
+        was_answered = self._is_answered
         (frame,) = await self.exchange(request, 1)
-        return understood(decode_response, api, version, frame)[1]
+        try:
+            return decode_response(api, version, frame)[1]
+        except PeerError as error:
+            raise makes_no_sense(error, self._address, is_answered=was_answered) from None
 
 
 class KafkaClient(Scope):
@@ -151,8 +157,8 @@ class KafkaClient(Scope):
                 async with asyncio.timeout(timeout_s):
                     await log_in(connection.ask, login, mechanism)
             except TimeoutError:
-                connection.fail(Unavailable(ErrorCode.STOPPING, "the login took too long"))
-                raise Unavailable(ErrorCode.STOPPING, f"nobody answers a login address={host}:{port}") from None
+                connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
+                raise Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}") from None
             except BrokerError:
                 connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
                 raise

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
-from polywire.client.unreachable import is_hanging_up
+from polywire.client.unreachable import is_hanging_up, is_silent
 from polywire.errors import Busy, ErrorCode, Unavailable
 
 CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
@@ -104,9 +104,10 @@ class Link:
             wire = await self.wire()
             try:
                 result = await work(wire)
-            except Unavailable:
+            except Unavailable as error:
                 await self.lost(wire)
-                if self._closed or self.is_mistaken or loop.time() + pause_s >= end:
+                is_hopeless = self.is_mistaken or (not self._is_answered and is_silent(error))
+                if self._closed or is_hopeless or loop.time() + pause_s >= end:
                     raise
             else:
                 self.answered()

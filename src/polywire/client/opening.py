@@ -24,7 +24,7 @@ async def open_connection(
     timeout_s: float,
     tls: ssl.SSLContext | None,
 ) -> Opened:
-    """Connect the protocol that ``make`` makes, under TLS when a context is given. Raises Unavailable(STOPPING)."""
+    """Connect the protocol that ``make`` makes, under TLS when a context is given. Raises Unavailable(UNREACHABLE)."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):

@@ -451,7 +451,7 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
     try:
         return decode_answer(head, kind)
     except PeerError as error:
-        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+        raise Unavailable(ErrorCode.UNREACHABLE, error.message) from None
 
 
 def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:

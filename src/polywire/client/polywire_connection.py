@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from polywire.client.connection import Connection
-from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
+from polywire.client.unreachable import makes_no_sense
+from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -63,7 +64,7 @@ class PolywireConnection(Connection):
         try:
             taken = self._take()
         except PeerError as error:
-            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            self.fail(makes_no_sense(error, self._address, is_answered=self._is_answered))
             return
         except Invalid as error:
             self.fail(error)
@@ -104,7 +105,7 @@ class PolywireConnection(Connection):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
                     "cannot connect: what listens there does not speak this version of the polywire wire"
-                    f" opening={self._buffer[:8].hex()}",
+                    f" opening={self._buffer[:8].hex()} address={self._address}",
                 )
             self._is_answered = True
             at = len(MAGIC)

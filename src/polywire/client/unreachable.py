@@ -9,19 +9,37 @@ import socket
 import ssl
 from typing import Final
 
-from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 
 HUNG_UP: Final = "it hung up at once, is it another wire's port, or is TLS on one side only?"
 
+SILENT: Final = "no answer in time, is it this wire's port of a broker?"
 
-def hung_up() -> Unavailable:
+
+def hung_up(address: str) -> Unavailable:
     """Somebody listens and hung up without a word: a broker that was just ending, or one that takes this for nonsense."""
-    return Unavailable(ErrorCode.STOPPING, f"cannot connect: {HUNG_UP}")
+    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {HUNG_UP} address={address}")
 
 
 def is_hanging_up(error: BrokerError) -> bool:
     """Whether this is what ``hung_up`` returned."""
-    return error.message.endswith(HUNG_UP)
+    return HUNG_UP in error.message
+
+
+def silent(address: str) -> Unavailable:
+    """Somebody listens and says nothing: another wire, which waits for the rest of a request, or a broker that stands still."""
+    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {SILENT} address={address}")
+
+
+def is_silent(error: BrokerError) -> bool:
+    """Whether this is what ``silent`` returned."""
+    return SILENT in error.message
+
+
+def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
+    """What came is no reply of this wire; from a port that has not answered anything else, it may be another's."""
+    cause = error.message if is_answered else f"cannot connect: {error.message}, is it another wire's port?"
+    return Unavailable(ErrorCode.UNREACHABLE, f"{cause} address={address}")
 
 
 def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
@@ -29,11 +47,11 @@ def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
     kind: type[BrokerError]
     match error:
         case ConnectionResetError() | ConnectionAbortedError() | ssl.SSLEOFError():
-            return hung_up()
+            return hung_up(f"{host}:{port}")
         case ssl.SSLError():
             kind, code, cause = Invalid, ErrorCode.INVALID_REQUEST, _cause(error)
         case _:
-            kind, code, cause = Unavailable, ErrorCode.STOPPING, _cause(error)
+            kind, code, cause = Unavailable, ErrorCode.UNREACHABLE, _cause(error)
     return kind(code, f"cannot connect: {cause} address={host}:{port}")
 
 
@@ -50,6 +68,6 @@ def _cause(error: Exception) -> str:
         case ssl.SSLError():
             return f"TLS failed ({error.reason or error})"
         case TimeoutError():
-            return "no answer in time"
+            return SILENT
         case _:
             return str(error) or type(error).__name__

@@ -13,7 +13,15 @@ from typing import Final
 
 from polywire.cluster.floor import Floor
 from polywire.errors import Corrupt, ErrorCode
-from polywire.log.journal.group import EntryKind, GroupHead, bad_entry, read_directory, read_group
+from polywire.log.journal.group import (
+    ENTRY_BYTES,
+    GROUP_HEADER_BYTES,
+    EntryKind,
+    GroupHead,
+    bad_entry,
+    read_directory,
+    read_group,
+)
 from polywire.log.journal.write_batch import sealed_content
 from polywire.types import Buffer
 
@@ -22,6 +30,7 @@ START_VERSION: Final = 1
 DEPTH: Final = 1  # objects that a leader has under way at a time
 NONCE_BYTES: Final = 16
 NODE_BYTES_MAX: Final = 100
+START_BYTES_MAX: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + (_START.size + NODE_BYTES_MAX + 7 & ~7)
 _STARTING: Final = 1 << EntryKind.START
 _NAMING: Final = 1 << EntryKind.SNAPSHOT
 

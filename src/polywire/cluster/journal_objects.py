@@ -7,19 +7,38 @@ Call it from threads. Must not know: why something is asked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event, Timer
 from typing import Any, Final, TypeVar
 
 from polywire.cluster.floor import Floor
-from polywire.cluster.protocol import Create, Delete, MoveFloor, Outcome, Pause, Read, ReadFloor, Request, Steps
+from polywire.cluster.protocol import (
+    READ_AT_ONCE_MAX,
+    Create,
+    Delete,
+    DeleteBlobs,
+    ListBlobs,
+    ListJournal,
+    MoveFloor,
+    Outcome,
+    Pause,
+    Read,
+    ReadFloor,
+    ReadHeads,
+    Request,
+    Steps,
+)
 from polywire.errors import ErrorCode, Unavailable
+from polywire.log.opening import JOURNAL
+from polywire.matching import HEX_DIGITS, consists_of
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
 SHARD: Final = "shards/0000/"
-READERS: Final = 64  # at once: a round trip each, and a start reads a thousand
+NUMBER_DIGITS: Final = 16
+READERS: Final = READ_AT_ONCE_MAX  # at once: a round trip each, and a start reads a thousand
 RETRY_S: Final = 0.2
 SEED_BYTES: Final = 8
 
@@ -28,7 +47,13 @@ _Result = TypeVar("_Result")
 
 def object_name(number: int) -> str:
     """Name of a journal object below the shard."""
-    return f"journal/{number:016x}"
+    return f"{JOURNAL}/{number:0{NUMBER_DIGITS}x}"
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """Numbers of the journal objects among these."""
+    digits = [name.rpartition("/")[2] for name in names]
+    return [int(one, 16) for one in digits if len(one) == NUMBER_DIGITS and consists_of(one, HEX_DIGITS)]
 
 
 class JournalObjects:
@@ -86,7 +111,15 @@ class JournalObjects:
             case MoveFloor(floor, tag):
                 return self._outcome(lambda: self._move(floor, tag))
             case Delete(numbers):
-                list(self._readers.map(self._delete, numbers))
+                list(self._readers.map(self._delete, map(object_name, numbers)))
+            case DeleteBlobs(names):
+                list(self._readers.map(self._delete, names))
+            case ReadHeads(numbers, size):
+                return list(self._readers.map(partial(self._read_head, size), numbers))
+            case ListJournal():
+                return _numbers(self._list(JOURNAL))
+            case ListBlobs(directory):
+                return self._list(directory)
             case Pause(seconds):
                 self._gone.wait(seconds)
         return None
@@ -113,9 +146,22 @@ class JournalObjects:
         else:
             self._objects.create(f"{SHARD}floor", [floor.pack()])
 
-    def _delete(self, number: int) -> None:
-        """What cannot be deleted is litter below the floor, which nobody reads."""
-        self._outcome(lambda: self._objects.delete(SHARD + object_name(number)))
+    def _read_head(self, size: int, number: int) -> bytes | None:
+        def head() -> bytes | None:
+            try:
+                return self._objects.read_range(SHARD + object_name(number), 0, size)
+            except BlobMissing:
+                return None
+
+        return self._repeated(head)
+
+    def _list(self, directory: str) -> list[str]:
+        found = self._repeated(lambda: self._objects.list(f"{SHARD}{directory}/"))
+        return [name.removeprefix(SHARD) for name in found]
+
+    def _delete(self, name: str) -> None:
+        """What cannot be deleted is litter, which the next sweep finds."""
+        self._outcome(lambda: self._objects.delete(SHARD + name))
 
     def _outcome(self, write: Callable[[], None]) -> Outcome:
         try:

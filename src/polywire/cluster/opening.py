@@ -20,8 +20,9 @@ from polywire.cluster import protocol
 from polywire.cluster.bucket_store import CHUNKS, BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
 from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
+from polywire.cluster.sweeper import Sweeper
 from polywire.cluster.uploader import uploading
-from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.journal.recovery import Chain, FoundGroup
@@ -43,7 +44,7 @@ from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
 CACHE: Final = "bucket-cache"
-_START_DIGITS: Final = 8
+DELETE_GRACE_S: Final = 900.0  # a query that was planned reads its segments for so long
 _UNSEEN: Final = BlobRoot("", b"")
 
 logger: Final = structlog.get_logger("polywire.cluster")
@@ -51,8 +52,8 @@ logger: Final = structlog.get_logger("polywire.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a shard lies, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; ``root`` is the
-    bucket for those who read it themselves."""
+    """Where a shard lies, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; what nobody needs
+    any more stays for ``delete_grace_s``; ``root`` is the bucket for those who read it themselves."""
 
     objects: Objects
     blobs: Objects
@@ -60,6 +61,7 @@ class Place:
     node: str
     cache_bytes: int
     root: BlobRoot = _UNSEEN
+    delete_grace_s: float = DELETE_GRACE_S
 
 
 def open_shard(
@@ -72,46 +74,42 @@ def open_shard(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Lead the shard of a bucket. Waits for the bucket: call it before anything is served.
-
-    Raises Invalid where the directory holds a log of its own, NotOwner where another broker was quicker, Unavailable, Corrupt.
-    """
-    try:
-        if exists(files, place.directory / JOURNAL):
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                "this data directory holds a log of its own, a broker on a bucket needs another one"
-                f" path={str(place.directory)!r}",
-            )
-        make_directories(files, place.directory)
-        data_directory = DataDirectory.owned(place.directory, files)
-        with ExitStack() as undone:
-            unlock = own_directory(files, place.directory, data_directory)
-            undone.callback(unlock)
-            opening = _Opening(place, settings, loop, clock, replay, files, make_worker)
-            undone.callback(opening.give_up)
-            try:
-                log = opening.run(unlock)
-            except Busy as error:  # the bucket's: nobody holds the directory
-                raise Unavailable(ErrorCode.STORAGE_FAILED, error.message) from error
-            undone.pop_all()
-            return log
-    except OSError as error:
-        raise storage_failed(error) from error
+    """Lead the shard of a bucket. Waits for the bucket: call it before anything is served. Raises as ``ShardOpening.recover``."""
+    opening = ShardOpening(
+        place, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
+    )
+    opening.recover()
+    return opening.begin()
 
 
-class _Opening:
-    """The steps of opening, in order."""
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    """What a log begins with, and what lets others have the directory."""
+
+    claim: protocol.Claim
+    state: LogState
+    chain: Chain
+    full: Sequence[tuple[Slot, Image]]
+    worker: Worker
+    disk: Disk
+    sequence: int
+    checksum: int
+    unlock: Callable[[], None]
+
+
+class ShardOpening:
+    """The steps of opening. Guards: the loop is told of nothing before ``begin``, so that what waits for the bucket may run in a thread."""
 
     def __init__(
         self,
         place: Place,
+        *,
         settings: LogSettings,
         loop: Loop,
         clock: Clock,
         replay: Replay,
-        files: Files,
-        make_worker: MakeWorker,
+        files: Files = SYSTEM_FILES,
+        make_worker: MakeWorker = ThreadWorker,
     ) -> None:
         self._place = place
         self._settings = settings
@@ -121,13 +119,47 @@ class _Opening:
         self._files = files
         self._make_worker = make_worker
         cache = place.directory / CACHE
-        self._empty(cache)
         self._bucket = JournalObjects(place.objects)
         self._store = BucketStore(place.blobs, cache, files, cache_bytes=place.cache_bytes)
         self._journal = FileJournal(
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
         )
         self._disk: Disk | None = None
+        self._sweeper: Sweeper | None = None
+        self._recovered: _Recovered | None = None
+
+    def recover(self) -> None:
+        """Claim the shard and play what it holds, in any thread.
+
+        Raises Invalid where the directory holds a log of its own, NotOwner where another broker was quicker, Unavailable, Corrupt.
+        """
+        place = self._place
+        try:
+            if exists(self._files, place.directory / JOURNAL):
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    "this data directory holds a log of its own, a broker on a bucket needs another one"
+                    f" path={str(place.directory)!r}",
+                )
+            make_directories(self._files, place.directory)
+            data_directory = DataDirectory.owned(place.directory, self._files)
+            with ExitStack() as undone:
+                undone.callback(self.give_up)
+                unlock = own_directory(self._files, place.directory, data_directory)
+                undone.callback(unlock)
+                self._empty(place.directory / CACHE)
+                try:
+                    self._recovered = self._recover(unlock)
+                except Busy as error:  # the bucket's: nobody holds the directory
+                    raise Unavailable(ErrorCode.STORAGE_FAILED, error.message) from error
+                undone.pop_all()
+        except OSError as error:
+            raise storage_failed(error) from error
+
+    def interrupt(self) -> None:
+        """Have ``recover`` in another thread end soon, with an error: it asks nothing of the bucket again."""
+        self._bucket.give_up()
+        self._store.stop()
 
     def _empty(self, cache: Path) -> None:
         """What another start left is in the bucket, or nobody was told of it."""
@@ -138,14 +170,16 @@ class _Opening:
                 self._files.unlink(path / name)
 
     def give_up(self) -> None:
-        """Let go of what was opened: the log does not come to be."""
+        """Let go of what was opened, once ``recover`` has ended: the log does not come to be."""
         if self._disk is not None:
             self._disk.deleter.stop()
         self._bucket.close()
         self._store.stop()
         self._journal.close()
+        if self._recovered is not None:
+            self._recovered.unlock()
 
-    def run(self, unlock: Callable[[], None]) -> FileLog:
+    def _recover(self, unlock: Callable[[], None]) -> _Recovered:
         seed = self._bucket.seed(partial(self._files.token, SEED_BYTES))
         claim = self._bucket.run(protocol.claim(seed, self._start_object))
         if claim is None:
@@ -166,33 +200,56 @@ class _Opening:
         segments = SegmentSet(self._store, start, self._clock)
         state = self._make_state(segments, self._make_reader(segments, worker, start))
         player = Player(self._store, state, self._replay, chain)
-        self._store.read_ahead(self._listed(chain.snapshot))
-        player.play()
-        self._store.read_ahead(())
+        self._play(player, claim, chain)
         full = self._full(player, state, chain)
         sequence, checksum = self._write_start(state, claim)
         self._disk = disk = self._make_disk()
+        return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
+
+    def _play(self, player: Player, claim: protocol.Claim, chain: Chain) -> None:
+        """Raises NotOwner, Corrupt, and what the store raises."""
+        self._store.read_ahead(self._listed(chain.snapshot))
+        try:
+            player.play()
+        except Corrupt:
+            if self._bucket.run(protocol.is_last(claim)):
+                raise
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker leads the shard since it was claimed") from None
+        finally:
+            self._store.read_ahead(())
+
+    def begin(self) -> FileLog:
+        """The log that was recovered, on its loop."""
+        recovered = self._recovered
+        assert recovered is not None, "it was recovered before"
+        start = recovered.claim.chain.start + 1
         log = FileLog(
             settings=self._settings,
             loop=self._loop,
             clock=self._clock,
             replay=self._replay,
             journal=self._journal,
-            state=state,
-            reader_worker=worker,
-            disk=disk,
+            state=recovered.state,
+            reader_worker=recovered.worker,
+            disk=recovered.disk,
             make_syncer=uploading(
-                self._journal, self._bucket, claim, self._clock, self._make_worker, sequence=sequence
+                self._journal,
+                self._bucket,
+                recovered.claim,
+                self._clock,
+                self._make_worker,
+                sequence=recovered.sequence,
             ),
             epoch=start,
-            sequence=sequence,
-            checksum=checksum,
-            snapshot_name=chain.snapshot or "",
-            unlock=partial(self._let_go, unlock),
+            sequence=recovered.sequence,
+            checksum=recovered.checksum,
+            snapshot_name=recovered.chain.snapshot or "",
+            unlock=partial(self._let_go, recovered.unlock),
         )
-        self._delete_unnamed(state, chain, start)
-        if chain.groups:
-            log.take_over(full, chain.sealed)
+        self._sweeper = self._make_sweeper(recovered.state, start)
+        self._sweeper.begin()  # the log has told by now which snapshot it rests on
+        if recovered.chain.groups:
+            log.take_over(recovered.full, recovered.chain.sealed)
         return log
 
     def _start_object(self, chain: ObjectChain) -> bytes:
@@ -274,21 +331,24 @@ class _Opening:
             files=self._files,
             clock=self._clock,
             make_worker=self._make_worker,
+            grace_s=self._place.delete_grace_s,
         )
 
-    def _delete_unnamed(self, state: LogState, chain: Chain, start: int) -> None:
-        """Blobs of older starts that no group names: none will, for theirs are over."""
-        assert self._disk is not None, "the log has one"
-        named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
-        try:
-            found = [name for directory in (SEGMENTS, SNAPSHOTS) for name in self._store.list(f"{directory}/")]
-        except BrokerError as error:
-            logger.warning("litter in the bucket is left for another start", reason=error.message)
-            return
-        old = f"{start:0{_START_DIGITS}x}"
-        self._disk.deleter.delete([name for name in found if name not in named and name.partition("/")[2] < old])
+    def _make_sweeper(self, state: LogState, start: int) -> Sweeper:
+        """For what older starts have left, which no group of theirs will name."""
+        return Sweeper(
+            self._bucket,
+            self._loop,
+            self._make_worker,
+            seed=self._journal.seed,
+            start=start,
+            needed=state.segments.names,
+            grace_s=self._place.delete_grace_s,
+        )
 
     def _let_go(self, unlock: Callable[[], None]) -> None:
         self._store.stop()
         self._bucket.close()
+        if self._sweeper is not None:
+            self._sweeper.stop()
         unlock()

@@ -17,6 +17,7 @@ from polywire.cluster.floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 
 READ_AT_ONCE: Final = 64
+READ_AT_ONCE_MAX: Final = 256  # of a journal that proves to be long: what is not there yet is asked for in vain
 PAUSE_FIRST_S: Final = 0.005
 PAUSE_MAX_S: Final = 0.2
 
@@ -74,7 +75,34 @@ class Pause:
     seconds: float
 
 
-Request = Create | Read | ReadFloor | MoveFloor | Delete | Pause
+@dataclass(frozen=True, slots=True)
+class ReadHeads:
+    """Answer: for each number the object's first bytes, at most ``size``, or None."""
+
+    numbers: Sequence[int]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListJournal:
+    """Answer: numbers of the journal's objects, perhaps as they were a while ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListBlobs:
+    """Answer: names of the blobs in a directory, perhaps as they were a while ago."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBlobs:
+    """Delete segments and snapshots. Answer: nothing."""
+
+    names: Sequence[str]
+
+
+Request = Create | Read | ReadFloor | MoveFloor | Delete | Pause | ReadHeads | ListJournal | ListBlobs | DeleteBlobs
 Steps = Generator[Request, Any, _Result]
 """Reads that fail are repeated by whoever carries them out: they have no answer but what was read."""
 
@@ -134,14 +162,16 @@ def read_journal(seed: int) -> Steps[ObjectChain]:
 
 def _read_to_end(chain: ObjectChain) -> Steps[None]:
     """Add objects until a number is absent. Raises Corrupt."""
+    count = READ_AT_ONCE
     while True:
         first = chain.next_number
-        found: list[bytes | None] = list((yield Read(range(first, first + READ_AT_ONCE))))
+        found: list[bytes | None] = list((yield Read(range(first, first + count))))
         for content in found:
             if content is None:
                 break
             chain.add(content)
         else:
+            count = min(2 * count, READ_AT_ONCE_MAX)
             continue
         absent = chain.next_number
         if not any(content is not None for content in found[absent - first :]):
@@ -168,6 +198,14 @@ def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Clai
     if floor.number > number:
         return None
     return Claim(chain, number, content)
+
+
+def is_last(claim: Claim) -> Steps[bool]:
+    """Whether nobody had claimed the shard since, before the first object of this start. Who slept finds that what the journal named then has
+    been deleted, and must not take it for damage."""
+    floor, _ = yield ReadFloor()
+    (after,) = yield Read((claim.number + 1,))
+    return floor.number <= claim.number and after is None
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:

@@ -15,8 +15,8 @@ from polywire.errors import BrokerError
 from polywire.store.base import BlobMissing
 
 TAIL_BYTES: Final = 64 * 1024  # the footers of most segments
-AHEAD_MAX: Final = 256  # two round trips of as many as are under way
-THREADS: Final = 128
+AHEAD_MAX: Final = 512  # 32 MiB: two round trips of as many as are under way
+THREADS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,9 @@ from polywire.log.journal.syncer import MakeSyncer
 from polywire.log.worker import MakeWorker
 
 OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size waits for nothing
-OBJECT_BYTES_MAX: Final = 16 * 1024 * 1024  # and none is larger: what one group may be
+OBJECT_BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # what comes while another is under way joins it up to here: what one group may be
 PUT_INTERVAL_S: Final = 0.1  # between the beginnings of two puts: each costs, however small
 OBJECTS_MAX: Final = 1000  # before a slot is sealed: recovery reads them in a second
 STEP_DOWN_S: Final = 30.0  # for one object: who cannot write for so long lets another try
@@ -106,7 +108,7 @@ class Uploader:
         assert slot is not None, "a group was written to it"
         last = self._unsent[-1] if self._unsent else None
         follows = last is not None and last.slot is slot and last.stop == position
-        if last is not None and follows and last.size < OBJECT_BYTES and last.size + size <= OBJECT_BYTES_MAX:
+        if last is not None and follows and last.size + size <= OBJECT_BYTES_MAX:
             last.stop, last.last = position + size, sequence
         else:
             self._unsent.append(_Unsent(slot, position, position + size, sequence, sequence))

@@ -34,9 +34,10 @@ class Disk:
         files: Files,
         clock: Clock,
         make_worker: MakeWorker,
+        grace_s: float = 0.0,
     ) -> None:
         self.store: Final = store
-        self.deleter: Final = Deleter(store, loop, clock, make_worker)
+        self.deleter: Final = Deleter(store, loop, clock, make_worker, grace_s=grace_s)
         self.make_worker: Final = make_worker
         self._files = files
         self.full = False

@@ -1,7 +1,7 @@
 """A broker whose log lies in a bucket.
 
 Promises: nothing of it is imported where there is no bucket; a store that does not keep its conditional writes is refused before anything is
-written. Must not know: how the log is stored.
+written; the loop goes on while the log is being recovered. Must not know: how the log is stored.
 """
 
 from __future__ import annotations
@@ -9,51 +9,41 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.broker.broker import Broker
+from polywire.broker.state import State
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.log.base import Log, Replay
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig
 from polywire.store.mark import BlobRoot
 
+if TYPE_CHECKING:
+    from polywire.cluster.opening import Place
+
+OPENING: Final = "polywire-opening"  # the thread that recovers
+OPENING_END_S: Final = 1.0  # for it to notice that nobody waits
 BLOB_TIMEOUT_S: Final = 120  # of a segment of 64 MiB and more
 NODE_LENGTH_MAX: Final = 100
 
+_Result = TypeVar("_Result")
 
-def open_in_bucket(
+
+async def open_in_bucket(
     config: ServeConfig,
     loop: asyncio.AbstractEventLoop,
     *,
     on_failure: Callable[[BrokerError], None],
     blobs_max: int,
 ) -> Broker:
-    """Lead the log in the bucket. Raises BrokerError."""
-    from polywire.cluster.journal_objects import SHARD
-    from polywire.cluster.opening import Place, open_shard
-    from polywire.cluster.probe import check
-    from polywire.store.identity import make_identity
-    from polywire.store.url import open_bucket
+    """Lead the log in the bucket. Who cancels it need not wait for the bucket. Raises BrokerError."""
+    from polywire.cluster.opening import ShardOpening
 
-    objects, clock = open_bucket(config.bucket), SystemClock()
-    check(objects)
-    identity, _ = make_identity(objects, secrets.token_bytes, clock.now_us())
-    if identity.importing:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
-        )
-    place = Place(
-        objects=objects,
-        blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),
-        directory=config.data_dir,
-        node=node_name(config),
-        cache_bytes=int(config.cache_gib * 2**30),
-        root=BlobRoot(config.bucket, identity.mark, SHARD),
-    )
     settings = config.broker_settings()
     own = replace(
         config.log_settings(),
@@ -61,13 +51,62 @@ def open_in_bucket(
         staged_bytes_max=settings.staged_bytes_max,
         open_blobs_max=blobs_max,
     )
+    settings, clock = settings.within(own.batch_bytes_max), SystemClock()
+    state = State(settings)
+    place = await _in_thread(loop, lambda: _place_of(config))
+    opening = ShardOpening(place, settings=own, loop=loop, clock=clock, replay=state)
+    try:
+        await _in_thread(loop, opening.recover)
+    except asyncio.CancelledError:
+        opening.interrupt()
+        raise
+    log = opening.begin()
+    log.on_failure(on_failure)
+    return Broker.over(lambda _: log, settings=settings, loop=loop, clock=clock, state=state)
 
-    def recover(state: Replay) -> Log:
-        log = open_shard(place, settings=own, loop=loop, clock=clock, replay=state)
-        log.on_failure(on_failure)
-        return log
 
-    return Broker.over(recover, settings=settings.within(own.batch_bytes_max), loop=loop, clock=clock)
+async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:
+    """What work returns or raises, done in a thread of its own."""
+    thread = ThreadPoolExecutor(1, OPENING)
+    try:
+        return await loop.run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def is_left_opening() -> bool:
+    """Whether a log that nobody waits for is still being recovered, after some time to notice that."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(OPENING):
+            thread.join(OPENING_END_S)
+            return thread.is_alive()
+    return False
+
+
+def _place_of(config: ServeConfig) -> Place:
+    """Where the log is, and that this broker may lead it there. Raises BrokerError."""
+    from polywire.cluster.journal_objects import SHARD
+    from polywire.cluster.opening import Place
+    from polywire.cluster.probe import check
+    from polywire.store.identity import make_identity
+    from polywire.store.url import open_bucket
+
+    objects = open_bucket(config.bucket)
+    check(objects)
+    identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us())
+    if identity.importing:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
+        )
+    return Place(
+        objects=objects,
+        blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),
+        directory=config.data_dir,
+        node=node_name(config),
+        cache_bytes=int(config.cache_gib * 2**30),
+        delete_grace_s=config.delete_grace_s,
+        root=BlobRoot(config.bucket, identity.mark, SHARD),
+    )
 
 
 def node_name(config: ServeConfig) -> str:

@@ -26,10 +26,11 @@ from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
-from polywire.types import DEFAULT_PARTITION_COUNT, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, Level
 
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
+DELETE_GRACE_S_MAX: Final = 30 * 24 * 3600  # a month of litter
 AUTO: Final = "auto"  # recognised
 EPOLL: Final = "epoll"  # drives plain connections, unless the event loop does
 # Each is a field of ``ServeConfig``, by the name of its listener.
@@ -86,8 +87,10 @@ def parse_address(text: str) -> Address | None:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65_535:
+    if not colon or not host or not (port.isascii() and port.isdigit()):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"an address is HOST:PORT or off got={text!r}")
+    if len(port) > PORT_DIGITS_MAX or int(port) > PORT_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is at most {PORT_MAX} got={text!r}")
     return Address(host, int(port))
 
 
@@ -109,12 +112,14 @@ class ServeConfig:
     node: name of this broker among those of the bucket; without one the machine's.
     advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
     cache_gib: of segments that are kept in the data directory beside the bucket.
+    delete_grace_s: how long what no record of the log needs any more stays in the bucket, for queries that were planned.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
     driver: of plain connections, ``epoll`` or the event loop itself, ``loop``; ``auto`` takes the first where the system has it.
     log_format: of the lines on standard error, ``logfmt`` or ``json``.
     audit_log: file that logins, refusals and administration are appended to, besides the log.
     partition_count: of topics made automatically.
+    processes: how many have the data directory's topics between them (decision 0072).
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
     scrub_hours: every stored segment is verified once in so many hours; 0 for never.
@@ -163,10 +168,12 @@ class ServeConfig:
     node: str = ""
     advertise: str = ""
     cache_gib: float = 20.0
+    delete_grace_s: float = 900.0
     insecure: bool = False
     audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
     drain_timeout_s: float = 5.0
+    processes: int = 1
     slot_bytes: int | None = None
     slot_count_min: int | None = None
     slot_count_max: int | None = None
@@ -231,6 +238,7 @@ class ServeConfig:
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
+            ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
             ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),

@@ -108,8 +108,9 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
 class Hub:
     """What the connections of one server share.
 
-    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
-    ``_held`` are those that wait for the intake; ``lending`` is true while the loop asks a connection for a buffer.
+    Invariant: ``connections`` holds every open connection, in the order they came; ``tick`` counts the seconds since the start, as ``sweep``
+    is called each second; ``_held`` are those that wait for the intake, in the order they came; ``lending`` is true while the loop asks a
+    connection for a buffer.
     """
 
     __slots__ = (
@@ -151,8 +152,8 @@ class Hub:
         self.soon: Final = soon or _call_soon
         self.logins: Final = Logins(identities, self.limits.connections_max)
         self.lending = False
-        self._held: set[Peer] = set()
-        self.connections: set[Peer] = set()
+        self._held: dict[Peer, None] = {}
+        self.connections: dict[Peer, None] = {}
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
         self.run_queue: Final = RunQueue(clock, self.soon)
         self.slots: Final = ConnectionSlots(self.limits.connections_max, self.connections)
@@ -197,10 +198,10 @@ class Hub:
         """Let a connection whose peer produces wait until the intake has caught up."""
         if not self._held:
             self.ingest.on_relief(self._relieved)
-        self._held.add(connection)
+        self._held[connection] = None
 
     def _relieved(self) -> None:
-        held, self._held = self._held, set()
+        held, self._held = self._held, {}
         for connection in held:
             connection.relieve()
 
@@ -213,13 +214,13 @@ class Hub:
             self.slots.leave(connection)
             self.refused += 1
             return False
-        self.connections.add(connection)
+        self.connections[connection] = None
         return True
 
     def leave(self, connection: Peer) -> None:
         """The connection is gone, or as good as gone."""
         if connection in self.connections:
-            self.connections.discard(connection)
+            del self.connections[connection]
             self.slots.leave(connection)
             self.logins.leave(connection)
             self.memory.leave(connection)

@@ -30,7 +30,7 @@ from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux import exports
 from polywire.protocols.flux.context import FluxSettings
-from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka.context import KafkaSettings
@@ -40,19 +40,21 @@ from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
-from polywire.server.bucket import open_in_bucket
+from polywire.server.bucket import is_left_opening, open_in_bucket
 from polywire.server.collector import Collector
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
-from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.listener import Listener, close_listeners, listen_inside, open_listeners
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload
+from polywire.server.shard import Shard
+from polywire.server.shard_directories import check_alone
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.zookeeper import Registration
@@ -68,6 +70,9 @@ class Others(Protocol):
     @property
     def is_heard(self) -> bool:
         """Whether they know that this one lives."""
+
+    async def opened(self) -> None:
+        """The log is recovered: this broker answers for itself from now on."""
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
         """Tell them where this one listens, and under which start it leads; calls back, in any thread, when it is to lead no longer."""
@@ -87,15 +92,35 @@ FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 
 def run(config: ServeConfig) -> int:
     """Serve until told to stop; returns the exit code."""
-    lines = LineLimit(SystemClock())
-    set_up_log(lines, form=config.log_format)
-    make_private()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
-    try:
+
+    def serving(lines: LineLimit) -> int:
+        check_alone(config.data_dir)
         code = _run_once(config, lines, deposed=False)
         while code == EXIT_DEPOSED:
             code = _run_once(config, lines, deposed=True)
         return code
+
+    return run_logged(config, serving)
+
+
+def run_shard(config: ServeConfig, shard: Shard) -> int:
+    """Serve one shard of a directory that several processes share, until told to stop; returns the exit code."""
+
+    def serving(lines: LineLimit) -> int:
+        with asyncio.Runner(loop_factory=_new_loop()) as runner:
+            return runner.run(serve(config, lines, shard=shard))
+
+    return run_logged(config, serving, {"shard": shard.name})
+
+
+def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: Mapping[str, str] | None = None) -> int:
+    """Do what a process is for, with its log set up: a start that fails is told there. facts: that every line tells."""
+    lines = LineLimit(SystemClock())
+    set_up_log(lines, form=config.log_format, facts=facts)
+    make_private()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
+    try:
+        return serving(lines)
     except BrokerError as error:
         log.error("startup failed", reason=error.message, code=error.code.value)
         return EXIT_START
@@ -114,19 +139,27 @@ def _run_once(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
 
 async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
     """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start."""
-    from polywire.server.standby import Presence, Standby
+    from polywire.server.standby import Presence, Standby, Turn
 
     presence, standby = Presence(config), Standby(config, deposed=deposed)
     try:
         if not await standby.wait(presence):
             return EXIT_OK
         presence.say({}, -1)
-        return await _serve_in_bucket(config, lines, presence, has_waited=standby.has_waited)
+        return await _serve_in_bucket(config, lines, Turn(presence, standby), has_waited=standby.has_waited)
     except NotOwner as error:
         log.info("standing by", reason=error.message)
         return EXIT_DEPOSED
+    except asyncio.CancelledError:
+        if not standby.is_stopping:
+            raise
+        log.info("stopped while the log was being recovered", exit_code=EXIT_OK)
+        return EXIT_OK
     finally:
+        await standby.stop()
         await asyncio.to_thread(presence.end)
+        if standby.is_stopping and await asyncio.to_thread(is_left_opening):
+            os._exit(EXIT_OK)  # threads that wait for the bucket would hold up the end, and nothing of theirs is kept
 
 
 async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, others: Others, *, has_waited: bool) -> int:
@@ -139,7 +172,9 @@ async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, others:
         raise NotOwner(ErrorCode.NOT_OWNER, error.message) from error
 
 
-async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Others | None = None) -> int:
+async def serve(
+    config: ServeConfig, lines: LineLimit | None = None, others: Others | None = None, shard: Shard | None = None
+) -> int:
     """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
     config.listeners()  # what cannot be is refused before anything is opened
     users = None if config.users is None else load_users(config.users)
@@ -147,7 +182,11 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
     audit = AuditLog(SystemClock(), config.audit_log)
     server = Server(config, lines, audit)
     broker = await server.open_broker()
+    if others is not None:
+        await others.opened()
     broker.access.audit = audit.record
+    if shard is not None:
+        await shard.begin(broker)
     idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
     limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
     hub = Hub(broker, limits, idle=idle, identities=broker.access)
@@ -160,18 +199,8 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
             access.configure(users)
             assert not access.is_open, "with users somebody has to log in"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
-        factories = factories_of(broker, config)
         tls = server_tls(config)
-        wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
-        listeners = await open_listeners(
-            hub,
-            wires,
-            factories,
-            any_wires=config.any_wires(has_users=not access.is_open),
-            any_plain=config.any_plain,
-            tls=tls,
-            driver=server.driver,
-        )
+        listeners = await _open_wires(broker, hub, config, server.driver, addresses, tls, shard)
         listeners += await _open_http(broker, hub, config, server.work, addresses, listeners, tls)
         server.registration = _registration(config, listeners)
         server.exports = _exports(broker, config)
@@ -180,6 +209,8 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
         raise
     server.watch_signals(Reload(broker.access, config.users, tls, audit))
     _announce(config, listeners, broker.access)
+    if shard is not None:
+        shard.serving()
     if others is not None:
         server.others = others
 
@@ -188,6 +219,32 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None, others: Oth
 
         others.say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
+
+
+async def _open_wires(
+    broker: Broker,
+    hub: Hub,
+    config: ServeConfig,
+    driver: ReadinessDriver | None,
+    addresses: Mapping[str, Address],
+    tls: ServerTls | None,
+    shard: Shard | None,
+) -> list[Listener]:
+    """Listen for every wire; for the other processes, too, where a shard is all that this one has. Raises Busy(BUSY)."""
+    factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
+    listeners = await open_listeners(
+        hub,
+        {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP},
+        factories,
+        any_wires=config.any_wires(has_users=not broker.access.is_open),
+        any_plain=config.any_plain,
+        tls=tls,
+        driver=driver,
+        shared=shard is not None,
+    )
+    if shard is not None:
+        listeners.append(await listen_inside(hub, shard.inside, inside, driver))
+    return listeners
 
 
 async def _open_http(
@@ -259,7 +316,7 @@ class Server:
         told = False
         while True:
             try:
-                return self._open_broker()
+                return await self._open_broker()
             except Busy as error:
                 if error.code is not ErrorCode.BUSY or self._loop.time() >= end:
                     raise
@@ -268,11 +325,11 @@ class Server:
                 told = True
             await asyncio.sleep(HANDOVER_POLL_S)
 
-    def _open_broker(self) -> Broker:
+    async def _open_broker(self) -> Broker:
         """Recover the data directory, or take over the log in the bucket. Raises BrokerError."""
         config = self._config
         if config.bucket:
-            return open_in_bucket(config, self._loop, on_failure=self.storage_failed, blobs_max=self.shares.blobs)
+            return await open_in_bucket(config, self._loop, on_failure=self.storage_failed, blobs_max=self.shares.blobs)
         return Broker.open(
             config.data_dir,
             config.broker_settings(),
@@ -416,10 +473,10 @@ async def _hang_up(hub: Hub) -> None:
         connection.abort("the broker stops and the peer does not read its answers")
 
 
-def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
-    """Every wire this broker speaks."""
+def flux_settings(config: ServeConfig) -> FluxSettings:
+    """What the FLUX wire is told."""
     advertised = parse_address(config.address_of("flux"))
-    flux = FluxSettings(
+    return FluxSettings(
         host=advertised.host if advertised is not None else "127.0.0.1",
         port=advertised.port if advertised is not None else 0,
         admin=config.flux_admin,
@@ -429,6 +486,11 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         min_isr=config.flux_min_isr,
         line_bytes_max=config.flux_line_bytes_max,
     )
+
+
+def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
+    """Every wire this broker speaks."""
+    flux = flux_settings(config)
     cursus = CursusSettings(
         dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
         compression="" if config.cursus_compression == AUTO else config.cursus_compression,
@@ -453,6 +515,16 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         KafkaFactory(broker, kafka, off_loop=off_loop),
         PolywireFactory(broker),
     ]
+
+
+def shard_factories(
+    broker: Broker, config: ServeConfig, shard: Shard
+) -> tuple[list[SessionFactory], list[SessionFactory]]:
+    """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
+    flux, has_users = FluxFactory(broker, flux_settings(config)), not broker.access.is_open
+    own: list[SessionFactory] = [flux, PolywireFactory(broker)]
+    inside = [factory for factory in own if config.speaks(factory.wire, has_users=has_users)]
+    return [CarryingFluxFactory(flux, shard), PolywireFactory(broker, shard)], inside
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

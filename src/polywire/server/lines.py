@@ -7,7 +7,7 @@ counted in a line of its own. Must not know: who logs what.
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 import structlog
@@ -80,14 +80,20 @@ class LineLimit:
                 getattr(log, window.level)(event, more=window.left_out, last_s=round(now - window.begun))
 
 
-def set_up_log(limit: LineLimit, *, form: str = "logfmt") -> None:
-    """One line per event, to standard error, as ``logfmt`` or ``json``."""
+def set_up_log(limit: LineLimit, *, form: str = "logfmt", facts: Mapping[str, str] | None = None) -> None:
+    """One line per event, to standard error, as ``logfmt`` or ``json``. facts: that every line tells."""
+
+    def add_facts(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        line.update(facts or {})
+        return line
+
     renderer: Any = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
     if form == "json":
         renderer = structlog.processors.JSONRenderer(sort_keys=False)
     structlog.configure(
         processors=[
             limit,
+            add_facts,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -22,6 +22,7 @@ from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls, TlsConnection
 
+INSIDE: Final = "inside"  # the listener for other processes of this broker
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -106,9 +107,11 @@ async def open_listeners(
     any_plain: bool = True,
     tls: ServerTls | None = None,
     driver: ReadinessDriver | None = None,
+    shared: bool = False,
 ) -> list[Listener]:
     """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a certificate;
     without ``any_plain`` it takes nothing but TLS. driver: of plain connections; without one the loop drives them, as it does those of TLS.
+    shared: other processes listen there, too, and the system gives each a part of the connections.
 
     Raises Busy(BUSY) with the address that cannot be had.
     """
@@ -121,15 +124,18 @@ async def open_listeners(
         spoken_tls = tls if name == ANY or name.endswith(TLS_SUFFIX) else None
         try:
             opened.append(
-                await _listen(hub, name, address, spoken, spoken_tls, driver, plain_too=name == ANY and any_plain)
+                await _listen(
+                    hub, name, address, spoken, spoken_tls, driver, plain_too=name == ANY and any_plain, shared=shared
+                )
             )
         except OSError as error:
             close_listeners(opened)
-            raise _cannot_listen(name, address, error) from error
+            raise cannot_listen(name, address, error) from error
     return opened
 
 
-def _cannot_listen(name: str, address: Address, error: OSError) -> Busy:
+def cannot_listen(name: str, address: Address, error: OSError) -> Busy:
+    """What is said of an address that cannot be had."""
     reason = error.strerror or str(error)
     advice = ""
     if error.errno == errno.EADDRINUSE:
@@ -146,6 +152,7 @@ async def _listen(
     driver: ReadinessDriver | None,
     *,
     plain_too: bool,
+    shared: bool,
 ) -> Listener:
     loop = asyncio.get_running_loop()
     server: Server
@@ -155,16 +162,36 @@ async def _listen(
         return connection if tls is None else TlsConnection(hub, connection, tls.context, plain_too=plain_too)
 
     if tls is None and driver is not None:
-        server = ReadinessServer(driver, await _bound(address), connect, loop)
+        server = ReadinessServer(driver, await _bound(address, shared=shared), connect, loop)
     else:
-        server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
+        server = await loop.create_server(
+            connect, address.host, address.port, backlog=ACCEPT_BACKLOG, reuse_port=shared or None
+        )
     for listening in server.sockets:
         _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
     return Listener(name, Address(host, port), server)
 
 
-async def _bound(address: Address) -> list[socket.socket]:
+async def listen_inside(
+    hub: Hub, listening: socket.socket, factories: Sequence[SessionFactory], driver: ReadinessDriver | None
+) -> Listener:
+    """Accept, on a socket that listens already, the connections of other processes of this broker."""
+    loop = asyncio.get_running_loop()
+    server: Server
+
+    def connect() -> Any:
+        return Connection(hub, factories)
+
+    if driver is not None:
+        server = ReadinessServer(driver, [listening], connect, loop)
+    else:
+        server = await loop.create_server(connect, sock=listening, backlog=ACCEPT_BACKLOG)
+    host, port = listening.getsockname()[:2]
+    return Listener(INSIDE, Address(host, port), server)
+
+
+async def _bound(address: Address, *, shared: bool) -> list[socket.socket]:
     """A socket for every address of this host, as loops make them for their servers. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -175,6 +202,8 @@ async def _bound(address: Address) -> list[socket.socket]:
             sockets.append(made := socket.socket(family, kind, protocol))
             made.setblocking(False)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

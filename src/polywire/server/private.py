@@ -29,8 +29,16 @@ def make_private() -> None:
 
 
 def close_to_others(directory: Path) -> None:
-    """Make a directory, or take others' rights to it away where it is ours; what is not ours is told of. Raises OSError."""
-    directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    """Make a directory, or take others' rights to it away where it is ours; what is not ours is told of.
+
+    Raises Invalid(INVALID_REQUEST) for a file, OSError.
+    """
+    try:
+        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"the data directory is, or lies below, a file path={str(directory)!r}"
+        ) from None
     for path in (directory, *directory.glob("seed*"), *directory.glob("*/seed*")):
         _tighten(path)
 

@@ -179,7 +179,7 @@ class SocketTransport:
     def _send(self, data: Buffer) -> cython.Py_ssize_t:
         """Give bytes to the kernel: how many it took, -1 when the peer is gone."""
         sent: cython.Py_ssize_t
-        if cython.compiled:
+        if cython.compiled and self._fd >= 0:
             lent: Lent = lend(data)
             if lent.size < _NOGIL_BYTES_MIN:
                 sent = send(self._fd, lent.p, lent.size, 0)
@@ -269,7 +269,7 @@ class SocketTransport:
     def _receive(self, memory: memoryview) -> cython.Py_ssize_t:
         """Read into memory: how many bytes came, 0 behind the last one, -1 when there is nothing, or the peer is gone."""
         count: cython.Py_ssize_t
-        if cython.compiled:
+        if cython.compiled and self._fd >= 0:
             lent: Lent = lend_writable(memory)
             if lent.size < _NOGIL_BYTES_MIN:
                 count = recv(self._fd, lent.p, lent.size, 0)
@@ -327,8 +327,8 @@ class SocketTransport:
 
 @cython.cclass
 class ReadinessDriver:
-    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor. ``_found`` (uncompiled,
-    ``_listed``) is what was ready when that was asked last."""
+    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor. ``_found``, or
+    ``_listed`` where calls of C are not what is asked, is what was ready when that was asked last."""
 
     epoll: Any
     loop: Any
@@ -338,10 +338,11 @@ class ReadinessDriver:
     _listed: list[tuple[int, int]]
     _fd: cython.int
 
-    def __init__(self, hub: Hub, loop: Any) -> None:
-        """loop: any that can watch a descriptor."""
+    def __init__(self, hub: Hub, loop: Any, epoll: Any = None) -> None:
+        """loop: any that can watch a descriptor. epoll: the system's by itself; another one has a descriptor below 0, as its sockets do, and
+        all of them are asked by their methods."""
         self.loop = loop
-        self.epoll = select.epoll()
+        self.epoll = select.epoll() if epoll is None else epoll
         self._hub = hub
         self._transports = {}
         self._listed = []
@@ -393,11 +394,12 @@ class ReadinessDriver:
         hub.ingest.hold()
         try:
             for i in range(count):
-                if cython.compiled:
+                if cython.compiled and self._fd >= 0:
                     found: cython.pointer(epoll_event) = cython.cast(cython.pointer(epoll_event), self._found.p)
                     self._serve(found[i].data.fd, found[i].events)
                 else:
-                    self._serve(*self._listed[i])
+                    fd, events = self._listed[i]
+                    self._serve(fd, events)
         finally:
             hub.commit()  # whatever happened: nobody else does as long as the log is held
         if hub.idle is not None:
@@ -407,7 +409,7 @@ class ReadinessDriver:
     @cython.cfunc
     def _find(self, looks: cython.int) -> cython.int:
         """Find out which sockets are ready; how many."""
-        if cython.compiled:
+        if cython.compiled and self._fd >= 0:
             count: cython.int = _look(self._fd, self._found.p, 1)
             if count == 0 and looks > 1:
                 with cython.nogil:

@@ -150,35 +150,57 @@ class Standby:
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
         self._stopping = asyncio.Event()
         self._addresses: dict[str, Address] = {}
-        self._is_listening = self._has_health = False
+        self._is_listening = False
+        self._health: StandbyHealth | None = None
+        self._to_stop: asyncio.Task[int] | None = None
+        """What is stopped by a signal once this broker has its turn."""
         self.has_waited = deposed
         """Whether this broker was of use already: then it outlives a bucket that does not answer."""
 
     async def wait(self, presence: Presence) -> bool:
-        """Until it is this broker's turn; False when it was told to stop before. Raises BrokerError."""
-        relay, health = Relay(self._find), StandbyHealth(lambda: self._is_listening and self._can_carry())
+        """Until it is this broker's turn; False when it was told to stop before. HTTP and signals are answered until ``stop``. Raises
+        BrokerError."""
+        relay = Relay(self._find)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._told_to_stop)
         try:
             while await self._is_led():
                 self.has_waited = True
-                if not self._has_health:
-                    self._has_health = True
-                    await self._answer_health(health)
+                await self._answer_health()
                 if self._can_carry():
                     await self._carry(relay, presence)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), LOOK_S)
                 if self._stopping.is_set():
                     return False
-            return True
+            await self._answer_health()
+            self._to_stop = asyncio.current_task()
+            return not self._stopping.is_set()
         finally:
+            self._is_listening = False
             await relay.stop()
-            await health.stop()
             withdraw_ready(self._config.ready_file)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal came."""
+        return self._stopping.is_set()
+
+    def _told_to_stop(self) -> None:
+        self._stopping.set()
+        if self._to_stop is not None:
+            self._to_stop.cancel()
+
+    async def stop(self) -> None:
+        """Answer HTTP and signals no longer: the broker does, or nobody."""
+        self._to_stop = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        health, self._health = self._health, None
+        if health is not None:
+            await health.stop()
 
     def _can_carry(self) -> bool:
         """Whether a leader was seen that takes connections."""
@@ -195,8 +217,11 @@ class Standby:
         write_ready(self._config.ready_file, self._addresses)
         log.info("standing by, connections are carried to the leader", leader=self._leader.name)
 
-    async def _answer_health(self, health: StandbyHealth) -> None:
+    async def _answer_health(self) -> None:
         """HTTP, where it is while this broker leads; without it where its port is taken."""
+        if self._health is not None:
+            return
+        self._health = health = StandbyHealth(lambda: self._is_listening and self._can_carry())
         tls = server_tls(self._config)
         for name, address in self._config.listeners().items():
             if name.removesuffix(TLS_SUFFIX) != HTTP:
@@ -269,3 +294,21 @@ class Standby:
         with suppress(OSError):
             await writer.wait_closed()
         return True
+
+
+class Turn:
+    """Implements ``lifecycle.Others``: a broker that leads, or recovers what it is to lead."""
+
+    def __init__(self, presence: Presence, standby: Standby) -> None:
+        self._presence = presence
+        self._standby = standby
+
+    @property
+    def is_heard(self) -> bool:
+        return self._presence.is_heard
+
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: Deposed = _nobody) -> None:
+        self._presence.say(addresses, start, deposed)
+
+    async def opened(self) -> None:
+        await self._standby.stop()

@@ -55,7 +55,7 @@ def connect(options: Addressed) -> BulkConnection:
             reasons.append(error.message)
             continue
         return connection
-    raise Unavailable(ErrorCode.STOPPING, f"no address answers reasons={'; '.join(reasons)}")
+    raise Unavailable(ErrorCode.UNREACHABLE, f"no address answers reasons={'; '.join(reasons)}")
 
 
 def extents(

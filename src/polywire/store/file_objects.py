@@ -33,19 +33,20 @@ LOCK_SUFFIX: Final = ".lock"
 
 
 class FileObjects:
-    """Implements ``Objects``. Names that begin with a dot are its own."""
+    """Implements ``Objects``. Names that begin with a dot are its own. Guards: a power loss takes none of ``_made``, directories below it."""
 
-    __slots__ = ("_files", "_root")
+    __slots__ = ("_files", "_made", "_root")
 
     def __init__(self, root: Path, files: Files = SYSTEM_FILES) -> None:
         self._root = root
         self._files = files
+        self._made: set[Path] = set()
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         files, path = self._files, self._path(name)
         temporary = self._temporary(path)
         with _errors("create", path):
-            make_directories(files, path.parent)
+            self._make_directory(path.parent)
             try:
                 file = files.open(temporary, Access.NEW)
                 try:
@@ -77,7 +78,7 @@ class FileObjects:
     def put(self, name: str, content: Buffer) -> None:
         path = self._path(name)
         with _errors("put", path):
-            make_directories(self._files, path.parent)
+            self._make_directory(path.parent)
             self._put(path, content)
 
     def read(self, name: str) -> Stored:
@@ -117,6 +118,11 @@ class FileObjects:
         with suppress(FileNotFoundError):
             return _tag(read_file(self._files, path)) == tag
         return False
+
+    def _make_directory(self, path: Path) -> None:
+        if path not in self._made:  # one that is there may be somebody's whose sync failed
+            make_directories(self._files, path)
+            self._made.add(path)
 
     def _put(self, path: Path, content: Buffer) -> None:
         replace_file(self._files, path, [content], temporary=self._temporary(path), mode=NEW_MODE)

@@ -8,7 +8,7 @@ the file is. Must not know: what the files hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
@@ -225,7 +225,8 @@ def make_directories(files: Files, path: Path) -> None:
     except FileNotFoundError:
         make_directories(files, path.parent)
         made = files.make_directory(path)
-    if made:
-        with suppress(PermissionError):  # whoever made the one above may have been killed before this
-            files.sync_directory(path.parent.parent)
+    # Whoever made it, or the one above, may have been killed before this, or its sync have failed.
+    with suppress(PermissionError):
+        files.sync_directory(path.parent.parent)
+    with nullcontext() if made else suppress(PermissionError):  # who may not look there has not made it
         files.sync_directory(path.parent)

@@ -171,6 +171,7 @@ public class Clients {
             say("[\"created\"," + size(admin, topic) + ",\"" + kept + "\"]");
             admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(5))).all().get();
             say("[\"grown\"," + size(admin, topic) + "]");
+            System.in.read();
             say("[\"listed\"," + admin.listTopics().names().get().contains(topic) + "]");
             admin.deleteTopics(List.of(topic)).all().get();
             say("[\"deleted\"," + !admin.listTopics().names().get().contains(topic) + "]");

@@ -49,6 +49,11 @@ func headers(number int) []header {
 	return []header{{"h", []byte("1")}, {"h", []byte{}}, {fmt.Sprintf("n%d", number), []byte{0}}}
 }
 
+// Until there is a line on the standard input.
+func pause() {
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
 var printing sync.Mutex
 
 func say(words ...any) {

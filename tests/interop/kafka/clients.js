@@ -81,6 +81,7 @@ async function admin(kafka, topic) {
   say("created", await size(), found.resources[0].configEntries[0].configValue);
   await admin.createPartitions({ topicPartitions: [{ topic, count: 5 }] });
   say("grown", await size());
+  await new Promise((go) => process.stdin.once("data", go).once("end", go));
   say("listed", (await admin.listTopics()).includes(topic));
   await admin.deleteTopics({ topics: [topic] });
   await pause(100);

@@ -129,6 +129,7 @@ func (peer franz) admin(topic string) {
 	must(err)
 	must(grown.Error())
 	say("grown", size())
+	pause()
 	found, err := admin.ListTopics(ctx)
 	must(err)
 	say("listed", found.Has(topic))

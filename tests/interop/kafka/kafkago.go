@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -74,17 +75,21 @@ func (peer segment) member(topic, group, _ string, ended <-chan struct{}) {
 }
 
 func (peer segment) admin(topic string) {
-	// what its transport remembers of topics would be shown for seconds
-	transport := &kafka.Transport{MetadataTTL: time.Millisecond}
-	client, ctx := &kafka.Client{Addr: kafka.TCP(peer.address), Transport: transport}, context.Background()
-	size := func() int {
-		found, err := client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
+	client, ctx := &kafka.Client{Addr: kafka.TCP(peer.address), Transport: &kafka.Transport{}}, context.Background()
+	// a transport shows for seconds what it remembers of topics; a shorter MetadataTTL would also be all the time that its own
+	// request may take, and a broker that is slower is "not available"
+	look := func(topics ...string) *kafka.MetadataResponse {
+		transport := &kafka.Transport{}
+		defer transport.CloseIdleConnections()
+		found, err := (&kafka.Client{Addr: client.Addr, Transport: transport}).Metadata(ctx, &kafka.MetadataRequest{Topics: topics})
 		must(err)
-		return len(found.Topics[0].Partitions)
+		return found
+	}
+	size := func() int {
+		return len(look(topic).Topics[0].Partitions)
 	}
 	listed := func() bool {
-		found, err := client.Metadata(ctx, &kafka.MetadataRequest{})
-		must(err)
+		found := look()
 		for _, one := range found.Topics {
 			if one.Name == topic {
 				return true
@@ -107,8 +112,12 @@ func (peer segment) admin(topic string) {
 	must(grown.Errors[topic])
 	time.Sleep(100 * time.Millisecond)
 	say("grown", size())
+	pause()
 	say("listed", listed())
 	_, err = client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}})
+	for errors.Is(err, io.ErrUnexpectedEOF) { // the connection had ended: it tells its application, which asks again
+		_, err = client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}})
+	}
 	must(err)
 	time.Sleep(100 * time.Millisecond)
 	say("deleted", !listed())

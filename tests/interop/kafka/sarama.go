@@ -181,6 +181,7 @@ func (peer ibm) admin(topic string) {
 	say("created", size(), configs[0].Value)
 	must(admin.CreatePartitions(topic, 5, nil, false))
 	say("grown", size())
+	pause()
 	say("listed", listed())
 	must(admin.DeleteTopic(topic))
 	say("deleted", !listed())

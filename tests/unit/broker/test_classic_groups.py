@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import pytest
 
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.groups.classic_stored import KEPT_BYTES_MAX
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
 from polywire.broker.owners import NOBODY, Caller
@@ -54,6 +57,7 @@ def join(
     metadata: bytes = b"",
     by: Caller = NOBODY,
     id_first: bool = False,
+    instance: str | None = None,
 ) -> Told:
     told = Told()
     asked = Join(
@@ -64,14 +68,16 @@ def join(
         protocols=(("range", metadata),),
         topics=frozenset(topics),
         id_first=id_first,
+        instance_id=instance,
+        wire="kafka",
     )
     memory.broker.classic.join(group, asked, new_id=new_id, by=by, done=told)
     return told
 
 
-def sync(memory: MemoryBroker, member: str, generation: int) -> Told:
+def sync(memory: MemoryBroker, member: str, generation: int, *, group: str = "g") -> Told:
     told = Told()
-    memory.broker.classic.sync("g", member, generation, {member: b"all"}, done=told)
+    memory.broker.classic.sync(group, member, generation, {member: b"all"}, done=told)
     return told
 
 
@@ -179,6 +185,122 @@ def test_what_a_group_takes_is_given_back(memory: MemoryBroker) -> None:
     memory.broker.classic.leave("g", "a", by=Caller(None, 7))
     memory.broker.classic.delete("g", by=Caller(None, 7))
     assert (usage.bytes, usage.owners()) == (before, {})
+
+
+class Writing:
+    """How members of these tests write what is assigned: they do not."""
+
+    def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
+        return b""
+
+    def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
+        return {}
+
+
+def restart(memory: MemoryBroker, *, snapshot: bool = False) -> None:
+    if snapshot:
+        memory.log.take_snapshot()
+    memory.restart()
+    memory.broker.classic.restore("kafka", Writing())
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_members_have_their_generation_over_a_restart(memory: MemoryBroker, snapshot: bool) -> None:
+    joined = [join(memory, "a"), join(memory, "b", metadata=b"b says", instance="B")]
+    memory.run()
+    rejoined = join(memory, "", member="a")
+    memory.run()
+    assert [told.joined.generation for told in (joined[1], rejoined)] == [2, 2]
+    sync(memory, "a", 2)
+    before = memory.broker.classic.view("g")
+    memory.run()
+    usage = memory.broker._state.usage
+    taken = usage.bytes
+    restart(memory, snapshot=snapshot)
+    classic = memory.broker.classic
+    assert (classic.view("g"), memory.broker._state.usage.bytes) == (before, taken)
+    classic.heartbeat("g", "a", 2)
+    classic.check_commit("g", "b", 2, instance_id="B")
+    told = sync(memory, "a", 2)
+    memory.run()
+    assert told.answers == [Synced("consumer", "range", b"all")]
+    back = join(memory, "c", metadata=b"b says", instance="B")
+    memory.run()
+    assert (back.joined.generation, back.joined.member_id) == (2, "c")
+    restart(memory, snapshot=snapshot)
+    memory.broker.classic.heartbeat("g", "c", 2, instance_id="B")
+    with pytest.raises(Conflict) as caught:
+        memory.broker.classic.heartbeat("g", "b", 2, instance_id="B")
+    assert code_of(caught) is ErrorCode.MEMBER_FENCED
+    memory.advance(SESSION_S - 1)
+    memory.broker.classic.heartbeat("g", "a", 2)
+    memory.advance(2)
+    with pytest.raises(Conflict) as caught:
+        memory.broker.classic.heartbeat("g", "a", 2)
+    assert code_of(caught) is ErrorCode.GROUP_REBALANCING, "one whole session is over in which the other was silent"
+
+
+def test_nothing_is_kept_of_a_group_that_has_not_settled(memory: MemoryBroker) -> None:
+    for act in (
+        lambda: join(memory, "b"),
+        lambda: memory.broker.classic.leave("g", "a"),
+        lambda: memory.advance(SESSION_S + 1),
+    ):
+        first = join(memory, "a")
+        memory.run()
+        generation = first.joined.generation
+        sync(memory, "a", generation)
+        memory.run()
+        act()
+        memory.run()
+        restart(memory)
+        assert memory.broker.classic.view("g") is None
+        with pytest.raises(Missing):
+            memory.broker.classic.heartbeat("g", "a", generation)
+
+
+def test_too_much_is_not_kept(memory: MemoryBroker) -> None:
+    join(memory, "a", metadata=bytes(KEPT_BYTES_MAX))
+    memory.run()
+    told = sync(memory, "a", 1)
+    memory.run()
+    assert told.answers == [Synced("consumer", "range", b"all")]
+    restart(memory)
+    assert memory.broker.classic.view("g") is None
+
+
+def test_what_is_shared_or_has_been_succeeded_begins_anew(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("t")
+    for group in ("g", "h"):
+        join(memory, "a", group=group)
+        memory.run()
+        sync(memory, "a", 1, group=group)
+    memory.run()
+    state = memory.broker._state
+    assert sorted(state.classic_groups) == ["g", "h"]
+    done = Answers()
+    memory.broker.classic.commit("g", {"t": {0: Commit(5)}}, generation=2, done=done)
+    memory.run()
+    memory.restart()
+    memory.broker.groups.join("h", "t", "flux-member", wire="flux")
+    memory.broker.classic.restore("kafka", Writing())
+    classic = memory.broker.classic
+    views = [view for view in map(classic.view, ("g", "h")) if view is not None]
+    assert [[member.id for member in view.members] for view in views] == [[], ["flux-member"]]
+    memory.run()
+    assert not memory.broker._state.classic_groups
+
+
+def test_a_full_disk_keeps_nobody_from_sharing(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    memory.log.disk_full = True
+    told = sync(memory, "a", 1)
+    memory.run()
+    assert told.answers == [Synced("consumer", "range", b"all")]
+    assert not memory.broker._state.classic_groups
+    memory.log.disk_full = False
+    memory.broker.classic.leave("g", "a")
 
 
 def test_members_join_again_after_a_restart_and_go_on_from_their_positions(memory: MemoryBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,43 @@ def test_help_has_examples_and_fits_eighty_columns(
     lines = [line for line in examples.splitlines()[1:] if line]
     assert lines
     assert all(line.startswith("  ") and "polywire " in line for line in lines)
+
+
+LISTED = """\
+import sys
+from polywire.cli.main import app
+from polywire.cli.main import run
+groups = [()]
+for words in groups:  # those above before those below: nothing is loaded yet that a listing shows
+    print("listed", *words)
+    run([*words, "--help"])
+    parent = app
+    for word in words:
+        parent = parent[word]
+    if parent.default_command is None:
+        groups += [(*words, name) for name in parent if not name.startswith("-")]
+"""
+
+
+def test_every_listing_says_what_commands_are_for() -> None:
+    """Also of those that are not loaded before they are used."""
+    listed = subprocess.run(
+        [sys.executable, "-c", LISTED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=os.environ | {"COLUMNS": "200"},
+    ).stdout
+    without = []
+    for shown in listed.split("listed")[1:]:
+        words, _, text = shown.partition("\n")
+        _, title, panel = text.partition(" Commands ")
+        rows = [line.strip("│ ").split() for line in panel.partition("╰")[0].splitlines()[1:]]
+        without += [f"{words} {row[0]}" for row in rows if len(row) == 1]
+        assert bool(title) is bool(rows)
+    assert listed.count(" Commands ") > 10
+    assert not without
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -137,6 +175,11 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
         (["topic", "list", "-a", f"http://{NOBODY}"], "unknown scheme scheme=http"),
         (["topic", "list", "-a", "nowhere"], "code=invalid_request"),
         (["record", "consume", "t", "--from", "noon"], "--from takes"),
+        (["backup", "list", "no-such-directory"], "no such directory of backups path='no-such-directory'"),
+        (
+            ["user", "remove", "me", "--users", "no-such-file"],
+            "error: No such file or directory file='no-such-file'",
+        ),
     ],
 )
 def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def test_a_topic_is_copied_and_what_it_loses_is_told(
         (["nowhere", "b"], "code=topic_missing"),
         (["orders", "polywire://127.0.0.1:1"], "a topic is missing: scheme://host:port/topic"),
         (["orders", "polywire://127.0.0.1:1/b"], "cannot connect: connection refused"),
+        (["orders", "orders"], "a topic cannot be copied to itself"),
         (["orders", "b", "--from", "soon"], "--from takes"),
         (["orders", "b", "--from", "latest"], "nothing lies between"),
         (["orders", "b", "-p", "9"], "code=partition_missing"),

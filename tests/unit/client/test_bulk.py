@@ -220,6 +220,12 @@ def test_broken_addresses_are_refused(address: str) -> None:
         split_address(address)
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 5000])
+def test_ports_that_cannot_be_are_told_as_such(port: str) -> None:
+    with pytest.raises(Invalid, match="a port is 1 to 65535 address='host:"):
+        split_address(f"host:{port}")
+
+
 def test_addresses_are_split() -> None:
     assert split_address("polywire://[::1]:9555/") == ("::1", 9555)
     assert split_address("host:1") == ("host", 1)

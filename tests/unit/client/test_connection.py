@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from polywire.client import connection as module
 from polywire.client.connection import FramedConnection
 from polywire.errors import ErrorCode, Unavailable
 
@@ -23,6 +24,7 @@ class Frames(FramedConnection):
     def __init__(self) -> None:
         super().__init__(asyncio.get_running_loop())
         self.transport = Mock(spec=asyncio.Transport)
+        self.transport.get_extra_info.return_value = ("127.0.0.1", 9)
         self.connection_made(self.transport)
 
 
@@ -103,3 +105,42 @@ def test_nonsense_ends_the_connection(data: bytes) -> None:
         call.exception()
 
     play(scene)
+
+
+def test_a_first_reply_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that still takes what it is sent has longer."""
+
+    async def scene(connection: Frames) -> None:
+        sizes = [7, 5, 1, 1, 0]
+        connection.transport.get_write_buffer_size.side_effect = lambda: sizes.pop(0)
+        errors = await asyncio.gather(*(connection.exchange(b"?", 1) for _ in range(2)), return_exceptions=True)
+        cause = "cannot connect: no answer in time, is it this wire's port of a broker? address=127.0.0.1:9"
+        assert [str(error) for error in errors] == [cause] * 2
+        assert sizes == [0]
+
+    monkeypatch.setattr(module, "FIRST_REPLY_S", 0.001)
+    play(scene)
+
+
+def test_later_replies_and_those_that_are_known_to_be_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answered(connection: Frames) -> None:
+        connection.transport.get_write_buffer_size.return_value = 0
+        calls = [asyncio.ensure_future(connection.exchange(b"?", 1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        connection.data_received(frame(b"a"))
+        await asyncio.sleep(0.02)
+        connection.data_received(frame(b"b"))
+        assert await asyncio.gather(*calls) == [[b"a"], [b"b"]]
+
+    async def late(connection: Frames) -> None:
+        connection.transport.get_write_buffer_size.return_value = 0
+        connection.expect_late_replies()
+        call = asyncio.ensure_future(connection.exchange(b"?", 1))
+        await asyncio.sleep(0.02)
+        connection.data_received(frame(b"a"))
+        assert await call == [b"a"]
+
+    monkeypatch.setattr(module, "FIRST_REPLY_S", 0.001)
+    play(late)
+    monkeypatch.setattr(module, "FIRST_REPLY_S", 0.01)
+    play(answered)

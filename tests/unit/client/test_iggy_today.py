@@ -132,7 +132,7 @@ def test_a_connection_without_requests_says_that_it_lives(monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
-async def refusal(answer: bytes) -> tuple[int, BrokerError]:
+async def refusal(answer: bytes, secret: str = "secret") -> tuple[int, BrokerError]:
     """What is raised where a server answers a login with this; and how often it was asked."""
     logins: list[asyncio.Future[None]] = []
 
@@ -152,7 +152,7 @@ async def refusal(answer: bytes) -> tuple[int, BrokerError]:
 
     async with await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0) as server:
         with pytest.raises(BrokerError) as raised:
-            await polywire.connect(f"iggy://me:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_s=0)
+            await polywire.connect(f"iggy://me:{secret}@127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_s=0)
         await asyncio.gather(*logins)
     return len(logins), raised.value
 
@@ -160,11 +160,11 @@ async def refusal(answer: bytes) -> tuple[int, BrokerError]:
 @pytest.mark.parametrize(
     ("answer", "kind", "code", "asked"),
     [
-        (vsr.eviction(bytes(16), vsr.EVICT_CREDENTIALS), Denied, ErrorCode.LOGIN_FAILED, 2),  # as a token, too
+        (vsr.eviction(bytes(16), vsr.EVICT_CREDENTIALS), Denied, ErrorCode.LOGIN_FAILED, 1),
         (vsr.eviction(bytes(16), vsr.EVICT_BUSY), Busy, ErrorCode.BUSY, 1),
         (vsr.eviction(bytes(16), vsr.EVICT_VERSION), Invalid, ErrorCode.INVALID_REQUEST, 1),
         (vsr.eviction(bytes(16), 99), Unavailable, ErrorCode.STOPPING, 1),
-        (bytes(256), Unavailable, ErrorCode.STOPPING, 1),
+        (bytes(256), Unavailable, ErrorCode.UNREACHABLE, 1),
         (bytes(48) + b"\x00\x01\x00\x00" + bytes(204), Invalid, ErrorCode.INVALID_REQUEST, 1),
     ],
 )
@@ -172,6 +172,16 @@ def test_what_a_login_may_be_answered(answer: bytes, kind: type[BrokerError], co
     count, error = asyncio.run(refusal(answer))
     assert (count, type(error), error.code) == (asked, kind, code)
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("secret", "asked"),
+    [("a" * 64, 2), ("QUJD" * 16 + "QUI%3D", 2), ("a" * 39, 1), ("correct horse battery staple, and one more", 1)],
+)
+def test_only_what_may_be_a_token_is_tried_as_one(secret: str, asked: int) -> None:
+    """Servers count what was wrong, and let nobody in who was wrong too often."""
+    count, error = asyncio.run(refusal(vsr.eviction(bytes(16), vsr.EVICT_CREDENTIALS), secret))
+    assert (count, error.code) == (asked, ErrorCode.LOGIN_FAILED)
 
 
 def test_the_producer_and_the_consumer_of_applications() -> None:
@@ -200,8 +210,10 @@ def test_users_and_their_tokens() -> None:
             user = await made
             assert isinstance(user, User)
             token = memory.broker.access.create_token(user, "ci", None)
-            for secret in ("pass", token):
-                client = await polywire.connect(f"iggy://shop:{secret}@{place}")
+            long = "b" * 64  # which might be a token, and is none
+            memory.broker.access.create_user("long", long, grants, done=lambda _: None)
+            for name, secret in (("shop", "pass"), ("shop", token), ("long", long)):
+                client = await polywire.connect(f"iggy://{name}:{secret}@{place}")
                 await client.send("shop.t", b"x")
                 with pytest.raises(Denied) as refused:
                     await client.send("other", b"x")

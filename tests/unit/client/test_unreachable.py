@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 import polywire
-from polywire.client import consumer, lane, link
+from polywire.client import connection, consumer, lane, link
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.consumer import Consumer
@@ -47,8 +47,8 @@ def test_tls_on_a_plain_port(wire: str) -> None:
     assert "TLS" in told
 
 
-async def visits(url: str, answer: bytes, work: Work) -> tuple[int, BrokerError]:
-    """How often a port is tried that answers what it is told with this and hangs up, and what ends it."""
+async def visits(url: str, answer: bytes | None, work: Work) -> tuple[int, BrokerError]:
+    """How often a port is tried that answers what it is told with this and hangs up (None: says nothing), and what ends it."""
     ended: list[asyncio.Future[None]] = []
 
     class Peer(asyncio.Protocol):
@@ -57,12 +57,13 @@ async def visits(url: str, answer: bytes, work: Work) -> tuple[int, BrokerError]
             self.transport = transport
             self.ended = asyncio.get_running_loop().create_future()
             ended.append(self.ended)
-            if not answer:
+            if answer == b"":
                 transport.close()
 
         def data_received(self, data: bytes) -> None:
-            self.transport.write(answer)
-            self.transport.close()
+            if answer is not None:
+                self.transport.write(answer)
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.ended.set_result(None)
@@ -77,6 +78,14 @@ async def visits(url: str, answer: bytes, work: Work) -> tuple[int, BrokerError]
 async def list_topics(url: str) -> None:
     async with polywire.connect(url, connect_s=3600, reconnect_s=3600) as client:
         await client.topics()
+
+
+async def ask_once(url: str) -> None:
+    client = await connect(url)
+    try:
+        await client.topics()
+    finally:
+        await client.close()
 
 
 async def send(url: str) -> None:
@@ -112,7 +121,39 @@ def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.
         monkeypatch.setattr(module, name, 0.001)
     count, error = asyncio.run(visits(wire, b"", work))
     assert ("hung up at once" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
+    assert "is it another wire's port" in error.message
     assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
+
+
+OTHERS: Final = (
+    b"",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"V1|0|ERR|BAD_REQUEST|malformed\n",
+    bytes.fromhex("b60f0000") + bytes(4),
+    b"\x00\x00\x00\x05ERROR",
+)
+
+
+@pytest.mark.parametrize("answer", OTHERS)
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "kafka07"])
+def test_what_another_wires_port_answers(wire: str, answer: bytes) -> None:
+    """Whatever it is, it is told by its address, and what may be the matter."""
+    if (wire, answer[:1]) in (("flux", b"V"), ("cursus", b"\0"), ("iggy", b"\xb6")):
+        pytest.skip("its own port")
+    _, error = asyncio.run(visits(wire, answer, ask_once))
+    assert error.message.startswith("cannot connect: ")
+    assert " address=127.0.0.1:" in error.message
+    assert "wire" in error.message
+    assert error.code in (ErrorCode.UNREACHABLE, ErrorCode.INVALID_REQUEST)
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire not in ("kafka07", "polywire")])
+def test_a_port_that_says_nothing(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another wire's, which waits for the rest of what it takes for a request of its own."""
+    monkeypatch.setattr(connection, "FIRST_REPLY_S", 0.01)
+    count, error = asyncio.run(visits(wire, None, list_topics))
+    assert error.message.startswith("cannot connect: no answer in time, is it this wire's port of a broker? address=")
+    assert count == 1
 
 
 def test_another_wires_port() -> None:
@@ -140,7 +181,7 @@ def test_a_broker_that_has_answered_is_waited_for() -> None:
                     nonlocal failures
                     failures -= 1
                     if failures:
-                        raise Unavailable(ErrorCode.STOPPING, "connection lost")
+                        raise Unavailable(ErrorCode.UNREACHABLE, "connection lost")
                     return "done"
 
                 with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +194,7 @@ def test_a_broker_that_has_answered_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        (TimeoutError(), "no answer in time"),
+        (TimeoutError(), "no answer in time, is it this wire's port of a broker?"),
         (OSError(113, "No route to host"), "[Errno 113] No route to host"),
         (OSError(), "OSError"),
     ],
@@ -203,7 +244,7 @@ def test_waiting_has_an_end_and_wrong_logins_are_not_tried_again() -> None:
             tries += 1
             if "denied" in url:
                 raise Denied(ErrorCode.LOGIN_FAILED, "no")
-            raise Unavailable(ErrorCode.STOPPING, "cannot connect")
+            raise Unavailable(ErrorCode.UNREACHABLE, "cannot connect")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(link, "connect", counted)

@@ -29,11 +29,15 @@ def test_addresses(text: str, address: Address | None) -> None:
     assert address is None or str(address) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "9092", ":9092", "host", "host:", "host:x", "host:65536", "host:-1", "::1:9092", "h:٣"]
-)
+@pytest.mark.parametrize("text", ["", "9092", ":9092", "host", "host:", "host:x", "host:-1", "::1:9092", "h:٣"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(Invalid, match="an address is HOST:PORT or off"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["host:65536", "[::1]:99999", "host:" + "1" * 5000])
+def test_what_is_no_port(text: str) -> None:
+    with pytest.raises(Invalid, match="a port is at most 65535"):
         parse_address(text)
 
 

@@ -30,6 +30,13 @@ def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
     assert (mode_of(directory), mode_of(seed)) == (0o700, 0o600)
 
 
+@pytest.mark.parametrize("name", ["taken", "taken/below"])
+def test_a_data_directory_that_is_a_file_is_told_as_such(tmp_path: Path, name: str) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(Invalid, match="the data directory is, or lies below, a file path="):
+        close_to_others(tmp_path / name)
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604, 0o602, 0o777])
 def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
     users = tmp_path / "users"

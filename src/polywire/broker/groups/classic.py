@@ -45,7 +45,7 @@ class Phase(Enum):
 
 
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.DEAD}),
+    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.STABLE, Phase.DEAD}),  # stable: one that outlived its broker
     Phase.PREPARING: frozenset({Phase.COMPLETING, Phase.EMPTY}),
     Phase.COMPLETING: frozenset({Phase.STABLE, Phase.PREPARING}),
     Phase.STABLE: frozenset({Phase.PREPARING}),
@@ -69,7 +69,7 @@ class ClassicGroup:
     ``is_shared``: members of other wires are in it, so the broker assigns; set it before what may begin a generation.
 
     Invariant: ``_static`` names a member for each instance; ``_supported`` counts members by protocol; ``bytes`` is the sum of all sizes;
-    ``_topics`` is what members read, None until somebody asks;
+    ``_topics`` is what members read, None until somebody asks; ``revision`` goes up whenever what should outlive the broker changes;
     in PREPARING and COMPLETING ``_ends_at`` is when the phase ends at the latest, in STABLE when who has not synced is gone.
     """
 
@@ -90,6 +90,7 @@ class ClassicGroup:
         "phase",
         "protocol",
         "protocol_type",
+        "revision",
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
@@ -102,6 +103,7 @@ class ClassicGroup:
         self.leader = ""
         self.bytes = 0
         self.is_shared = False
+        self.revision = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
         self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
@@ -276,6 +278,7 @@ class ClassicGroup:
         )
         self._put(renewed)
         self._members = {one: self._members[one] for one in order}
+        self.revision += 1
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
@@ -330,6 +333,14 @@ class ClassicGroup:
     def _go(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"no such transition {self.phase} {phase}"
         self.phase = phase
+        self.revision += 1
+
+    def resume(self, members: Collection[Member], *, protocol_type: str, protocol: str, leader: str) -> None:
+        """Go on, before anybody has joined, as a group that has settled on this generation."""
+        for member in members:
+            self._put(member)
+        self.protocol_type, self.protocol, self.leader = protocol_type, protocol, leader
+        self._go(Phase.STABLE)
 
     def rebalance(self, now: float) -> None:
         """Members should have something else: all of them have to join anew."""

@@ -1,7 +1,8 @@
 """The broker's verbs about classic groups: all of them, their timers, owners and limits (concepts: groups#classic-groups).
 
 Promises: who waits is answered once, on the loop and never from inside a call; where members of other wires are in a group of the same name,
-the broker assigns to all of them, or refuses whom it cannot assign to. Members live in memory, positions in the table that all wires share.
+the broker assigns to all of them, or refuses whom it cannot assign to. Generations that members have settled on outlive the broker; positions
+are in the table that all wires share.
 Must not know: wires, sockets.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase
-from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced
+from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced, Writing
 from polywire.broker.groups.classic_sharing import Sharing
+from polywire.broker.groups.classic_stored import restored, stored
 from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.offsets import Position
@@ -56,9 +59,8 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here; ``has_begun``: it had a member; ``generation``: the last that was seen here; ``sharing``: while it
-    has members of other wires. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged
-    for."""
+    """A group and what belongs to it here; ``has_begun``: it had a member; ``generation``: the last that was seen; ``sharing``: while it has
+    members of other wires; ``kept``: the revision that is in the journal. Invariant: ``owner`` is charged for ``members`` and ``bytes``."""
 
     group: ClassicGroup
     owner: int
@@ -68,6 +70,7 @@ class _Entry:
     empty_at: float = 0.0
     has_begun: bool = False
     generation: int = 0
+    kept: int = 0
     sharing: Sharing | None = None
     waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
@@ -272,10 +275,51 @@ class ClassicGroups:
         size = group_size(group, "")
         self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
         self._state.usage.charge(Kind.GROUPS, owner, 1, size)
-        entry = _Entry(ClassicGroup(group, self._limits, max(self._last_generation(group), 0)), owner)
-        self._entries[group] = entry
-        self._table[group] = entry.group
+        return self._add(_Entry(ClassicGroup(group, self._limits, max(self._last_generation(group), 0)), owner))
+
+    def _add(self, entry: _Entry) -> _Entry:
+        self._entries[entry.group.name] = entry
+        self._table[entry.group.name] = entry.group
         return entry
+
+    def restore(self, wire: str, writing: Writing) -> None:
+        """Go on with a wire's groups as the broker before this one left them: members have their generation, and a whole session from now.
+
+        writing: how its members write what is assigned. A group that has had later generations, or is shared, begins anew.
+        """
+        ended: list[changes.Change] = []
+        for found in self._state.classic_groups.values():
+            if found.name in self._entries or any(member.wire != wire for member in found.members):
+                continue
+            topics = {topic for member in found.members for topic in member.topics}
+            there = topics & self._state.group_topics.get(found.name, frozenset())
+            is_late = self._last_generation(found.name) > found.generation
+            if is_late or any(self._coordinated(found.name, topic) for topic in there):
+                ended.append(changes.ClassicGroupDeleted(found.name))
+                continue
+            group = restored(found, self._limits, writing, self._clock.monotonic())
+            entry = _Entry(group, found.owner, by=Caller(None, found.owner), generation=group.generation)
+            entry.kept = group.revision
+            self._state.usage.charge(Kind.GROUPS, entry.owner, 1, group_size(found.name, ""))
+            self._settle(self._add(entry))
+        with suppress(BrokerError):  # the disk is full: the next start finds the same
+            self._host.change_all(ended, level=Level.WRITTEN, done=None)
+
+    def _keep(self, entry: _Entry) -> None:
+        """Have what members have settled on outlive the broker; while they have not, nothing does."""
+        group = entry.group
+        if entry.kept == group.revision:
+            return
+        made = stored(group, entry.owner, bytes_max=self._settings.batch_bytes_max // 2)
+        change = made or changes.ClassicGroupDeleted(group.name)
+        try:
+            if made is not None or group.name in self._state.classic_groups:
+                self._host.change_all((change,), level=Level.WRITTEN, done=None)
+        except (
+            BrokerError
+        ):  # the disk is full: its generation is not the next one's, so nobody takes it for what is there now
+            return
+        entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
         """The latest that positions were stored in, which is what a restart leaves of a group's generations; -1 for none."""
@@ -313,6 +357,7 @@ class ClassicGroups:
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
         self._follow(entry)
+        self._keep(entry)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
         self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)

@@ -119,7 +119,7 @@ export async function records(page, name, query) {
 
   const draw = () => list.replaceChildren(table([
     ["#Offset", (row) => (numbers.length > 1 ? `${row.partition} · ${count(row.offset)}` : count(row.offset))],
-    ["Stored (UTC)", (row) => time(row.stored_at_us), "wide"], ["Key", (row) => h("span", { class: "value" }, short(row.key))],
+    ["Stored (UTC)", (row) => time(row.stored_at_us), "wide"], ["Key", (row) => h("span", { class: "value" }, short(row.key)), "key"],
     ["Value", (row) => {
       const details = h("details", { class: "value", ontoggle: () => {
         if (details.open && details.children.length === 1) details.append(opened(name, row, form.value, schema.value));

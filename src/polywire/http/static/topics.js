@@ -7,10 +7,10 @@ export async function topics(page, [name, what], query) {
   if (name !== undefined) return what === "records" ? records(page, name, query) : topic(page, name);
   const found = await api("/topics");
   const draw = (rows) => table([
-    ["Topic", (row) => link(["topics", row.name], row.name)], ["#Partitions", (row) => count(row.partitions)],
+    ["Topic", (row) => link(["topics", row.name], row.name)], ["#Partitions", (row) => count(row.partitions), "wide"],
     ["#Records", (row) => count(row.retained_records)], ["#Stored", (row) => size(row.stored_bytes)],
     ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
-    ["", (row) => link(["topics", row.name, "records"], "records")],
+    ["", (row) => link(["topics", row.name, "records"], "records"), "whole"],
   ], rows, "There are no topics.");
   page.append(h("h1", {}, "Topics"), ...filtered(found.topics, (row) => row.name, draw), ...left(found));
 }

@@ -83,6 +83,21 @@ class Chain:
         """Sequence of the last group."""
         return self.groups[-1].sequence if self.groups else self.sealed
 
+    def missing(self, name: str) -> Corrupt:
+        """The error of a snapshot that is gone: each goes once the group is synced that names the next one, so what lies behind the last
+        whole group may be that one, damaged."""
+        if self.torn is not None:
+            path, position = self.torn.path, self.torn.position
+        elif self.groups:
+            path, position = str(self.groups[-1].slot.path), self.groups[-1].position + self.groups[-1].length
+        else:
+            return Corrupt(ErrorCode.CORRUPT, f"a blob that the journal names is missing name={name}")
+        return Corrupt(
+            ErrorCode.CORRUPT,
+            "a blob that the journal names is missing, or the group that names the next one is damaged"
+            f" name={name} path={path!r} position={position}",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
@@ -216,11 +231,8 @@ def _examine_end(
     if any(group.sequence > expected and group.synced >= expected for group in later):
         raise _damaged(found_groups, expected)
     if later:
-        first = min(later, key=lambda group: group.sequence)
-        size = sum(group.length for group in later)
-        if last is None:
-            return Torn(str(first.slot.path), first.position, size, len(later))
-        return Torn(str(last.slot.path), last.position + last.length, size, len(later))
+        path, position, _ = _locate(found_groups, expected)
+        return Torn(str(path), position, sum(group.length for group in later), len(later))
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 

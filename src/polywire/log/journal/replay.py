@@ -62,9 +62,7 @@ class Player:
             try:
                 self._restore(get_snapshot(self._store, self._chain.snapshot))
             except BlobMissing as missing:
-                raise Corrupt(
-                    ErrorCode.CORRUPT, f"a blob that the journal names is missing name={missing}"
-                ) from missing
+                raise self._chain.missing(str(missing)) from missing
         last: FoundGroup | None = None
         for group in self._chain.groups:
             self.playing = group

@@ -24,6 +24,7 @@ from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
 from polywire.log.worker import Worker
 from polywire.records.arena import Arena
+from polywire.records.batch import check_body
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
@@ -141,6 +142,8 @@ class ColdReads:
             self._bodies.move_to_end(key)
         elif stop - start <= GLANCE_BYTES_MAX:
             body = segment.read_now(memoryview(bytearray(stop - start)), start, stop)
+            if body is not None and not check_body(body, 0):
+                return None  # it is read again by who may wait: it may be no more than a copy that is damaged
             if body is not None:
                 self.keep_body(segment, start, body)
         return body

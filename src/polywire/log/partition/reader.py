@@ -153,7 +153,7 @@ class Reader:
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
-        return self.segment(batch.location).stored(start, stop, strict=strict)
+        return self.segment(batch.location).staged(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
         """A published batch by its number, on the loop. Raises Corrupt."""
@@ -324,7 +324,7 @@ class Reader:
                 self._cold.keep_body(segment, batch.position, body)
                 again(None)
 
-        self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), completed)
+        self._worker.run(partial(segment.staged, batch.position, batch.position + batch.length), completed)
 
     def _asked_again(
         self,

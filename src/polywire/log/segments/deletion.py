@@ -1,7 +1,7 @@
 """Deleting blobs in a thread of its own, a piece at a time: sealing and syncs go on beside it.
 
 A file system frees a large file in one step of its journal, and every sync waits for that. So space is freed in pieces, and between two of
-them the disk has as long for everybody else.
+them the disk has as long for everybody else. Others may read segments of a bucket, and have been told of them: there they stay for a grace.
 
 Promises: names go in the order they were given, urgent ones first; what a stop leaves, recovery deletes, because nobody names it; a blob
 that cannot be deleted is left to it as well. Must not know: what the blobs hold, why they go.
@@ -31,10 +31,14 @@ READ_MAX: Final = (
 class Deleter:
     """Guards: ``_names`` are those that wait; one piece is deleted at a time, and only while there is something to delete."""
 
-    def __init__(self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker) -> None:
+    def __init__(
+        self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker, *, grace_s: float = 0.0
+    ) -> None:
+        """grace_s: how long what is not urgent stays."""
         self._store = store
         self._loop = loop
         self._clock = clock
+        self._grace_s = grace_s
         self._worker = make_worker("delete", loop)
         self._names: deque[str] = deque()
         self._begun: Iterator[int] | None = None
@@ -50,7 +54,13 @@ class Deleter:
         return len(self._names) + len(self._read)
 
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
-        """Delete blobs some time soon; urgent ones, of which few come at a time, before all others."""
+        """Delete blobs some time soon, but behind the grace; urgent ones, of which few come at a time, at once and before all others."""
+        if self._grace_s and not urgent:
+            self._loop.call_later(self._grace_s, self._begin, names)
+            return
+        self._begin(names, urgent=urgent)
+
+    def _begin(self, names: Sequence[str], *, urgent: bool = False) -> None:
         if urgent:
             self._names.extendleft(names)
         else:

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from polywire.errors import Unavailable
+from polywire.errors import Corrupt, Unavailable
 from polywire.log.segments.search import find_run
 from polywire.records.checksum import xxh64
 from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt
@@ -127,11 +127,21 @@ def read_info(store: Store, name: str, block: memoryview | None = None) -> Segme
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
-    """What is known of a segment, and its index entries, by the first footer that verifies. Raises BlobMissing, Corrupt.
+    """What is known of a segment, and its index entries, by the first footer that verifies; a damaged copy of a blob that lies elsewhere is
+    thrown away, and read anew. Raises BlobMissing, Corrupt.
 
     block: memory to read into past the page cache, as ``aligned_buffer`` makes it; the tables lie there as long as the caller leaves it
     alone. A footer that it is too small for is read as without it.
     """
+    try:
+        return _read_footer(store, name, block)
+    except Corrupt:
+        if not store.drop_copy(name):
+            raise
+    return _read_footer(store, name, block)
+
+
+def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[SegmentInfo, bytes | memoryview]:
     size = store.size(name)
     trailer = _find_trailer(store, name, size, block)
     _, version, position, count, run_count, epoch_count, index_count, checksum, _, _ = TRAILER.unpack(trailer)

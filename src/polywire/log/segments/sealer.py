@@ -115,6 +115,8 @@ class Sealer:
         """What counts of ``_named[0]`` is being installed."""
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
+        if snapshot_name:
+            state.segments.snapshots.add(snapshot_name)
         self._snapshot_count = 0
         self._removing = False
         self._counting = False
@@ -190,6 +192,7 @@ class Sealer:
         named = _Named(full, written, sealed, self._snapshot_name)
         self._named.append(named)
         self._snapshot_name = name
+        self._state.segments.snapshots.add(name)
         self.named = full.image.sequence
         self._owner.name_slot(full.slot, written.numbers, (name, broker_sequence), partial(self._counts, named))
         self.advance()
@@ -216,6 +219,7 @@ class Sealer:
         del self._state.contents[named.full.slot.serial]
         self._parked.append(named.full.slot)
         if named.replaced:
+            self._state.segments.snapshots.discard(named.replaced)
             self._deleter.delete([named.replaced], urgent=True)
         self.free_parked()
         self.advance()  # the slot may be pinned: the next one needs not wait for its readers

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from polywire.clock import SYSTEM_CLOCK, Clock
-from polywire.errors import Busy, ErrorCode, Missing, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
 from polywire.log.segments.batch_scan import INDEX_STRIDE_BYTES
 from polywire.log.segments.damage import (
     Damage,
@@ -26,7 +26,7 @@ from polywire.log.segments.damage import (
 )
 from polywire.log.segments.format import ENTRY, SegmentInfo, SegmentRun, read_footer, read_info
 from polywire.log.segments.search import BY_ADDRESS, BY_OFFSET, BY_POSITION, BY_TIME, NO_END, find_entry, scan_to
-from polywire.records.batch import first_damaged
+from polywire.records.batch import check_body, first_damaged
 from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
@@ -324,8 +324,8 @@ class Segment:
         """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk."""
         try:
             blob = self._store.open(self.name)
-        except BlobMissing:
-            return None  # the read that follows reports it
+        except (BlobMissing, BrokerError):
+            return None  # the read that follows opens it once more, and reports it
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None
 
@@ -419,6 +419,13 @@ class Segment:
         except Unavailable as error:
             raise Busy(ErrorCode.BUSY, error.message, retry_after_ms=UNREAD_RETRY_MS) from error
         return memoryview(found)
+
+    def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
+        """What ``stored`` returns of a staged batch; a damaged copy of a blob that lies elsewhere is thrown away, and read anew."""
+        found = self.stored(start, stop, strict=strict)
+        if not check_body(found, 0) and self._store.drop_copy(self.name):
+            return self.stored(start, stop, strict=strict)
+        return found
 
     def _fresh_pieces(self, partition: int, start: int, stop: int) -> list[Piece]:
         block = memoryview(bytearray(stop - start))

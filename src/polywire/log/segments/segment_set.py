@@ -84,6 +84,8 @@ class SegmentSet:
         self._next_location = 0
         self.by_location: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
+        self.snapshots: Final[set[str]] = set()
+        """Snapshots that a group names, and one that was written to be named."""
         self._leaving: Final[set[int]] = set()
         """Locations of segments whose removal is journalled, perhaps not yet on the disk."""
 
@@ -146,6 +148,10 @@ class SegmentSet:
             self._cache.drop(sealed.segment.name)
             names.append(sealed.segment.name)
         return names
+
+    def names(self) -> frozenset[str]:
+        """Blobs that a group names, or that were written to be named: nothing else will be of those that are older than the newest."""
+        return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:
         """Every segment that a snapshot taken now must list; those whose removal was journalled are not needed by what comes later."""

@@ -52,6 +52,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.STAGE_FULL: "broker_busy",
     ErrorCode.DISK_FULL: "broker_error",
     ErrorCode.STOPPING: "request_cancelled",
+    ErrorCode.UNREACHABLE: "request_cancelled",
     ErrorCode.REPLICATION_TIMEOUT: "broker_error",
     ErrorCode.STORAGE_FAILED: "broker_error",
     ErrorCode.CORRUPT: "broker_error",

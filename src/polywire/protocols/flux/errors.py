@@ -58,6 +58,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.STAGE_FULL: (_BAD, None),
     ErrorCode.DISK_FULL: (_BAD, None),
     ErrorCode.STOPPING: (_LEADER, None),
+    ErrorCode.UNREACHABLE: (_LEADER, None),
     ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, "acks=all timeout"),
     ErrorCode.STORAGE_FAILED: (_BAD, None),
     ErrorCode.CORRUPT: (_BAD, None),

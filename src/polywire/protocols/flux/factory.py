@@ -10,6 +10,7 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.protocols.flux import fetch, groups, produce, replicas, topics
+from polywire.protocols.flux.carrying import CarryingFluxSession
 from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
@@ -17,6 +18,7 @@ from polywire.protocols.flux.reply_slots import ScratchArrays
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = table(
     Command("PING", topics.ping, (Action.CONNECT,), pipelined=True),
@@ -55,13 +57,13 @@ _PREFIX_BYTES: Final = 64  # white space and version token of the first line; a 
 class FluxFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_commands", "_scratch", "state")
+    __slots__ = ("_broker", "_scratch", "commands", "state")
 
     def __init__(self, broker: FluxBroker, settings: FluxSettings | None = None) -> None:
         self._broker = broker
         self.state: Final = FluxState(broker, settings or FluxSettings())
         self._scratch = ScratchArrays()
-        self._commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
+        self.commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
 
     @property
     def wire(self) -> str:
@@ -79,4 +81,28 @@ class FluxFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
         """A session for a new connection."""
-        return FluxSession(self._broker, self.state, self._scratch, self._commands, output, resume)
+        return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
+
+
+class CarryingFluxFactory:
+    """Implements ``SessionFactory`` over another one: its sessions carry lines to the shards that have what they name."""
+
+    __slots__ = ("_inside", "_shards")
+
+    def __init__(self, inside: FluxFactory, shards: Shards) -> None:
+        """inside: makes the sessions of our own shard."""
+        self._inside: Final = inside
+        self._shards: Final = shards
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """As every factory of this wire."""
+        return self._inside.recognise(prefix)
+
+    def open(self, output: Output, resume: Callable[[], None]) -> CarryingFluxSession:
+        """A session for a new connection."""
+        return CarryingFluxSession(self._shards, self._inside.commands, output, resume, self._inside.open)

@@ -91,14 +91,12 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
         self._too_long: Any = None
         self.drain: Callable[[], None] | None = None
         self.append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._go_on)
+        self._queued = self.append_queue.waiting
 
     @property
     def frame_bytes_max(self) -> int:
         """Longest line."""
         return self.state.settings.line_bytes_max
-
-    def _waits(self) -> bool:
-        return bool(self.append_queue.waiting) or PipelinedSession._waits(self)
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)

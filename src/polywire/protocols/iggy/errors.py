@@ -100,6 +100,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.STAGE_FULL: ERROR,
     ErrorCode.DISK_FULL: ERROR,
     ErrorCode.STOPPING: ERROR,
+    ErrorCode.UNREACHABLE: ERROR,
     ErrorCode.REPLICATION_TIMEOUT: ERROR,
     ErrorCode.STORAGE_FAILED: ERROR,
     ErrorCode.CORRUPT: ERROR,

@@ -79,6 +79,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.shared: Final = shared
         self.recognition: Final = Recognition(shared.forced)
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
+        self._queued = self.append_queue.waiting
         self.principal: Principal | None = None
         self._caller: Caller | None = None
         self.epoch = 0
@@ -116,9 +117,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def local(self) -> tuple[str, int]:
         """Which of our addresses the peer has connected to."""
         return self.output.local
-
-    def _waits(self) -> bool:
-        return bool(self.append_queue.waiting) or PipelinedSession._waits(self)
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if len(data) - at < 4:

@@ -51,6 +51,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
     ErrorCode.STAGE_FULL: WireError.POLICY_VIOLATION,
     ErrorCode.DISK_FULL: WireError.KAFKA_STORAGE_ERROR,
     ErrorCode.STOPPING: WireError.NOT_LEADER_OR_FOLLOWER,  # clients ask again, and find the broker that follows
+    ErrorCode.UNREACHABLE: WireError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.REPLICATION_TIMEOUT: WireError.REQUEST_TIMED_OUT,
     ErrorCode.STORAGE_FAILED: WireError.KAFKA_STORAGE_ERROR,
     ErrorCode.CORRUPT: WireError.UNKNOWN_SERVER_ERROR,

@@ -29,6 +29,7 @@ from polywire.protocols.kafka import (
 from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
+from polywire.protocols.kafka.subscription import WRITING
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
@@ -103,6 +104,7 @@ class KafkaFactory:
         """off_loop: the process's, where it has one."""
         served: Mapping[Api, Served] = {api: SERVED[api] for api in sorted(COMMANDS)}
         self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop or OffLoopQueue(broker.loop))
+        broker.classic.restore(WIRE, WRITING)
 
     @property
     def wire(self) -> str:

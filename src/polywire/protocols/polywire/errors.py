@@ -65,6 +65,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.STOPPING: 96,
     ErrorCode.REPLICATION_TIMEOUT: 97,
     ErrorCode.STORAGE_FAILED: 98,
+    ErrorCode.UNREACHABLE: 99,
     ErrorCode.CORRUPT: 112,
 }
 _CODES_BY_NUMBER: Final = {number: code for code, number in CODES.items()}

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.actions import Action
 from polywire.protocols.polywire import groups, produce, sealed_ranges, topics, transactions
+from polywire.protocols.polywire.carrying import CarryingSession
 from polywire.protocols.polywire.codec import NAME
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
 
 if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
@@ -56,11 +58,13 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 class PolywireFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_round_robin")
+    __slots__ = ("_broker", "_round_robin", "_shards")
 
-    def __init__(self, broker: PolywireBroker) -> None:
+    def __init__(self, broker: PolywireBroker, shards: Shards | None = None) -> None:
+        """shards: whose requests sessions carry; without them there are no others."""
         self._broker: Final = broker
         self._round_robin: Final = count()
+        self._shards: Final = shards
 
     @property
     def wire(self) -> str:
@@ -75,4 +79,6 @@ class PolywireFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
         """A session for a new connection."""
+        if self._shards is not None:
+            return CarryingSession(self._shards, self._broker, COMMANDS, self._round_robin, output, resume)
         return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)

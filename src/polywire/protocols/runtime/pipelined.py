@@ -7,7 +7,7 @@ future and no extra call per request. Must not know: any wire's bytes, what is a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Final, Generic, Protocol, TypeVar
 
 from polywire.protocols.runtime.broker import WireBroker
@@ -67,15 +67,17 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
     """One peer whose answers keep the order of its requests.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them. While SETTLING is among the reasons the next request waits for all answers.
+    requests behind them. While SETTLING is among the reasons the next request waits for all answers. ``_queued``: what the log does not take
+    yet, of wires whose records wait for it; the next request waits for that, too.
     """
 
-    __slots__ = ("_answers", "_blocking")
+    __slots__ = ("_answers", "_blocking", "_queued")
 
     def __init__(self, broker: _Broker, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
         self._answers: deque[_Slot] = deque()
         self._blocking = 0
+        self._queued: Sized = ()
 
     @property
     def closed(self) -> bool:
@@ -83,7 +85,7 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
-        if self._reasons or self._blocking or len(self._answers) >= ANSWERS_MAX:
+        if self._reasons or self._blocking or self._queued or len(self._answers) >= ANSWERS_MAX:
             return True
         output = self.output
         return output.backlog > output.backlog_max  # as the base says: one call less for every request
@@ -114,10 +116,10 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
             return
         answers = self._answers
         parts: list[Buffer] = []
-        while answers and answers[0].parts is not None:
+        while answers and (known := answers[0].parts) is not None:
             answer = answers.popleft()
             self._blocking -= answer.blocking
-            parts.extend(answer.parts or ())
+            parts += known
             if answer.released is not None:
                 self.output.write_many(parts, answer.released)
                 parts = []

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from polywire.store import file as file_store
 from polywire.store.base import BlobMissing
 from polywire.store.file import FileStore
 from polywire.store.memory import MemoryStore
-from polywire.testing.loop import Handle
+from polywire.testing.loop import Handle, ManualLoop
 from tests.unit.log.rig import Rig, RigLoop
 from tests.unit.log.test_file_log import fill_slot
 
@@ -209,3 +210,31 @@ def test_a_file_that_has_another_name_is_not_cut(tmp_path: Path) -> None:
     assert list(store.delete_in_steps("a")) == []
     assert store.list("") == ["kept"]
     assert (tmp_path / "kept").read_bytes() == b"x" * 1000
+
+
+class AtOnce:
+    """Implements ``Worker``."""
+
+    def run(self, job: Callable[[], object], completed: Callable[[Any], object]) -> None:
+        completed(job())
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def test_with_a_grace_only_what_is_urgent_goes_before_it_is_over() -> None:
+    store, loop = MemoryStore(), ManualLoop()
+    for name in ("old", "replaced", "later"):
+        store.put_new(name, [b"x"])
+    deleter = Deleter(store, loop, loop.clock, lambda _, __: AtOnce(), grace_s=900.0)
+    deleter.delete(["old"])
+    deleter.delete(["replaced"], urgent=True)
+    loop.advance(600.0)
+    deleter.delete(["later"])
+    loop.advance(299.0)
+    assert store.list("") == ["later", "old"]
+    loop.advance(2.0)
+    assert store.list("") == ["later"]
+    deleter.stop()
+    loop.advance(900.0)
+    assert store.list("") == ["later"], "a log that is closed deletes nothing"

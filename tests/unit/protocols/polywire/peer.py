@@ -23,6 +23,7 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.polywire.messages import Failure, Head, Verb
+from polywire.protocols.runtime.shards import Shards
 from polywire.records.batch import from_spans
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
@@ -109,6 +110,7 @@ class Peer:
         broker: Broker | None = None,
         loop: ManualLoop | None = None,
         output: CapturedOutput | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.loop = loop or ManualLoop()
         self.broker = broker or Broker.over(
@@ -119,7 +121,7 @@ class Peer:
         )
         self.output = output or CapturedOutput()
         self.resumes = 0
-        self.session = PolywireFactory(self.broker).open(self.output, self._resume)
+        self.session = PolywireFactory(self.broker, shards).open(self.output, self._resume)
         self.correlations: Iterator[int] = count(1)
         assert self.session.receive(memoryview(bytearray(MAGIC))) == len(MAGIC)
         self.opening = bytes(self.output.written)

@@ -70,7 +70,7 @@ class GroupPart(Part):
         if member is None:
             return
         at, now = (member.group, member.topic, member.id), self._now()
-        was_silent = self._is_silent(member) and now - member.maybe_seen_at > self.broker.settings.member_timeout_s
+        was_silent = self._is_silent(member) and self._is_long_ago(member.maybe_seen_at)
         found = self.asking.ask(
             "heartbeat",
             f"{member.group}/{member.topic} {member.id} generation={member.generation}",
@@ -97,7 +97,11 @@ class GroupPart(Part):
         self.model.members.lose_generation(member)
 
     def _is_silent(self, member: Member) -> bool:
-        return self._now() - member.seen_at > self.broker.settings.member_timeout_s
+        return self._is_long_ago(member.seen_at)
+
+    def _is_long_ago(self, seen_at: float) -> bool:
+        """As the coordinator rounds it."""
+        return seen_at < self._now() - self.broker.settings.member_timeout_s
 
     def commit_position(self) -> None:
         """A member, perhaps of an earlier generation, stores how far it has read."""

@@ -27,7 +27,8 @@ PADDING_BYTES: Final = 8  # at the end of a batch: up to seven bytes that say no
 
 @dataclass(frozen=True, slots=True)
 class _Flip:
-    """What was flipped: a bit of a file, which lies in a batch of these records, or in none."""
+    """What was flipped: a bit of a file, which lies in a batch of these records, or in none. ``offsets`` may be refused, and
+    ``certain`` must be, which are among them: what lies behind a damaged header is found by the index, or is not."""
 
     name: str
     inode: Inode
@@ -35,6 +36,7 @@ class _Flip:
     bit: int
     kept: KeptPartition | None
     offsets: frozenset[int]
+    certain: frozenset[int]
     links: int
     """Names that files had been given by then."""
 
@@ -70,11 +72,13 @@ class Decay:
         runs = [run for run in info if not run.token and run.partition in self._model.partitions]
         if not runs or self._chance.happens(0.2):  # a footer, of which there are two
             at = info.data_bytes + self._chance.below(info.size - info.data_bytes)
-            kept, offsets = None, frozenset[int]()
+            kept, offsets, certain = None, frozenset[int](), frozenset[int]()
         else:
             run = self._chance.one_of(runs)
-            kept, (at, offsets) = self._model.partitions[run.partition], self._place(inode, run)
-        self._flip = _Flip(name, inode, at, 1 << self._chance.below(8), kept, offsets, self._story.counts["link"])
+            kept = self._model.partitions[run.partition]
+            at, offsets, certain = self._place(inode, run)
+        bit = 1 << self._chance.below(8)
+        self._flip = _Flip(name, inode, at, bit, kept, offsets, certain, self._story.counts["link"])
         self._flip.apply()
         self._process.files.cold = 1.0
         if kept is not None:
@@ -82,15 +86,16 @@ class Decay:
             kept.rotten |= offsets
         self._story.tell("decay", f"{name} at={at} records={sorted(offsets)[:1]}+{len(offsets)}")
 
-    def _place(self, inode: Inode, run: SegmentRun) -> tuple[int, frozenset[int]]:
-        """A byte of a run, and the offsets that are damaged with it: of its batch, or of all that lie behind a header."""
+    def _place(self, inode: Inode, run: SegmentRun) -> tuple[int, frozenset[int], frozenset[int]]:
+        """A byte of a run, the offsets that may be lost with it, of its batch, or of all that lie behind a header, and those that are: of its
+        batch."""
         at = run.position + self._chance.below(run.size)
         begin = run.position
         while begin + (header := read_header(inode.data, begin)).length <= at:
             begin += header.length
         at = min(at, begin + header.length - PADDING_BYTES)
         last = header.next_offset if at - begin >= HEADER_BYTES else run.next_offset
-        return at, frozenset(range(header.base_offset, last))
+        return at, frozenset(range(header.base_offset, last)), frozenset(range(header.base_offset, header.next_offset))
 
     def judge(self) -> None:
         """Who reads what is damaged is told so, and everything around it is there; the scrub finds it."""
@@ -101,7 +106,7 @@ class Decay:
         self._process.log._state.reader.forget(partition)
         begun = partition.first_offset
         refused = read_back(self._process, flip.kept)
-        due = [offset for offset in flip.offsets if begun <= offset and self._lies_there(flip, offset)]
+        due = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]
         require(not due or refused, "what is damaged is not served", damaged=flip.name, offsets=due)
         self._process.until(lambda: self._is_found(flip.name) or not self._lives(flip.name))
         self._story.tell("refused rot", f"{flip.name} records={sorted(refused)}")

@@ -1,7 +1,8 @@
 """A network: bytes on their way between peers and the connections of one process, a few at a time, in any order among links.
 
 What a kernel would do is done here in steps that chance chooses: some bytes arrive, some are taken, an end or a reset is noticed. Each way
-holds so many bytes; what does not fit waits in the transport, which says so as asyncio's do.
+holds so many bytes. A process has connections either as an asyncio loop drives them, whose transports keep what does not fit, or by the
+readiness driver over sockets.
 
 Promises: the bytes of one link stay in order, and none is lost before a reset; callbacks of a connection are called as an asyncio loop calls
 them. Must not know: wires, sessions.
@@ -10,17 +11,20 @@ them. Must not know: wires, sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.server.connection import Connection
+from polywire.server.hub import Hub
+from polywire.server.readiness import ReadinessDriver
 from polywire.server.shared_chunk import CHUNK_BYTES
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.schedule import Schedule
 from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.sockets import KERNEL_BYTES, SimulatedEpoll, SimulatedSocket, WatchingLoop
 from polywire.types import Buffer
 
-KERNEL_BYTES: Final = 8 * 1024  # each way of a link
 BACKLOG_BYTES_MAX: Final = 256 * 1024  # what may wait, and the longest answers that were under way when it did
 HELD_BYTES_MAX: Final = (
     32 * 1024
@@ -43,13 +47,52 @@ class Caller(Protocol):
         """Nothing more will come, and nothing more is taken. is_aborted: what was not taken is lost."""
 
 
+class End(Protocol):
+    """The process's end of a link, as far as the network knows it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the process has no such connection any more."""
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the peer may have lost what it was sent."""
+
+    def ready(self) -> Event | None:
+        """What may happen here next."""
+
+    def went(self) -> None:
+        """The peer has taken bytes: there may be space."""
+
+
+Event = Callable[[Chance], None]
+
+
+class SimulatedConnection(Connection):
+    """Tells whether it was aborted."""
+
+    __slots__ = ("is_aborted",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_aborted = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.is_aborted = self not in self._hub.connections  # there is no slot
+
+    def abort(self, reason: str = "") -> None:
+        self.is_aborted = True
+        super().abort(reason)
+
+
 class SimulatedTransport:
     """What asyncio gives a connection. Guards: nothing is called once the connection was told that it is lost."""
 
-    def __init__(self, link: Link, loop: Schedule, number: int) -> None:
+    def __init__(self, link: Link, loop: Schedule) -> None:
         self._link = link
         self._loop = loop
-        self._extra: Final = {"peername": (f"10.0.1.{number % 200}", 40_000 + number), "sockname": SERVER}
+        self._extra: Final = {"peername": link.address, "sockname": SERVER}
         self._waiting = bytearray()
         self._is_full = False
         self._closing = False
@@ -117,6 +160,38 @@ class SimulatedTransport:
 
     # What the network calls
 
+    def ready(self) -> Event | None:
+        """Bytes arrive, or an end, or a reset."""
+        link = self._link
+        if self.lost:
+            return None
+        if link.is_cut:
+            return self._reset
+        if self.reading and link.up:
+            return self._arrive
+        return self._end if self.reading and link.finished and not link.was_told else None
+
+    def _arrive(self, chance: Chance) -> None:
+        link = self._link
+        view = link.connection.get_buffer(-1)
+        most = min(len(view), len(link.up))
+        count = chance.one_of((1 + chance.below(min(most, 40)), 1 + chance.below(most), most, most))
+        link.story.tell("arrive", f"c{link.number} size={count} of={len(link.up)}")
+        view[:count] = link.up[:count]
+        del link.up[:count]
+        link.connection.buffer_updated(count)
+        link.check_held()
+
+    def _end(self, chance: Chance) -> None:
+        self._link.was_told = True
+        self._link.story.tell("eof", f"c{self._link.number}")
+        if not self._link.connection.eof_received():
+            self.close()
+
+    def _reset(self, chance: Chance) -> None:
+        self._link.story.tell("reset", f"c{self._link.number}")
+        self.lose(ConnectionResetError(104, "Connection reset by peer"))
+
     def push(self) -> None:
         """The kernel takes what fits."""
         room = KERNEL_BYTES - len(self._link.down)
@@ -145,15 +220,65 @@ class SimulatedTransport:
         self._link.connection.connection_lost(error)
 
 
+class SocketEnd:
+    """A socket that the readiness driver has accepted. Guards: what is on its way arrives in the socket, in order."""
+
+    def __init__(self, link: Link, opened: SimulatedSocket) -> None:
+        self._link = link
+        self._socket = opened
+
+    @property
+    def lost(self) -> bool:
+        return not self._socket.is_open
+
+    @property
+    def is_aborted(self) -> bool:
+        return self._socket.left_unread or self._link.connection.is_aborted
+
+    def went(self) -> None:
+        """Epoll tells."""
+
+    def ready(self) -> Event | None:
+        """Bytes arrive in the kernel, or an end, or a reset."""
+        link, opened = self._link, self._socket
+        if self.lost or opened.is_reset:
+            return None
+        if link.is_cut:
+            return self._reset
+        if link.up:
+            return self._arrive if len(opened.up) < KERNEL_BYTES else None
+        return self._end if link.finished and not opened.is_over else None
+
+    def _arrive(self, chance: Chance) -> None:
+        link, opened = self._link, self._socket
+        count = min(1 + chance.below(len(link.up)), KERNEL_BYTES - len(opened.up))
+        link.story.tell("arrive", f"c{link.number} size={count} of={len(link.up)}")
+        opened.up += link.up[:count]
+        del link.up[:count]
+
+    def _end(self, chance: Chance) -> None:
+        self._link.story.tell("eof", f"c{self._link.number}")
+        self._socket.is_over = True
+
+    def _reset(self, chance: Chance) -> None:
+        """What arrived before it can be read, or is lost."""
+        self._link.story.tell("reset", f"c{self._link.number}")
+        self._socket.is_reset = True
+        if chance.happens(0.5):
+            self._socket.up.clear()
+
+
 class Link:
     """One connection of a peer. Guards: ``up`` and ``down`` are on their way to the process and to the peer."""
 
-    transport: SimulatedTransport
+    transport: End
 
-    def __init__(self, caller: Caller, connection: Connection, number: int) -> None:
+    def __init__(self, caller: Caller, connection: SimulatedConnection, number: int, story: Story) -> None:
         self.caller: Final = caller
         self.connection: Final = connection
         self.number: Final = number
+        self.story: Final = story
+        self.address: Final = (f"10.0.1.{number % 200}", 40_000 + number)
         self.up = bytearray()
         self.down = bytearray()
         self.finished = False
@@ -188,6 +313,13 @@ class Link:
         """The process ends it, whatever has not been read."""
         self.down.clear()
 
+    def check_held(self) -> None:
+        """What is kept for this connection has its limits."""
+        held, waiting = self.connection.held_bytes, self.connection.backlog
+        fine = held <= HELD_BYTES_MAX or held == CHUNK_BYTES
+        require(fine, "what is received of a peer has a limit", held=held)
+        require(waiting <= BACKLOG_BYTES_MAX, "what waits for a peer has a limit", waiting=waiting)
+
 
 class Network:
     """Every link of one process; one of those that do something between two callbacks of its loop (``schedule.Actor``)."""
@@ -200,16 +332,30 @@ class Network:
         self._story = story
         self._links: list[Link] = []
         self._count = 0
+        self._driven: Driven | None = None
         loop.workers.append(self)
 
-    def connect(self, caller: Caller, connection: Connection) -> Link:
+    def drive(self, hub: Hub, chance: Chance) -> None:
+        """Connections are the readiness driver's from now on."""
+        self._driven = Driven(hub, chance, self._loop, self._check_all)
+
+    def connect(self, caller: Caller, connection: SimulatedConnection) -> Link:
         """A peer connects."""
         self._count += 1
-        link = Link(caller, connection, self._count)
-        link.transport = SimulatedTransport(link, self._loop, self._count)
+        link = Link(caller, connection, self._count, self._story)
         self._links.append(link)
-        connection.connection_made(link.transport)  # type: ignore[arg-type]
+        if self._driven is None:
+            transport = SimulatedTransport(link, self._loop)
+            link.transport = transport
+            connection.connection_made(transport)
+        else:
+            self._driven.connect(link)
         return link
+
+    def _check_all(self) -> None:
+        for link in self._links:
+            if not link.transport.lost:
+                link.check_held()
 
     @property
     def open(self) -> int:
@@ -219,56 +365,33 @@ class Network:
     @property
     def idle(self) -> bool:
         """Whether nothing can happen until somebody does something."""
-        return not any(self._ready(link) for link in self._links)
+        return not self._ready()
 
     def step(self, chance: Chance) -> None:
         """Something happens to one link, or to several in one pass of the loop."""
         before, self._story.actor = self._story.actor, self.name
         for _ in range(chance.one_of((1, 1, 1, BURST))):
-            ready = [(link, event) for link in self._links for event in self._ready(link)]
+            ready = self._ready()
             if not ready:
                 break
-            link, event = chance.one_of(ready)
-            event(link, chance)
+            chance.one_of(ready)(chance)
         self._story.actor = before
         self._links = [link for link in self._links if not (link.transport.lost and (link.is_over or link.is_cut))]
 
-    def _ready(self, link: Link) -> list[Callable[[Link, Chance], None]]:
-        transport, found = link.transport, list[Callable[[Link, Chance], None]]()
-        if not transport.lost:
-            if link.is_cut:
-                found.append(self._lose)
-            elif transport.reading and link.up:
-                found.append(self._arrive)
-            elif transport.reading and link.finished and not link.was_told:
-                found.append(self._end)
-        if link.down and link.caller.reads and not link.is_cut:
-            found.append(self._take)
-        if transport.lost and not link.down and not link.is_over and not link.is_cut:
-            found.append(self._hang_up)
+    def _ready(self) -> list[Event]:
+        found = list[Event]()
+        for link in self._links:
+            transport = link.transport
+            event = transport.ready()
+            if event is not None:
+                found.append(event)
+            if link.down and link.caller.reads and not link.is_cut:
+                found.append(partial(self._take, link))
+            if transport.lost and not link.down and not link.is_over and not link.is_cut:
+                found.append(partial(self._hang_up, link))
+        if self._driven is not None and self._driven.is_ready:
+            found.append(self._driven.notice)
         return found
-
-    def _arrive(self, link: Link, chance: Chance) -> None:
-        view = link.connection.get_buffer(-1)
-        most = min(len(view), len(link.up))
-        count = chance.one_of((1 + chance.below(min(most, 40)), 1 + chance.below(most), most, most))
-        self._story.tell("arrive", f"c{link.number} size={count} of={len(link.up)}")
-        view[:count] = link.up[:count]
-        del link.up[:count]
-        link.connection.buffer_updated(count)
-        held = link.connection.held_bytes
-        fine = held <= HELD_BYTES_MAX or held == CHUNK_BYTES
-        require(fine, "what is received of a peer has a limit", held=held)
-
-    def _end(self, link: Link, chance: Chance) -> None:
-        link.was_told = True
-        self._story.tell("eof", f"c{link.number}")
-        if not link.connection.eof_received():
-            link.transport.close()
-
-    def _lose(self, link: Link, chance: Chance) -> None:
-        self._story.tell("reset", f"c{link.number}")
-        link.transport.lose(ConnectionResetError(104, "Connection reset by peer"))
 
     def _take(self, link: Link, chance: Chance) -> None:
         count = chance.one_of((1 + chance.below(len(link.down)), len(link.down)))
@@ -283,3 +406,36 @@ class Network:
         link.is_over = True
         self._story.tell("hung up", f"c{link.number}")
         link.caller.hung_up(is_aborted=link.transport.is_aborted)
+
+
+class Driven:
+    """The readiness driver of a process. Guards: after each of its passes every connection is within its limits."""
+
+    def __init__(self, hub: Hub, chance: Chance, loop: Schedule, check: Callable[[], None]) -> None:
+        self._chance = chance
+        self._check = check
+        self._epoll = SimulatedEpoll(chance)
+        self._loop = WatchingLoop(loop)
+        self._driver = ReadinessDriver(hub, self._loop, self._epoll)
+        self._pass = self._loop.reader
+        self._loop.reader = self._make_pass
+
+    def _make_pass(self) -> None:
+        self._epoll.begin_pass()
+        self._pass()
+        self._check()
+
+    def connect(self, link: Link) -> None:
+        """The driver accepts a connection."""
+        opened = SimulatedSocket(self._epoll, self._chance, link.down, SERVER)
+        link.transport = SocketEnd(link, opened)
+        self._driver.accepted(opened, link.address, link.connection)  # type: ignore[arg-type]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the loop would notice that a socket is ready."""
+        return self._loop.is_waiting and self._epoll.is_ready
+
+    def notice(self, chance: Chance) -> None:
+        """It does."""
+        self._loop.notice()

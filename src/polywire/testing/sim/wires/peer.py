@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from polywire.errors import PeerError
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
@@ -274,8 +275,11 @@ class Peer:
     # What it is told
 
     def received(self, data: bytes) -> None:
-        for answer in self._speech.take(data):
-            self._judge(answer)
+        try:
+            for answer in self._speech.take(data):
+                self._judge(answer)
+        except PeerError as error:
+            require(False, "an answer makes sense", peer=self.name, error=str(error))
         self.push()
 
     def _judge(self, answer: Answer) -> None:

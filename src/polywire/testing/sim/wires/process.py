@@ -17,12 +17,11 @@ from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
-from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.testing.sim.broker.process import BrokerProcess
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
-from polywire.testing.sim.wires.network import Caller, Link, Network
+from polywire.testing.sim.wires.network import Caller, Link, Network, SimulatedConnection
 
 CONNECTIONS_MAX: Final = 4
 SWEEP_S: Final = 1.0
@@ -33,6 +32,7 @@ LIMITS: Final = ConnectionLimits(
     receive_bytes_max=16 * 1024,
     quantum_bytes_max=24 * 1024,
     backlog_bytes_max=12 * 1024,
+    backlog_total_bytes_max=24 * 1024,
 )
 """What must be small so that it is reached."""
 PATIENT: Final = CursusSettings(idle_timeout_s=86_400.0, unused_s=86_400.0)  # peers may say nothing for long
@@ -60,6 +60,8 @@ class WiresProcess(BrokerProcess):
 
     hub: Hub
     network: Network
+    has_driver = False
+    """Whether the readiness driver reads connections, or a loop does."""
     _factories: Mapping[str, SessionFactory]
 
     def open(self) -> None:
@@ -78,6 +80,8 @@ class WiresProcess(BrokerProcess):
         )
         self._factories = {factory.wire: factory for factory in factories}
         self.network = Network(self.loop, self.files.story)
+        if self.has_driver:
+            self.network.drive(self.hub, self.files.chance)
         self.loop.call_later(SWEEP_S, self._sweep)
 
     def _soon(self, callback: Callable[[], None]) -> object:
@@ -90,7 +94,7 @@ class WiresProcess(BrokerProcess):
     def accept(self, caller: Caller, wire: str | None) -> Link:
         """Somebody connects to the port of a wire, or to the one that speaks any."""
         factories = list(self._factories.values()) if wire is None else [self._factories[wire]]
-        link = self.network.connect(caller, Connection(self.hub, factories))
+        link = self.network.connect(caller, SimulatedConnection(self.hub, factories))
         count = len(self.hub.connections)
         require(count <= CONNECTIONS_MAX, "connections have a limit", count=count)
         return link

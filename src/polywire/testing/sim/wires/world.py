@@ -131,16 +131,19 @@ class WiresWorld(World):
             for number in range(PEERS)
         ]
         self._transactor = Transactor(self._ledger, chance, self.story)
+        self._has_driver = chance.happens(0.5)
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 
     def _description(self) -> str:
-        return f"seed={self.seed} durability={self._durability.name}"
+        return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver}"
 
     def _make_process(self) -> WiresProcess:
-        return WiresProcess(
+        process = WiresProcess(
             self._disk, self._log_settings, self._broker_settings, self._clock, self._chance, self.story
         )
+        process.has_driver = self._has_driver
+        return process
 
     def _meet(self) -> None:
         self._error = None

@@ -1,0 +1,316 @@
+"""A connection whose lines go to the shards that have what they name; the answers come in the order of the lines (decision 0072).
+
+Promises: lines about one topic keep their order; what the peer does not take is not read for it; an answer that a process owes when it ends
+ends the connection, as the broker's end would. Must not know: sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.flux import decoder
+from polywire.protocols.flux.messages import Refused, Request, bad, err, named, parse
+from polywire.protocols.flux.part_replies import Lines, Merged, OwnReplies, Part, Said, ShardReplies
+from polywire.protocols.flux.session import Command, FluxSession
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
+
+PARTS_MAX: Final = 64  # runs of lines whose answers are owed, before more is taken
+METADATA: Final = "ADMIN_GET_METADATA"
+CREATE: Final = "ADMIN_CREATE_TOPIC"
+MADE_BY_USE: Final = frozenset({"PRODUCE", "CONSUME", "SET_PARTITION_ROLE"})
+TOPIC_FIRST: Final = frozenset(
+    {
+        "SET_PARTITION_ROLE",
+        "ADMIN_SET_PARTITION_LEADER",
+        "ADMIN_ELECT_TOPIC_LEADERS",
+        "REPLICA_FETCH",
+        "BROKER_REPLICA_ACK",
+    }
+)
+ABOUT_BROKERS: Final = frozenset(
+    {
+        "ADMIN_REGISTER_BROKER",
+        "ADMIN_BROKER_HEARTBEAT",
+        "ADMIN_FENCE_BROKER",
+        "ADMIN_UNFENCE_BROKER",
+        "ADMIN_RECONCILE_BROKER_HEALTH",
+    }
+)
+NO_BROKERS: Final = "brokers cannot be registered while several processes have the topics between them"
+_TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
+
+
+class CarryingFluxSession:
+    """Implements ``Session`` before a session of our own shard. Guards: ``_order`` are the parts whose answers are owed, in the order of
+    their lines.
+
+    ``_settles``: the next line waits for what the last one makes, or looks at. ``_rest``: what the peer left when it finished.
+    """
+
+    __slots__ = (
+        "_commands",
+        "_held",
+        "_inner",
+        "_is_closed",
+        "_is_ending",
+        "_is_finished",
+        "_links",
+        "_order",
+        "_output",
+        "_own",
+        "_receiving",
+        "_rest",
+        "_resume",
+        "_settles",
+        "_shards",
+    )
+
+    def __init__(
+        self,
+        shards: Shards,
+        commands: Mapping[str, Command],
+        output: Output,
+        resume: Callable[[], None],
+        inner: Callable[[Output, Callable[[], None]], FluxSession],
+    ) -> None:
+        """inner: opens a session of our own shard."""
+        self._shards: Final = shards
+        self._commands: Final = commands
+        self._output: Final = output
+        self._resume: Final = resume
+        self._own: Final = OwnReplies(output, self._replied)
+        self._inner: Final = inner(self._own, self._go_on)
+        self._own.on_room(partial(self._inner.broker.loop.call_soon, self._inner.drained))
+        self._links: dict[int, ShardReplies] = {}
+        self._order: deque[Part] = deque()
+        self._settles = False
+        self._held = False
+        self._receiving = False
+        self._is_ending = False
+        self._is_finished = False
+        self._is_closed = False
+        self._rest = b""
+
+    @property
+    def spoken_dialect(self) -> str:
+        """There is one only."""
+        return ""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest line."""
+        return self._inner.frame_bytes_max
+
+    def wanted(self) -> int:
+        """A line does not tell its length."""
+        return 0
+
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
+        return bool(self._order)
+
+    def paused(self) -> bool:
+        """Whether something must come, or go, before the next line is taken."""
+        self._held = self._waits()
+        return self._held
+
+    def _waits(self) -> bool:
+        return (
+            self._settles
+            or len(self._order) >= PARTS_MAX
+            or self._output.backlog > self._output.backlog_max
+            or self._inner.paused()
+            or any(link.is_clogged for link in self._links.values())
+        )
+
+    def receive(self, data: memoryview) -> int:
+        """Hand on every whole line; returns how many bytes they had. Raises PeerError."""
+        self._receiving = True
+        try:
+            at = 0
+            while at < len(data) and not self._is_ending and not self._waits():
+                taken = self._take(data, at)
+                if taken == 0:
+                    break
+                at += taken
+            return len(data) if self._is_ending else at
+        finally:
+            self._receiving = False
+            self._pump()
+
+    def _take(self, data: memoryview, start: int) -> int:
+        """Hand on a run of lines; returns how many bytes were taken. Raises PeerError."""
+        work, line_max = self._inner.scratch.work, self._inner.frame_bytes_max
+        reason, after, end, count, topics = decoder.scan(data, start, len(data), work, line_max)
+        if count:
+            names = [self._topic_text(data, number) for number in range(topics)]
+            shards = {self._place(name, self._shards.home) for name in names}
+            if len(shards) == 1:
+                return self._hand(shards.pop(), data[start:after], count)
+            end = start + bytes(data[start:after]).index(b"\n") + 1
+        elif reason == decoder.LONG:
+            self._is_ending = True
+            self._order.append(Lines(self._own, 1))
+            self._inner.receive(data[start:])
+            return len(data) - start
+        elif reason != decoder.LINE:
+            return 0
+        return self._take_line(data[start:end])
+
+    def _topic_text(self, data: memoryview, number: int) -> str:
+        at = self._inner.scratch.work[_TOPICS_AT + 2 * number]
+        return str(data[at : at + self._inner.scratch.work[_TOPICS_AT + 2 * number + 1]], "ascii")
+
+    def _take_line(self, line: memoryview) -> int:
+        try:
+            request = parse(bytes(line[:-1]), pipes=self._inner.state.settings.pipes_in_arguments)
+            shard = self._shard_of(request, bytes(line))
+        except Refused:
+            shard = self._shards.own  # which says what is wrong
+        return len(line) if shard is None else self._hand(shard, line, 1)
+
+    def _shard_of(self, request: Request, line: bytes) -> int | None:
+        """Where a line goes; None when it was taken here. Raises Refused."""
+        command = self._commands.get(request.command)
+        if command is None:
+            return self._shards.own
+        if request.command in ABOUT_BROKERS:
+            self._order.append(Said(err(request.id, bad(NO_BROKERS))))
+            return None
+        if request.command == METADATA:
+            links = [self._link(shard) for shard in range(self._shards.count)]
+            for link in links:
+                link.write(line)
+            self._order.append(Merged(links))
+            self._settles = True  # it tells of nothing that is asked behind it
+            return None
+        topic_at = 0 if request.command in TOPIC_FIRST else command.topic_at
+        if topic_at is None or topic_at >= len(request.args):
+            return self._shards.own
+        begins = None
+        if request.command == CREATE:
+            begins = _anywhere(self._shards.least_loaded)
+        elif request.command in MADE_BY_USE:
+            begins = self._shards.home
+        return self._place(named(request.args[topic_at]), begins)
+
+    def _place(self, name: str, begins: Callable[[str], int] | None) -> int:
+        """The shard of a topic; ``begins`` says it of one that is made."""
+        if self._inner.broker.find_topic(name) is not None:
+            return self._shards.own
+        shard = self._shards.shard_of(name)
+        if shard is None and begins is not None and not name.startswith("__"):
+            shard = begins(name)
+            self._settles |= shard != self._shards.own
+        return self._shards.own if shard is None else shard
+
+    def _hand(self, shard: int, lines: memoryview, count: int) -> int:
+        """Give lines to a shard; returns how many bytes it took. Raises PeerError."""
+        if shard != self._shards.own:
+            link = self._link(shard)
+            link.write(bytes(lines))
+            self._order.append(Lines(link, count))
+            return len(lines)
+        part = Lines(self._own, 0)
+        self._order.append(part)
+        taken = self._inner.receive(lines)
+        part.count = bytes(lines[:taken]).count(b"\n")
+        return taken
+
+    def _link(self, shard: int) -> ShardReplies:
+        link = self._links.get(shard)
+        if link is None:
+            link = self._links[shard] = ShardReplies(self._shards, shard, self)
+        return link
+
+    # What comes back
+
+    def _replied(self) -> None:
+        if not self._receiving:
+            self._pump()
+
+    def came(self) -> None:
+        """A shard has answered something."""
+        self._pump()
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    def lost(self, shard: int) -> None:
+        """A shard's process has ended: what it owes cannot be told from what it did."""
+        link = self._links.pop(shard)
+        if not self._is_closed and any(part.rests_on(link) for part in self._order):
+            self._output.fail(PeerError("the process that has a topic has ended", fatal=True))
+
+    def _pump(self) -> None:
+        """Write answers that are next in order, and go on with what had to wait."""
+        if self._is_closed:
+            return
+        written: list[bytes] = []
+        while self._order and self._order[0].advance(written):
+            self._order.popleft()
+        if data := b"".join(written):
+            self._output.write(data)
+        if not self._order:
+            self._settles = False
+        self._regulate()
+        self._go_on()
+
+    def _regulate(self) -> None:
+        """Let shards answer as far as the peer takes it."""
+        is_full = self._output.backlog > self._output.backlog_max
+        for link in self._links.values():
+            link.regulate(is_full=is_full)
+        self._own.regulate()
+
+    def _go_on(self) -> None:
+        """Take up what had to wait, unless it still must; never from inside ``receive``."""
+        if self._receiving or self._is_closed or self._waits():
+            return
+        if self._rest:
+            self._take_rest()
+        if self._held and not self._is_finished:
+            self._held = False
+            self._resume()
+        if not self._order and not self._rest and (self._is_finished or self._own.is_ended):
+            self._output.close()
+
+    # The peer's side
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self._inner.drained()
+        self._pump()
+
+    def finish(self, data: memoryview) -> None:
+        """The peer is done; what it left without a line ending is its last request (spec: flux#framing)."""
+        rest = bytes(data)
+        self._is_finished = True
+        self._rest = rest if rest.endswith(b"\n") or not rest else rest + b"\n"
+        self._go_on()
+
+    def _take_rest(self) -> None:
+        rest, self._rest = self._rest, b""
+        try:
+            taken = self.receive(memoryview(rest))
+        except PeerError:  # nobody is left to be told; what is owed still goes out
+            taken = len(rest)
+        self._rest = rest[taken:] if self._waits() else b""
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._is_closed = True
+        self._inner.close()
+        self._order.clear()
+        for link in self._links.values():
+            link.close()
+
+
+def _anywhere(choose: Callable[[], int]) -> Callable[[str], int]:
+    return lambda _: choose()

@@ -1,0 +1,269 @@
+"""A session that carries requests to the shards that have what they name, frame by frame (protocols: polywire#several-processes).
+
+Promises: requests that name one topic keep their order; what is asked of a shard whose process ends is answered with an error; a peer that
+does not read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.auth import created_name
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MORE,
+    PREFIX_BYTES,
+    Prefix,
+    decode_answer,
+    decode_request,
+    encode_head,
+)
+from polywire.protocols.polywire.context import PolywireBroker
+from polywire.protocols.polywire.gathering import Gathered, gathering
+from polywire.protocols.polywire.messages import Failure, Head, Verb
+from polywire.protocols.polywire.session import Command, PolywireSession
+from polywire.protocols.polywire.shard_link import ShardLink
+from polywire.protocols.runtime.sequential import Wait
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
+
+OWN: Final = frozenset({Verb.PING, Verb.LOGIN})
+LOST: Final = "the process that has this topic has ended; it is started again, nobody knows what became of the request"
+
+
+class Carried(Protocol):
+    """A request that other shards answer."""
+
+    def answered(self, prefix: Prefix, frame: bytes) -> None:
+        """A frame came."""
+
+    def failed(self, error: BrokerError) -> None:
+        """No answer comes from a shard any more."""
+
+
+class CarryingSession(PolywireSession):
+    """One connection. Guards: ``_carried`` are the requests that shards owe an answer to, by shard and correlation."""
+
+    __slots__ = ("_carried", "_links", "_login", "shards")
+
+    def __init__(
+        self,
+        shards: Shards,
+        broker: PolywireBroker,
+        commands: Mapping[int, Command],
+        round_robin: Iterator[int],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(broker, commands, round_robin, output, resume)
+        self.shards: Final = shards
+        self._carried: dict[tuple[int, int], Carried] = {}
+        self._links: dict[int, ShardLink] = {}
+        self._login = b""
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        prefix, body = self._prefix, at + PREFIX_BYTES
+        if prefix.verb == Verb.LOGIN:
+            self._log_in_anew(bytes(data[at:end]))
+        if prefix.verb in OWN or not self._is_known():
+            return super()._take(data, at, end)
+        try:
+            request = decode_request(prefix.verb, data[body : body + prefix.head_bytes])
+            shard = self._place(prefix, request, data[at:end])
+        except PeerError:
+            shard = self.shards.own  # which says what is wrong
+        except BrokerError as error:
+            self.refuse(prefix.verb, prefix.correlation, error)
+            return True
+        if shard == self.shards.own:
+            return super()._take(data, at, end)
+        return True
+
+    def _is_known(self) -> bool:
+        """Whether this peer may have requests carried."""
+        return self.broker.access.is_open or self.admission.principal is not None
+
+    def _place(self, prefix: Prefix, request: Head, frame: memoryview) -> int | None:
+        """Carry a request, unless it belongs here: then this shard. Raises Invalid, Missing."""
+        own, name = self.shards.own, getattr(request, "name", None)
+        if isinstance(request, messages.Cancel):
+            return self._cancel(prefix, request, bytes(frame))
+        gathered = gathering(self.shards, prefix.verb, request)
+        if gathered is not None:
+            self.hold()
+            _Several(self, prefix, gathered).ask_next()
+            return None
+        if not isinstance(name, str):
+            return own
+        if isinstance(request, messages.CreateTopic):
+            name = created_name(request).full
+        shard = own if self.broker.find_topic(name) is not None else self.shards.shard_of(name)
+        is_new = shard is None
+        if shard is None:
+            shard = self._begins(request, name)
+        if shard == own:
+            return own
+        holds = is_new or prefix.verb == Verb.DELETE_TOPIC  # what is asked next finds the topic, or does not
+        self.carry(shard, prefix.correlation, bytes(frame), _One(self, prefix, holds=holds))
+        if holds:
+            self.hold()
+        else:
+            self.owe()
+        return None
+
+    def _begins(self, request: Head, name: str) -> int:
+        """The shard of a topic that is nowhere yet; our own says that there is none."""
+        if isinstance(request, messages.CreateTopic):
+            return self.shards.least_loaded()
+        if isinstance(request, messages.Produce) and request.create:
+            return self.shards.home(name)
+        return self.shards.own
+
+    def _cancel(self, prefix: Prefix, request: messages.Cancel, frame: bytes) -> int | None:
+        for shard, correlation in self._carried:
+            if correlation == request.correlation:
+                self.carry(shard, prefix.correlation, frame, _One(self, prefix, holds=False))
+                self.owe()
+                return None
+        return self.shards.own
+
+    def carry(self, shard: int, correlation: int, frame: bytes, carried: Carried) -> None:
+        """Send a request to a shard. Raises Invalid."""
+        if correlation == 0 or (shard, correlation) in self._carried:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
+        self._carried[shard, correlation] = carried
+        link = self._links.get(shard)
+        if link is None:
+            link = self._links[shard] = ShardLink(self, shard, self._login)
+        link.write(frame)
+
+    def pass_on(self, frame: bytes) -> None:
+        """Send the peer a frame of a carried request's answer."""
+        self._answers.append(frame)
+
+    def over(self, *, holds: bool) -> None:
+        """A carried request has had its last frame."""
+        if holds:
+            self._reasons &= ~Wait.HOLDING
+        self._paid()
+
+    # What links tell
+
+    def frames_came(self, shard: int, frames: Sequence[tuple[Prefix, bytes]]) -> None:
+        """A shard answers; what that makes known leaves in one write. Where the peer takes no more, shards wait."""
+        self._busy = True
+        try:
+            for prefix, frame in frames:
+                place = shard, prefix.correlation
+                carried = self._carried.get(place) if prefix.flags & MORE else self._carried.pop(place, None)
+                if carried is not None:
+                    carried.answered(prefix, frame)
+        finally:
+            self._busy = False
+            self._flush()
+        if self._ready:
+            self._schedule()
+        if self.output.backlog > self.output.backlog_max:
+            for link in self._links.values():
+                link.pause()
+        self._go_on()
+
+    def link_lost(self, shard: int, error: BrokerError | None = None) -> None:
+        """A shard answers nothing any more."""
+        self._links.pop(shard, None)
+        for place in [place for place in self._carried if place[0] == shard]:
+            carried = self._carried.pop(place, None)
+            if carried is not None:
+                carried.failed(error or Unavailable(ErrorCode.STOPPING, LOST))
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    # The peer's side
+
+    def _waits(self) -> bool:
+        return super()._waits() or any(link.is_clogged for link in self._links.values())
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        for link in self._links.values():
+            link.resume()
+        super().drained()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        super().close()
+        self._carried.clear()
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    def _log_in_anew(self, frame: bytes) -> None:
+        """Links belong to who was logged in."""
+        self._login = frame
+        for shard, link in list(self._links.items()):
+            link.close()
+            self.link_lost(shard, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
+
+
+class _One:
+    """A request that one shard answers; its frames go to the peer as they are."""
+
+    __slots__ = ("_holds", "_prefix", "_session")
+
+    def __init__(self, session: CarryingSession, prefix: Prefix, *, holds: bool) -> None:
+        self._session: Final = session
+        self._prefix: Final = prefix
+        self._holds: Final = holds
+
+    def answered(self, prefix: Prefix, frame: bytes) -> None:
+        """See ``Carried``."""
+        self._session.pass_on(frame)
+        if not prefix.flags & MORE:
+            self._session.over(holds=self._holds)
+
+    def failed(self, error: BrokerError) -> None:
+        """See ``Carried``."""
+        self._session.refuse(self._prefix.verb, self._prefix.correlation, error)
+        self._session.over(holds=self._holds)
+
+
+class _Several:
+    """A request that several shards are asked, one after the other; the peer gets one answer. Holds the session."""
+
+    __slots__ = ("_gathered", "_prefix", "_session")
+
+    def __init__(self, session: CarryingSession, prefix: Prefix, gathered: Gathered) -> None:
+        self._session: Final = session
+        self._prefix: Final = prefix
+        self._gathered: Final = gathered
+
+    def ask_next(self) -> None:
+        """Ask the next shard, or answer when there is none left."""
+        verb, correlation = self._prefix.verb, self._prefix.correlation
+        question = self._gathered.next_question()
+        if question is not None:
+            shard, head = question
+            self._session.carry(shard, correlation, encode_head(verb, correlation, head), self)
+            return
+        head = self._gathered.whole()
+        self._session.pass_on(encode_head(verb, correlation, head, flags=ERROR if isinstance(head, Failure) else 0))
+        self._session.over(holds=True)
+
+    def answered(self, prefix: Prefix, frame: bytes) -> None:
+        """See ``Carried``."""
+        head = frame[PREFIX_BYTES : PREFIX_BYTES + prefix.head_bytes]
+        if prefix.flags & ERROR:
+            self._gathered.refused(decode_answer(head, Failure))
+        else:
+            self._gathered.answered(head)
+        self.ask_next()
+
+    def failed(self, error: BrokerError) -> None:
+        """See ``Carried``."""
+        self._session.refuse(self._prefix.verb, self._prefix.correlation, error)
+        self._session.over(holds=True)

@@ -1,0 +1,311 @@
+"""The parent of several broker processes that share one data directory and its addresses (decision 0072).
+
+Promises: nothing is ready before all are; a process that ends is started again; what the parent is told to do all are told; none outlives the
+parent. The parent has no loop and no threads: processes are forked from it. Must not know: topics, any wire.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from ctypes import c_int, c_ulong
+from dataclasses import dataclass, replace
+from typing import Final, NoReturn
+
+import structlog
+
+from polywire.errors import Busy, ErrorCode, Invalid
+from polywire.log.opening import lock_directory
+from polywire.server import lifecycle
+from polywire.server.board import Board, Stage
+from polywire.server.config import ANY, OFF, TLS_SUFFIX, Address, ServeConfig
+from polywire.server.listener import ACCEPT_BACKLOG, cannot_listen
+from polywire.server.placement import Placement, shard_name
+from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
+from polywire.server.ready import withdraw_ready, write_ready
+from polywire.server.shard import Shard
+from polywire.server.shard_directories import NAMES, PROCESSES_MAX, SHARDS, check_count, directory_of
+from polywire.store.libc import find_call
+
+CARRIED_WIRES: Final = ("flux", "polywire")
+TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+STARTING_POLL_S: Final = 0.02
+LOOK_S: Final = 1.0
+LASTING_S: Final = 10.0  # a process that lived so long is started again at once
+PAUSE_FIRST_S: Final = 0.5
+PAUSE_MAX_S: Final = 30.0
+KILL_AFTER_S: Final = 10.0  # beyond the time for the drain
+HANDOVER_POLL_S: Final = 0.05
+PR_SET_PDEATHSIG: Final = 1
+
+Mask = set[int | signal.Signals]
+"""Signals that are held back."""
+
+log = structlog.get_logger("polywire.server")
+
+
+def run_processes(config: ServeConfig) -> int:
+    """Serve with several processes until told to stop; returns the exit code."""
+    return lifecycle.run_logged(config, lambda _: _run(config))
+
+
+def _run(config: ServeConfig) -> int:
+    """Raises BrokerError, OSError where that cannot be begun."""
+    _check(config)
+    close_to_others(config.data_dir)
+    check_count(config.data_dir, config.processes)
+    shards = config.data_dir / SHARDS
+    shards.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+    unlock = _lock(config)
+    try:
+        shutil.rmtree(shards / NAMES, ignore_errors=True)
+        (shards / NAMES).mkdir(mode=PRIVATE_DIRECTORY)
+        return Parent(config).run()
+    finally:
+        unlock()
+
+
+def _check(config: ServeConfig) -> None:
+    """Raises Invalid for what several processes cannot do."""
+    reason = ""
+    if not 1 <= config.processes <= PROCESSES_MAX:
+        reason = f"a data directory has 1 to {PROCESSES_MAX} processes"
+    elif sys.platform != "linux":
+        reason = "several processes share their addresses on Linux only: leave --processes out"
+    elif config.bucket:
+        reason = "a log in a bucket has one shard so far: leave --processes out"
+    elif config.tls_client_authority is not None:
+        reason = (
+            "certificates of clients are not carried between processes: leave --tls-client-authority or --processes out"
+        )
+    if reason:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{reason} processes={config.processes}")
+
+
+def _lock(config: ServeConfig) -> Callable[[], None]:
+    """Keep other parents out, once one that is ending has let go. Raises Busy(BUSY)."""
+    end = time.monotonic() + lifecycle.HANDOVER_S + config.drain_timeout_s
+    while True:
+        try:
+            return lock_directory(config.data_dir / SHARDS)
+        except Busy:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(HANDOVER_POLL_S)
+
+
+@dataclass(slots=True)
+class Child:
+    """A process by its shard. pause_s: before it is started again."""
+
+    shard: int
+    pid: int = 0
+    started_at: float = 0.0
+    start_at: float = 0.0
+    pause_s: float = 0.0
+
+
+class Parent:
+    """Guards: of each shard there is one process at most; ``_sockets`` keep addresses, and connections to a process that is being started
+    again, until the end."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises Busy(BUSY) with the address that cannot be had, Invalid."""
+        self._config: Final = config
+        self._sockets: Final[list[socket.socket]] = []
+        self._addresses: Final = self._reserve()
+        self._inside: Final = [_inside() for _ in range(config.processes)]
+        self._board: Final = Board(config.processes)
+        self._children: Final = [Child(number) for number in range(config.processes)]
+        self._exit_code = lifecycle.EXIT_OK
+        self._is_ready = False
+        self._kill_at = 0.0
+
+    def run(self) -> int:
+        """Serve until told to stop."""
+        watched = TOLD | {signal.SIGCHLD}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+        try:
+            for child in self._children:
+                self._start(child, mask)
+            while any(child.pid for child in self._children) or not self._kill_at:
+                found = signal.sigtimedwait(watched, LOOK_S if self._is_ready else STARTING_POLL_S)
+                if found is not None and found.si_signo in TOLD:
+                    self._told(signal.Signals(found.si_signo))
+                self._look(mask)
+            return self._exit_code
+        finally:
+            withdraw_ready(self._config.ready_file)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _told(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.pid:
+                os.kill(child.pid, signal.SIGHUP if number == signal.SIGHUP else signal.SIGTERM)
+        if number != signal.SIGHUP:
+            self._stop()
+
+    def _stop(self) -> None:
+        withdraw_ready(self._config.ready_file)
+        if not self._kill_at:
+            self._kill_at = time.monotonic() + self._config.drain_timeout_s + KILL_AFTER_S
+
+    def _look(self, mask: Mask) -> None:
+        """Bury who has ended, start who is to be started, say when all serve."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._ended(next(child for child in self._children if child.pid == pid), os.waitstatus_to_exitcode(status))
+        now = time.monotonic()
+        if self._kill_at:
+            for child in self._children:
+                if child.pid and now >= self._kill_at:
+                    os.kill(child.pid, signal.SIGKILL)
+            return
+        for child in self._children:
+            if not child.pid and now >= child.start_at:
+                self._start(child, mask)
+        if not self._is_ready and self._board.all_have(Stage.SERVING):
+            self._is_ready = True
+            log.info("all processes serve", processes=len(self._children))
+            write_ready(self._config.ready_file, self._addresses)
+
+    def _ended(self, child: Child, code: int) -> None:
+        child.pid = 0
+        if self._kill_at:
+            self._exit_code = self._exit_code or max(code, 0)
+        elif not self._is_ready:
+            self._exit_code = code if code > 0 else lifecycle.EXIT_START
+            self._told(signal.SIGTERM)
+        else:
+            now = time.monotonic()
+            lasted = now - child.started_at >= LASTING_S
+            child.pause_s = 0.0 if lasted else min(max(2 * child.pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
+            child.start_at = now + child.pause_s
+            log.error(
+                "a process has ended, starting it again",
+                shard=shard_name(child.shard),
+                exit_code=code,
+                pause_s=child.pause_s,
+            )
+
+    def _start(self, child: Child, mask: Mask) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent, child.started_at = os.getpid(), time.monotonic()
+        child.pid = os.fork()
+        if child.pid == 0:
+            self._become(child.shard, parent, mask)
+
+    def _become(self, number: int, parent: int, mask: Mask) -> NoReturn:
+        """What a new process does."""
+        code = lifecycle.EXIT_START
+        try:
+            os.setpgid(0, 0)  # a terminal's interrupt is the parent's, which tells all
+            _end_with_parent(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            names = self._config.data_dir / SHARDS / NAMES
+            places = [Address(*listening.getsockname()[:2]) for listening in self._inside]
+            for other in (*self._sockets, *self._inside[:number], *self._inside[number + 1 :]):
+                other.close()
+            shard = Shard(number, self._board, Placement(names, number), places, self._inside[number])
+            code = lifecycle.run_shard(_config_of(self._config, number, self._addresses), shard)
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reserve(self) -> dict[str, Address]:
+        """Keep the addresses of all wires that are carried, and find out which those are. Raises Busy(BUSY)."""
+        served, left_out = {}, []
+        for name, address in self._config.listeners().items():
+            if name == "flux" and self._config.flux is None and self._config.users is not None:
+                continue  # it has no login, and nobody has asked for it
+            if name.removesuffix(TLS_SUFFIX) in (*CARRIED_WIRES, ANY):
+                served[name] = self._kept(name, address)
+            else:
+                left_out.append(name)
+        if not served:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"several processes serve these wires so far: {', '.join(CARRIED_WIRES)}; switch one of them on",
+            )
+        if left_out:
+            log.warning("not served by several processes yet", listeners=",".join(left_out))
+        return served
+
+    def _kept(self, name: str, address: Address) -> Address:
+        """The address with its real port, which is ours from now on although the parent does not listen there."""
+        try:
+            for is_shared in (False, True):  # without sharing first: nobody else listens there, sharing or not
+                kept = _bound(address, shared=is_shared)
+                address = Address(address.host, kept.getsockname()[1])
+                if is_shared:
+                    self._sockets.append(kept)
+                else:
+                    kept.close()
+        except OSError as error:
+            raise cannot_listen(name, address, error) from error
+        return address
+
+
+def _bound(address: Address, *, shared: bool) -> socket.socket:
+    """Raises OSError."""
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(place)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _inside() -> socket.socket:
+    """Where one process listens for the others: as little protected as any address of this machine, and as much."""
+    made = _bound(Address("127.0.0.1", 0), shared=False)
+    made.setblocking(False)
+    made.listen(ACCEPT_BACKLOG)
+    return made
+
+
+def _end_with_parent(parent: int) -> None:
+    """Be stopped when the parent is gone, however it went."""
+    control = find_call("prctl", c_int, c_ulong, c_ulong, c_ulong, c_ulong)
+    if control is not None:
+        control(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(lifecycle.EXIT_START)
+
+
+def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]) -> ServeConfig:
+    """What one process is told."""
+    return replace(
+        config,
+        processes=1,
+        data_dir=directory_of(config.data_dir, shard),
+        flux=str(addresses.get("flux", OFF)),
+        cursus=OFF,
+        iggy=OFF,
+        kafka=OFF,
+        kafka07=OFF,
+        polywire=str(addresses.get("polywire", OFF)),
+        any_wire=str(addresses.get(ANY, OFF)),
+        tls={name.removesuffix(TLS_SUFFIX): str(at) for name, at in addresses.items() if name.endswith(TLS_SUFFIX)},
+        http=OFF,
+        ready_file=None,
+        flux_exports=False,
+    )

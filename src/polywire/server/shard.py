@@ -1,0 +1,187 @@
+"""One shard of a data directory, as its process has it: names it claims, links to the others, what it tells them.
+
+Promises: a topic's name is another's only once nothing brings the topic back; names are known to all before anybody is served.
+Must not know: any wire's bytes, how processes are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+import structlog
+
+from polywire.broker.broker import Broker
+from polywire.errors import BrokerError
+from polywire.protocols.runtime.shards import Link, LinkPeer
+from polywire.server.board import Board, Stage
+from polywire.server.config import Address
+from polywire.server.placement import Placement, home_of, shard_name
+from polywire.types import Level
+
+BEGIN_POLL_S: Final = 0.02
+BACKLOG_BYTES_MAX: Final = 1024 * 1024  # of one link: above it its connection takes no further request
+
+log = structlog.get_logger("polywire.server")
+
+
+class Shard:
+    """Implements ``Shards`` and ``Claims``."""
+
+    def __init__(
+        self, own: int, board: Board, placement: Placement, addresses: Sequence[Address], inside: socket.socket
+    ) -> None:
+        """addresses: where each shard's process listens for the others. inside: where this one does."""
+        self.own: Final = own
+        self.inside: Final = inside
+        self.count: Final = board.count
+        self._board: Final = board
+        self._placement: Final = placement
+        self._addresses: Final = addresses
+        self._broker: Broker | None = None
+        self._topics = 0
+
+    @property
+    def name(self) -> str:
+        """Its number as people and files have it."""
+        return shard_name(self.own)
+
+    async def begin(self, broker: Broker) -> None:
+        """Take part with what was recovered; returns when all do. Raises Unavailable."""
+        self._broker = broker
+        names = [topic.name.full for topic in broker.topics()]
+        for name in self._placement.begin(names):
+            log.error("two shards have a topic of this name; the other one is served", topic=name, shard=self.own)
+        broker.claims = self
+        self._count(len(names))
+        self._board.reach(self.own, Stage.RECOVERED)
+        while not self._board.all_have(Stage.RECOVERED):  # noqa: ASYNC110 - others are other processes
+            await asyncio.sleep(BEGIN_POLL_S)
+
+    def serving(self) -> None:
+        """Clients are accepted."""
+        self._board.reach(self.own, Stage.SERVING)
+
+    # Claims
+
+    def claim(self, full_name: str) -> None:
+        """See ``Claims``."""
+        self._placement.claim(full_name)
+        self._count(1)  # what is not made after all counts until the next start: this is about balance
+
+    def release(self, full_name: str) -> None:
+        """See ``Claims``."""
+        assert self._broker is not None, "a topic ended"
+        self._count(-1)
+        try:
+            self._broker.settle(Level.SYNCED, lambda _: self._ended(full_name))
+        except BrokerError:
+            """The log has ended; the next process looks what there is."""
+
+    def _ended(self, full_name: str) -> None:
+        assert self._broker is not None, "a topic ended"
+        if self._broker.find_topic(full_name) is None:
+            self._placement.release(full_name)
+
+    def _count(self, added: int) -> None:
+        self._topics += added
+        self._board.set_topics(self.own, self._topics)
+
+    # Shards
+
+    def shard_of(self, full_name: str) -> int | None:
+        """See ``Shards``."""
+        return self._placement.shard_of(full_name)
+
+    def home(self, full_name: str) -> int:
+        """See ``Shards``."""
+        return home_of(full_name, self.count)
+
+    def least_loaded(self) -> int:
+        """See ``Shards``: the one with the fewest topics."""
+        return self._board.fewest_topics()
+
+    def connect(self, shard: int, peer: LinkPeer) -> Link:
+        """See ``Shards``."""
+        return SocketLink(self._addresses[shard], peer)
+
+
+class SocketLink(asyncio.Protocol):
+    """Implements ``Link``. Guards: ``_unsent`` is what was written before the connection was made; a peer that has closed is told nothing."""
+
+    def __init__(self, address: Address, peer: LinkPeer) -> None:
+        self._peer: LinkPeer | None = peer
+        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
+        self._unsent: list[bytes] = []
+        self.backlog_max: Final = BACKLOG_BYTES_MAX
+        loop = asyncio.get_running_loop()
+        self._making: Final = loop.create_task(self._make(loop, address))
+
+    async def _make(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
+        try:
+            await loop.create_connection(lambda: self, address.host, address.port)
+        except OSError as error:
+            log.warning("cannot reach another process of this directory", address=str(address), reason=error.strerror)
+            self.connection_lost(error)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio calls it."""
+        self._transport = transport
+        if self._peer is None:
+            self._transport.abort()
+            return
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(high=BACKLOG_BYTES_MAX)
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Asyncio calls it."""
+        if self._peer is not None:
+            self._peer.received(data)
+
+    def resume_writing(self) -> None:
+        """Asyncio calls it."""
+        if self._peer is not None:
+            self._peer.relieved()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Asyncio calls it."""
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.lost()
+
+    @property
+    def backlog(self) -> int:
+        """See ``Link``."""
+        if self._transport is None:
+            return sum(map(len, self._unsent))
+        return int(self._transport.get_write_buffer_size())
+
+    def write(self, data: bytes) -> None:
+        """See ``Link``."""
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        """See ``Link``."""
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """See ``Link``."""
+        if self._transport is not None and not self._transport.is_reading() and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """See ``Link``."""
+        self._peer = None
+        self._unsent.clear()
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._making.cancel()

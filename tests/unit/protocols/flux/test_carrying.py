@@ -1,0 +1,205 @@
+"""Lines to topics of several shards: answered as one broker answers them, in their order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polywire.errors import PeerError
+from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
+from polywire.protocols.flux.part_replies import HELD_BYTES_MAX, Lines, Merged, Replies, merged
+from polywire.protocols.runtime.session import Session
+from tests.unit.protocols.polywire.peer import CapturedOutput
+from tests.unit.protocols.shards_in_memory import MemoryShards
+
+TOPICS = ("a", "bb", "ccc", "dddd")
+LINES = (
+    *(f"PRODUCE|{topic} k{number}:v{number}" for topic in TOPICS for number in range(2)),
+    *(f"PRODUCE|{topic} k:w acks=0" for topic in TOPICS[:2]),
+    *(f"CONSUME|{topic} 0 0" for topic in TOPICS),
+    *(f"ADMIN_CREATE_TOPIC|{topic} 3 1" for topic in TOPICS[2:]),
+    *(f"JOIN|g {topic} m 30000" for topic in TOPICS[:2]),
+    *(f"COMMIT|g {topic} m 1 0 0" for topic in TOPICS[:2]),
+    *(f"OFFSET|g {topic} 0" for topic in TOPICS[:2]),
+    "ADMIN_GET_METADATA|",
+    "PING|",
+    "NONSENSE|x",
+    "CONSUME|%zz 0 0",
+    "PRODUCE|",
+)
+
+
+class Conversation:
+    """One connection; ``count`` shards behind it."""
+
+    def __init__(self, count: int) -> None:
+        self.shards = MemoryShards(FluxFactory, count)
+        self.output = CapturedOutput()
+        self.resumes = 0
+        own = self.shards.factories[0]
+        assert isinstance(own, FluxFactory)
+        factory = own if count == 1 else CarryingFluxFactory(own, self.shards)
+        self.session: Session = factory.open(self.output, self._resume)
+        self._unread = bytearray()
+
+    def _resume(self) -> None:
+        self.resumes += 1
+
+    def say(self, data: bytes) -> None:
+        self._unread += data
+        for _ in range(1000):
+            if self._unread and not self.session.paused():
+                taken = self.session.receive(memoryview(bytearray(self._unread)))
+                del self._unread[:taken]
+            self.session.paused()
+            self.shards.loop.run_due()
+            if not self._unread or not (taken or self.resumes):
+                break
+
+    def heard(self) -> list[str]:
+        data = bytes(self.output.written).decode()
+        self.output.written.clear()
+        return data.splitlines()
+
+    def ask(self, line: str) -> str:
+        self.say(f"V1|1|{line}\n".encode())
+        (answer,) = self.heard()
+        return answer.removeprefix("V1|1|")
+
+
+@settings(max_examples=30, deadline=None)
+@given(chosen=st.lists(st.sampled_from(LINES), min_size=1, max_size=30), size=st.integers(20, 400))
+def test_lines_are_answered_as_by_one_broker(chosen: list[str], size: int) -> None:
+    data = b"".join(f"V1|{number}|{line}\n".encode() for number, line in enumerate(chosen))
+    heard = []
+    for count in (1, 3):
+        conversation = Conversation(count)
+        for at in range(0, len(data), size):
+            conversation.say(data[at : at + size])
+        heard.append([without_index(line) for line in conversation.heard()])
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == len(chosen)
+
+
+def without_index(line: str) -> str:
+    """An answer without what counts changes of a broker's metadata: each shard counts its own."""
+    return line.partition(" term=")[0]
+
+
+def test_topics_lie_in_several_shards_and_are_listed_together() -> None:
+    conversation = Conversation(3)
+    for topic in TOPICS:
+        assert conversation.ask(f"PRODUCE|{topic} k:v").startswith("OK|")
+    assert sorted(len(broker.topics()) for broker in conversation.shards.brokers) == [1, 1, 2]
+    assert conversation.ask("ADMIN_GET_METADATA|") == "OK|topics=[a bb ccc dddd] brokers=[0] fenced=[]"
+
+
+def test_brokers_are_not_registered() -> None:
+    assert Conversation(3).ask("ADMIN_REGISTER_BROKER|1 host 1").startswith("ERR|BAD_REQUEST|brokers cannot")
+
+
+def test_a_lost_process_ends_the_connections_that_it_owes() -> None:
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    (link,) = conversation.shards.links
+    conversation.session.receive(memoryview(bytearray(b"V1|1|PRODUCE|a k:v\n")))
+    with pytest.raises(PeerError):
+        link.break_off()
+
+
+def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    conversation.shards.links[0].break_off()
+    assert conversation.ask("PRODUCE|a k:v").startswith("OK|")
+
+
+def test_what_comes_before_its_turn_has_a_limit() -> None:
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    (link,) = conversation.shards.links
+    link.is_paused = False
+    link.deliver(b"x" * (HELD_BYTES_MAX + 1))
+    assert link.is_paused
+
+
+def test_a_peer_that_does_not_read_is_not_read_for() -> None:
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    conversation.output.backlog = conversation.output.backlog_max + 1
+    conversation.shards.links[0].deliver(b"")
+    assert conversation.shards.links[0].is_paused
+    assert conversation.session.paused()
+    conversation.output.backlog = 0
+    conversation.session.drained()
+    assert not conversation.shards.links[0].is_paused
+
+
+def test_a_line_that_is_too_long_is_answered_and_ends() -> None:
+    conversation = Conversation(3)
+    conversation.say(b"V1|1|PRODUCE|a k:v\n")
+    conversation.say(b"V1|1|PRODUCE|a " + b"x" * 70_000 + b"\n")
+    heard = conversation.heard()
+    assert heard[0].startswith("V1|1|OK")
+    assert heard[1].startswith("V1|0|ERR|BAD_REQUEST")
+    assert conversation.output.closed
+
+
+def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
+    conversation = Conversation(3)
+    conversation.say(b"V1|1|PRODUCE|bb k:v\n")
+    conversation.session.finish(memoryview(b"V1|2|PRODUCE|a k:v\nV1|3|PRODUCE|a k:w"))
+    conversation.shards.loop.run_due()
+    assert [line[:6] for line in conversation.heard()] == ["V1|1|O", "V1|2|O", "V1|3|O"]
+    assert conversation.output.closed
+
+
+def test_a_browser_is_turned_away() -> None:
+    with pytest.raises(PeerError):
+        Conversation(3).say(b"GET / HTTP/1.1\n")
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=60),
+)
+def test_parts_take_their_own_lines_only(sizes: list[int], cuts: list[int]) -> None:
+    """Parts take turns at two shards, whose answers come a few bytes at a time."""
+    sources = Replies(), Replies()
+    said: list[list[bytes]] = [[], []]
+    wanted: list[bytes] = []
+    parts = []
+    for number, size in enumerate(sizes):
+        lines = [b"%d-%d\n" % (number, line) for line in range(size)]
+        said[number % 2] += lines
+        wanted += lines
+        parts.append(Lines(sources[number % 2], size))
+    streams = [b"".join(lines) for lines in said]
+    written: list[bytes] = []
+    turn = 0
+    while any(streams):
+        which = turn % 2
+        cut = cuts[turn % len(cuts)]
+        sources[which].held += streams[which][:cut]
+        streams[which] = streams[which][cut:]
+        turn += 1
+        while parts and parts[0].advance(written):
+            parts.pop(0)
+    while parts and parts[0].advance(written):
+        parts.pop(0)
+    assert not parts
+    assert b"".join(written) == b"".join(wanted)
+
+
+def test_metadata_of_several_shards_is_one_line() -> None:
+    answers = [b"V1|7|OK|topics=[b] brokers=[1] fenced=[]\n", b"V1|7|OK|topics=[] brokers=[] fenced=[]\n"]
+    sources = [Replies(), Replies()]
+    part = Merged(sources)
+    written: list[bytes] = []
+    for source, answer in zip(sources, [*answers[:1], b"V1|7|OK|topics=[a c] brokers=[] fenced=[]\n"], strict=True):
+        assert not part.advance(written)
+        source.held += answer
+    assert part.advance(written)
+    assert written == [b"V1|7|OK|topics=[a b c] brokers=[1] fenced=[]\n"]
+    assert merged([answers[0], b"V1|7|ERR|BAD_REQUEST|no\n"]) == b"V1|7|ERR|BAD_REQUEST|no\n"

@@ -1,0 +1,312 @@
+"""Requests that name what other shards have: carried, gathered, or refused when a shard is gone.
+
+Three brokers in memory share their names; links are sessions of the other brokers without sockets.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import EVERYTHING
+from polywire.errors import Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import PREFIX_BYTES, encode_head
+from polywire.protocols.polywire.factory import PolywireFactory
+from polywire.protocols.polywire.gathering import gathering
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.session import REQUESTS_MAX
+from tests.unit.protocols import shards_in_memory
+from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+
+SHARDS = 3
+WAIT_S = 10.0
+HASH = hash_password("wonderland")
+
+
+class MemoryShards(shards_in_memory.MemoryShards):
+    """With connections of this wire."""
+
+    def __init__(self) -> None:
+        super().__init__(PolywireFactory, SHARDS)
+
+    def peer(self) -> Peer:
+        """A connection to our own broker."""
+        return Peer(broker=self.brokers[self.own], loop=self.loop, shards=self)
+
+
+@pytest.fixture
+def shards() -> MemoryShards:
+    return MemoryShards()
+
+
+def create(peer: Peer, *names: str) -> None:
+    for name in names:
+        peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic(name, 1)).decode(messages.TopicDescription)
+
+
+def produce(peer: Peer, name: str, *values: bytes, create: bool = False) -> int:
+    head = messages.Produce(name, 0, create=create)
+    produced = peer.ask(Verb.PRODUCE, head, batch_of(*values)).decode(messages.Produced)
+    return produced.appended[0].base_offset
+
+
+def test_topics_are_spread_and_every_verb_finds_them(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b", "c", "d")
+    assert [len(broker.topics()) for broker in shards.brokers] == [2, 1, 1]
+    for name in "abcd":
+        assert produce(peer, name, b"1", b"2") == 0
+        assert produce(peer, name, b"3") == 2
+        assert peer.ask(Verb.DESCRIBE, messages.Describe(name)).decode(messages.TopicDescription).name == name
+        answer = peer.ask(Verb.FETCH, messages.Fetch(name, 0, 0, offset_end=3))
+        assert answer.decode(messages.Fetched).next_offset == 3
+        assert answer.payload
+        peer.ask(Verb.COMMIT, messages.Commit(name, 0, 1, "g", 2)).decode(Head)
+        assert peer.ask(Verb.POSITION, messages.AskPosition(name, 0, 1, "g")).decode(messages.Position).offset == 2
+    listed = peer.ask(Verb.TOPICS, messages.ListTopics()).decode(messages.TopicList)
+    assert [topic.name for topic in listed.topics] == ["a", "b", "c", "d"]
+    names = ["d", "a", "b", "a"]
+    bounds = peer.ask(Verb.BOUNDS, messages.AskBounds(names)).decode(messages.BoundsList)
+    assert [(topic.name, topic.partitions[0].next_offset) for topic in bounds.topics] == [("d", 3), ("a", 3), ("b", 3)]
+    groups = peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList)
+    assert [(group.name, group.group, group.positions) for group in groups.groups] == [
+        (name, "g", [[0, 2]]) for name in "abcd"
+    ]
+
+
+def test_what_is_made_by_writing_to_it_begins_where_every_process_says(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    assert produce(peer, "xx", b"1", create=True) == 0
+    assert shards.brokers[2].find_topic("xx") is not None
+    assert produce(peer, "xx", b"2", create=True) == 1
+    with pytest.raises(Missing):
+        produce(peer, "nowhere", b"1")
+    with pytest.raises(Conflict):
+        create(peer, "xx")
+
+
+def test_the_next_request_finds_what_was_made_and_not_what_was_deleted(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "first")
+    peer.send(Verb.CREATE_TOPIC, messages.CreateTopic("second", 1))
+    assert peer.session.paused(), "what comes next waits"
+    shards.loop.run_due()
+    assert not peer.session.paused()
+    assert len(peer.frames()) == 1
+    assert produce(peer, "second", b"1") == 0
+    peer.send(Verb.DELETE_TOPIC, messages.DeleteTopic("second"))
+    assert peer.session.paused()
+    shards.loop.run_due()
+    assert [frame.more for frame in peer.frames()] == [False]
+    with pytest.raises(Missing):
+        produce(peer, "second", b"2")
+
+
+def test_order_of_one_topic_is_kept_while_nothing_waits(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    sent = [peer.send(Verb.PRODUCE, messages.Produce("b", 0), batch_of(b"%d" % number)) for number in range(20)]
+    shards.loop.run_due()
+    answered = {frame.correlation: frame.decode(messages.Produced).appended[0].base_offset for frame in peer.frames()}
+    assert [answered[correlation] for correlation in sent] == list(range(20))
+
+
+def test_what_a_lost_process_owes_is_refused_and_others_are_served(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b", "c")
+    correlation = peer.send(Verb.PRODUCE, messages.Produce("b", 0), batch_of(b"1"))
+    shards.links[0].break_off()
+    (frame,) = peer.frames()
+    assert frame.correlation == correlation
+    assert isinstance(frame.error, Unavailable)
+    assert frame.error.code is ErrorCode.STOPPING
+    assert produce(peer, "a", b"1") == 0
+    assert produce(peer, "c", b"1") == 0
+    assert produce(peer, "b", b"1") == 0, "a new link"
+    peer.send(Verb.TOPICS, messages.ListTopics())
+    shards.loop.run_pass()
+    shards.links[-1].break_off()
+    assert isinstance(peer.frames()[0].error, Unavailable)
+    assert not peer.session.paused(), "nothing is waited for any more"
+
+
+def test_a_fetch_that_waits_is_cancelled_where_it_waits(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    waiting = peer.send(Verb.FETCH, messages.Fetch("b", 0, 0, wait_ms=10_000))
+    shards.loop.run_due()
+    assert peer.frames() == []
+    cancel = peer.send(Verb.CANCEL, messages.Cancel(waiting))
+    shards.loop.run_due()
+    assert sorted(frame.correlation for frame in peer.frames()) == [waiting, cancel]
+    assert not peer.session.owes()
+
+
+def test_a_correlation_in_use_is_refused(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    waiting = peer.send(Verb.FETCH, messages.Fetch("b", 0, 0, wait_ms=10_000))
+    shards.loop.run_due()
+    peer.correlations = iter([waiting])
+    peer.send(Verb.FETCH, messages.Fetch("b", 0, 0))
+    assert isinstance(peer.frames()[0].error, Invalid)
+
+
+def test_a_peer_that_does_not_read_is_not_read_for(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    peer.send(Verb.DESCRIBE, messages.Describe("b"))
+    peer.output.backlog = peer.output.backlog_max + 1
+    shards.loop.run_due()
+    assert shards.links[0].is_paused
+    assert peer.session.paused()
+    peer.output.backlog = 0
+    peer.session.drained()
+    assert not shards.links[0].is_paused
+
+
+def test_nothing_more_is_taken_for_a_process_that_takes_nothing(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    shards.links[0].backlog = 1001
+    assert peer.session.paused()
+    resumes = peer.resumes
+    shards.links[0].relieve()
+    assert peer.resumes == resumes + 1
+
+
+def test_so_many_carried_requests_may_be_owed(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    for _ in range(REQUESTS_MAX):
+        peer.send(Verb.DESCRIBE, messages.Describe("b"))
+    assert peer.session.paused()
+    shards.loop.run_due()
+    assert len(peer.frames()) == REQUESTS_MAX
+
+
+def test_what_was_asked_before_the_peer_finished_is_answered(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    peer.send(Verb.DESCRIBE, messages.Describe("b"))
+    peer.session.finish(memoryview(b""))
+    assert not peer.output.closed
+    shards.loop.run_due()
+    assert len(peer.frames()) == 1
+    assert peer.output.closed
+
+
+def test_links_end_with_the_connection(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    peer.send(Verb.FETCH, messages.Fetch("b", 0, 0, wait_ms=10_000))
+    peer.session.close()
+    shards.loop.run_due()
+    assert peer.frames() == []
+
+
+def test_a_publish_finds_its_shard_and_happens_once(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b", "c")
+    for name, token in (("c", b"t" * 16), ("b", b"u" * 16)):
+        peer.ask(Verb.STAGE, messages.Stage(token, name, 0), batch_of(b"1")).decode(messages.Staged)
+    other = shards.peer()
+    published = other.ask(Verb.PUBLISH, messages.Publish("w", 1, [b"t" * 16])).decode(messages.Published)
+    assert [found.name for found in published.ranges] == ["c"]
+    assert other.ask(Verb.PUBLISH, messages.Publish("w", 1, [b"t" * 16])).decode(messages.Published).duplicate
+    writers = other.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    assert [(writer.name, writer.number) for writer in writers.entries] == [("w", 1)]
+    other.ask(Verb.ABANDON, messages.Abandon([b"u" * 16])).decode(Head)
+    with pytest.raises(Missing) as caught:
+        other.ask(Verb.PUBLISH, messages.Publish("w", 2, [b"u" * 16])).decode(messages.Published)
+    assert caught.value.code is ErrorCode.STAGE_MISSING
+    other.ask(Verb.DELETE_WRITER, messages.DeleteKept("w")).decode(Head)
+    with pytest.raises(Missing):
+        other.ask(Verb.DELETE_WRITER, messages.DeleteKept("w")).decode(Head)
+
+
+def test_what_lies_in_two_shards_is_not_published(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    tokens = [b"a" * 16, b"b" * 16]
+    for name, token in zip("ab", tokens, strict=True):
+        peer.ask(Verb.STAGE, messages.Stage(token, name, 0), batch_of(b"1")).decode(messages.Staged)
+    with pytest.raises(Missing, match="several shards"):
+        peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens)).decode(messages.Published)
+    assert peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens[:1])).decode(messages.Published).ranges
+    assert peer.ask(Verb.PUBLISH, messages.Publish("v", 1, tokens[1:])).decode(messages.Published).ranges
+
+
+def test_nothing_is_carried_for_who_has_yet_to_log_in(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    links = len(shards.links)
+    for broker in shards.brokers:
+        broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING)])
+    other = shards.peer()
+    with pytest.raises(Denied) as caught:
+        other.ask(Verb.DESCRIBE, messages.Describe("b")).decode(messages.TopicDescription)
+    assert caught.value.code is ErrorCode.LOGIN_REQUIRED
+    assert len(shards.links) == links
+
+
+def test_who_is_logged_in_is_so_where_requests_are_carried(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    for broker in shards.brokers:
+        broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING)])
+    other = shards.peer()
+    correlation = other.send(Verb.LOGIN, messages.LogIn("alice", "wonderland"))
+    answers = wait_for(shards, other, 1)
+    assert answers[0].correlation == correlation
+    other.send(Verb.DESCRIBE, messages.Describe("b"))
+    assert wait_for(shards, other, 1)[0].decode(messages.TopicDescription).name == "b"
+    other.send(Verb.FETCH, messages.Fetch("b", 0, 0, wait_ms=10_000))
+    shards.loop.run_due()
+    other.send(Verb.LOGIN, messages.LogIn("alice", "wrong"))
+    refused = wait_for(shards, other, 2)
+    assert {answer.error.code for answer in refused} == {ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED}
+
+
+def wait_for(shards: MemoryShards, peer: Peer, count: int) -> list[Answer]:
+    """So many frames; passwords are verified by threads."""
+    found: list[Answer] = []
+    end = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < end
+        shards.loop.run_due()
+        found += peer.frames()
+        time.sleep(0.001)
+    return found
+
+
+@pytest.mark.parametrize(("sizes", "limit"), [((5, 0, 3), 2), ((4, 4, 4), 3), ((0, 0, 0), 2), ((1, 7, 2), 4)], ids=str)
+def test_pages_of_a_list_tell_everything_once(sizes: tuple[int, ...], limit: int) -> None:
+    """Each shard tells so many at a time, as if ``GROUPS_MAX`` were small."""
+    kept = [sorted(f"{(7 * n + shard) % 10}-{shard}-{n}" for n in range(size)) for shard, size in enumerate(sizes)]
+    told: list[str] = []
+    after = ""
+    for _ in range(sum(sizes) + 2):
+        found = gathering(MemoryShards(), Verb.WRITERS, messages.AskKept(after))
+        assert found is not None
+        while (question := found.next_question()) is not None:
+            shard, head = question
+            assert isinstance(head, messages.AskKept)
+            left = [name for name in kept[shard] if name > head.after]
+            page = messages.KeptList([messages.WriterEntry(name, 1, 0, "") for name in left[:limit]], len(left) > limit)
+            found.answered(_encoded(page))
+        whole = found.whole()
+        assert isinstance(whole, messages.KeptList)
+        told += [entry.name for entry in whole.entries]
+        if not whole.more:
+            break
+        after = told[-1]
+    assert told == sorted(name for names in kept for name in names)
+
+
+def _encoded(head: Head) -> bytes:
+    return encode_head(Verb.WRITERS, 1, head)[PREFIX_BYTES:]

@@ -1,0 +1,132 @@
+"""Brokers in memory that have topics between them, and links that are sessions of the other brokers without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.protocols.runtime.session import Session, SessionFactory
+from polywire.protocols.runtime.shards import LinkPeer
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from polywire.types import Buffer
+from tests.unit.protocols.polywire.peer import CapturedOutput
+
+
+class LinkOutput(CapturedOutput):
+    """Says when something was written."""
+
+    def __init__(self, on_written: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_written = on_written
+
+    def write(self, data: Buffer) -> None:
+        super().write(data)
+        self._on_written()
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        super().write_many(parts, released)
+        self._on_written()
+
+
+class MemoryLink:
+    """A session of another shard's broker, whose output comes with the loop's next pass."""
+
+    def __init__(self, loop: ManualLoop, factory: SessionFactory, peer: LinkPeer) -> None:
+        self._loop = loop
+        self._peer: LinkPeer | None = peer
+        self._output = LinkOutput(self._deliver_soon)
+        self._session: Session = factory.open(self._output, self._pump_soon)
+        self._received = bytearray()
+        self.is_paused = False
+        self.backlog = 0
+        self.backlog_max = 1000
+
+    def write(self, data: bytes) -> None:
+        self._received += data
+        self._pump_soon()
+
+    def _deliver_soon(self) -> None:
+        self._loop.call_soon(self._deliver)
+
+    def _pump_soon(self) -> None:
+        self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        if self._peer is None:
+            return
+        if self._received:
+            taken = self._session.receive(memoryview(bytearray(self._received)))
+            del self._received[:taken]
+            self._session.paused()  # who waits is to be resumed
+
+    def _deliver(self) -> None:
+        if self._peer is not None and not self.is_paused and self._output.written:
+            data = bytes(self._output.written)
+            self._output.written.clear()
+            for at in range(0, len(data), 7):  # frames come in pieces
+                if self._peer is not None:
+                    self._peer.received(data[at : at + 7])
+
+    def deliver(self, data: bytes) -> None:
+        """Have something come."""
+        assert self._peer is not None
+        self._peer.received(data)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._loop.call_soon(self._deliver)
+
+    def close(self) -> None:
+        self._peer = None
+        self._session.close()
+
+    def break_off(self) -> None:
+        """The process at the other end has gone."""
+        peer, self._peer = self._peer, None
+        assert peer is not None
+        self._session.close()
+        peer.lost()
+
+    def relieve(self) -> None:
+        assert self._peer is not None
+        self.backlog = 0
+        self._peer.relieved()
+
+
+class MemoryShards:
+    """Shards of brokers in memory, as one of them sees them."""
+
+    def __init__(self, make_factory: Callable[[Broker], SessionFactory], count: int, own: int = 0) -> None:
+        """make_factory: of sessions that carry nothing."""
+        self.count = count
+        self.own = own
+        self.loop = ManualLoop()
+        self.brokers = [
+            Broker.over(
+                lambda replay: MemoryLog(self.loop, self.loop.clock, replay),
+                settings=BrokerSettings(),
+                loop=self.loop,
+                clock=self.loop.clock,
+            )
+            for _ in range(count)
+        ]
+        self.factories = [make_factory(broker) for broker in self.brokers]
+        self.links: list[MemoryLink] = []
+
+    def shard_of(self, full_name: str) -> int | None:
+        return next((number for number, one in enumerate(self.brokers) if one.find_topic(full_name)), None)
+
+    def home(self, full_name: str) -> int:
+        return len(full_name) % self.count
+
+    def least_loaded(self) -> int:
+        return min(range(self.count), key=lambda number: len(self.brokers[number].topics()))
+
+    def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
+        self.links.append(MemoryLink(self.loop, self.factories[shard], peer))
+        return self.links[-1]

@@ -1,0 +1,86 @@
+"""Names of topics that processes share: one has each, and links say no more than logs do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
+from polywire.server.board import Board, Stage
+from polywire.server.placement import Placement, home_of
+from polywire.server.shard_directories import check_count, count_shards, directory_of
+
+
+def test_who_claims_first_has_the_name_until_it_is_released(tmp_path: Path) -> None:
+    first, second = Placement(tmp_path, 0), Placement(tmp_path, 1)
+    assert second.shard_of("orders") is None
+    second.claim("orders")
+    second.claim("orders")
+    assert first.shard_of("orders") == second.shard_of("orders") == 1
+    with pytest.raises(Busy):
+        first.claim("orders")
+    first.release("orders")
+    assert first.shard_of("orders") == 1, "it is not the first's to release"
+    second.release("orders")
+    first.claim("orders")
+    assert second.shard_of("orders") == 0
+
+
+def test_every_start_says_what_the_log_says(tmp_path: Path) -> None:
+    first, second = Placement(tmp_path, 0), Placement(tmp_path, 1)
+    for name in ("kept", "gone"):
+        first.claim(name)
+    second.claim("taken")
+    assert first.begin(["kept", "new", "taken"]) == ["taken"]
+    assert [first.shard_of(name) for name in ("kept", "new", "gone", "taken")] == [0, 0, None, 1]
+
+
+def test_topics_of_the_broker_itself_are_nobodys(tmp_path: Path) -> None:
+    assert Placement(tmp_path, 0).shard_of("__events") is None
+
+
+def test_a_directory_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        Placement(tmp_path / "missing", 0).claim("orders")
+
+
+@given(names=st.lists(st.text(min_size=1, max_size=300), unique=True, max_size=30), count=st.integers(1, 64))
+def test_any_name_has_one_home(names: list[str], count: int) -> None:
+    assert all(0 <= home_of(name, count) < count for name in names)
+    assert [home_of(name, count) for name in names] == [home_of(name, count) for name in names]
+
+
+def test_names_are_spread() -> None:
+    homes = [home_of(f"topic-{number}", 4) for number in range(1000)]
+    assert all(200 < homes.count(shard) < 300 for shard in range(4))
+
+
+def test_the_shard_with_the_fewest_topics_is_next() -> None:
+    board = Board(3)
+    for shard, topics in enumerate((2, 1, 1)):
+        board.set_topics(shard, topics)
+    assert board.fewest_topics() == 1
+
+
+def test_a_stage_never_goes_back() -> None:
+    board = Board(2)
+    board.reach(0, Stage.SERVING)
+    board.reach(0, Stage.RECOVERED)
+    assert not board.all_have(Stage.RECOVERED)
+    board.reach(1, Stage.RECOVERED)
+    assert board.all_have(Stage.RECOVERED)
+    assert not board.all_have(Stage.SERVING)
+
+
+def test_a_directory_is_not_served_with_fewer_shards_than_it_has(tmp_path: Path) -> None:
+    assert count_shards(tmp_path) == 1
+    for shard in (1, 2):
+        directory_of(tmp_path, shard).mkdir(parents=True)
+    assert count_shards(tmp_path) == 3
+    check_count(tmp_path, 4)
+    with pytest.raises(Invalid, match="--processes 3") as caught:
+        check_count(tmp_path, 2)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST

@@ -1,0 +1,117 @@
+"""A broker whose bucket does not answer while it recovers: it lives, says so, and leaves when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.cluster.journal_objects import SHARD
+from polywire.errors import ErrorCode, Unavailable
+from polywire.server import bucket as server_bucket
+from polywire.server import lifecycle, standby
+from polywire.server.config import OFF, ServeConfig
+from polywire.server.lines import LineLimit
+from polywire.server.standby_health import ALONE
+from polywire.store import url
+from polywire.store.objects import Stored
+from polywire.testing.memory_objects import MemoryObjects
+
+WAIT_S = 30.0
+
+
+class Silent(MemoryObjects):
+    """Gives nothing of the journal while it is silent."""
+
+    silent = True
+
+    def read(self, name: str) -> Stored:
+        if self.silent and name.startswith(SHARD):
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket does not answer")
+        return super().read(name)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
+    found = Silent()
+
+    def opened(_: str, **__: Any) -> Silent:
+        return found
+
+    monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # or it takes all tests with it
+    monkeypatch.setattr(url, "open_bucket", opened)
+    monkeypatch.setattr(standby, "open_bucket", opened)
+    return found
+
+
+def config_of(tmp_path: Path) -> ServeConfig:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        http = f"127.0.0.1:{free.getsockname()[1]}"
+    return ServeConfig(
+        data_dir=tmp_path,
+        bucket="s3://bucket",
+        http=http,
+        flux=OFF,
+        cursus=OFF,
+        kafka=OFF,
+        kafka07=OFF,
+        iggy=OFF,
+        polywire="127.0.0.1:0",
+    )
+
+
+async def ask(config: ServeConfig, path: str) -> bytes:
+    """The answer, as soon as somebody gives one."""
+    host, _, port = (config.http or "").partition(":")
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                answer = await reader.read()
+                writer.close()
+                return answer
+            except ConnectionError:
+                await asyncio.sleep(0.01)
+
+
+async def serve(config: ServeConfig) -> int:
+    return await lifecycle.serve_in_turn(config, LineLimit(SystemClock()), deposed=False)
+
+
+def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket: Silent) -> None:
+    config = config_of(tmp_path)
+
+    async def run() -> int:
+        async with asyncio.timeout(WAIT_S):
+            serving = asyncio.create_task(serve(config))
+            assert (await ask(config, "/livez")).startswith(b"HTTP/1.1 200")
+            assert (await ask(config, "/readyz")).endswith(ALONE.encode())
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await serving
+
+    assert asyncio.run(run()) == lifecycle.EXIT_OK
+    assert bucket.list("nodes/") == [], "others need not wait for it"
+
+
+def test_it_serves_once_the_bucket_answers(tmp_path: Path, bucket: Silent) -> None:
+    config = config_of(tmp_path)
+
+    async def run() -> int:
+        async with asyncio.timeout(WAIT_S):
+            serving = asyncio.create_task(serve(config))
+            assert (await ask(config, "/livez")).startswith(b"HTTP/1.1 200")
+            bucket.silent = False
+            while not (await ask(config, "/readyz")).endswith(b"ready\n"):  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await serving
+
+    assert asyncio.run(run()) == lifecycle.EXIT_OK
