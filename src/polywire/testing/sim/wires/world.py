@@ -65,20 +65,26 @@ ACTS: Final = {
     "listen": 2.0,
 }
 """What peers do, and how often."""
+FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
+    "anything": {},
+    "members": {"join": 0.7, "move": 4.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
+    "readers": {"produce": 2.0, "fetch": 4.0, "flood": 5.0, "deafen": 3.0, "transact": 0.3},
+    "endings": {"connect": 3.0, "finish": 12.0, "cut": 8.0, "fetch": 2.0, "deafen": 3.0, "transact": 0.3},
+}
+"""What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
 
 
-def _speaking(chance: Chance, number: int) -> Callable[[], Speech]:
+def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     """How the peer of this number speaks, over all of its connections."""
-    speakers: Sequence[Callable[[], Speech]] = (
+    members: Sequence[Callable[[], Speech]] = (
         PolywireSpeech,
-        partial(KafkaSpeech, Identity()),
         FluxSpeech,
         partial(CursusSpeech, Producer(f"p{number}")),
-        CursusApiSpeech,
-        IggySpeech,
-        Kafka07Speech,
     )
-    return chance.one_of(speakers)
+    if focus == "members":
+        return chance.one_of(members)
+    others = partial(KafkaSpeech, Identity()), CursusApiSpeech, IggySpeech, Kafka07Speech
+    return chance.one_of((*members, *others))
 
 
 class WiresWorld(World):
@@ -126,8 +132,9 @@ class WiresWorld(World):
         self._durability = durability
         self._ledger = Ledger(durability)
         self._group = GroupLedger(durability)
+        self._focus = chance.one_of(tuple(FOCUSES))
         self._peers = [
-            Peer(number, _speaking(chance, number), self._ledger, self._group, chance, self.story)
+            Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
         ]
         self._transactor = Transactor(self._ledger, chance, self.story)
@@ -136,7 +143,7 @@ class WiresWorld(World):
         self._levels: Sequence[Level] = LEVELS[0]
 
     def _description(self) -> str:
-        return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver}"
+        return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver} focus={self._focus}"
 
     def _make_process(self) -> WiresProcess:
         process = WiresProcess(
@@ -148,7 +155,7 @@ class WiresWorld(World):
     def _meet(self) -> None:
         self._error = None
         self._process.log.on_failure(self._failed)
-        self._weights = list(ACTS.values())
+        self._weights = self._focused()
         self._transactor.disconnected()
         for peer in self._peers:
             peer.may_be_refused = False
@@ -165,11 +172,16 @@ class WiresWorld(World):
         return self._error
 
     def _change_minds(self) -> None:
-        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+        self._weights = [weight * self._chance.share() ** 2 for weight in self._focused()]
         self._levels = self._chance.one_of(LEVELS)
         sizes = self._chance.one_of(VALUE_SIZES)
         for peer in self._peers:
             peer.patience, peer.sizes = self._chance.one_of(PATIENCE), sizes
+
+    def _focused(self) -> list[float]:
+        """How often peers do what, in this run."""
+        factors = FOCUSES[self._focus]
+        return [weight * factors.get(act, 1.0) for act, weight in ACTS.items()]
 
     def _expect_failed_reads(self) -> None:
         for peer in self._peers:
