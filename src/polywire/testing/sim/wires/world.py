@@ -69,22 +69,29 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "anything": {},
     "members": {"join": 0.7, "move": 4.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
     "readers": {"produce": 2.0, "fetch": 4.0, "flood": 5.0, "deafen": 3.0, "transact": 0.3},
-    "endings": {"connect": 3.0, "finish": 12.0, "cut": 8.0, "fetch": 2.0, "deafen": 3.0, "transact": 0.3},
+    "writers": {"connect": 2.0, "produce": 5.0, "fetch": 2.0, "flood": 3.0, "commit": 0.3, "transact": 0.3},
+    "endings": {"connect": 3.0, "finish": 12.0, "cut": 8.0, "fetch": 2.0, "flood": 8.0, "transact": 0.3},
 }
 """What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
 
 
 def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     """How the peer of this number speaks, over all of its connections."""
-    members: Sequence[Callable[[], Speech]] = (
+    cursus, kafka = partial(CursusSpeech, Producer(f"p{number}")), partial(KafkaSpeech, Identity())
+    speakers: Sequence[Callable[[], Speech]] = (
         PolywireSpeech,
+        kafka,
         FluxSpeech,
-        partial(CursusSpeech, Producer(f"p{number}")),
+        cursus,
+        CursusApiSpeech,
+        IggySpeech,
+        Kafka07Speech,
     )
     if focus == "members":
-        return chance.one_of(members)
-    others = partial(KafkaSpeech, Identity()), CursusApiSpeech, IggySpeech, Kafka07Speech
-    return chance.one_of((*members, *others))
+        speakers = (PolywireSpeech, FluxSpeech, cursus)
+    elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
+        speakers = (kafka, Kafka07Speech, cursus, FluxSpeech)
+    return chance.one_of(speakers)
 
 
 class WiresWorld(World):
@@ -111,13 +118,14 @@ class WiresWorld(World):
 
     def _choose_settings(self) -> None:
         chance = self._chance
+        self._focus = chance.one_of(tuple(FOCUSES))
         durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
         least = 2 + chance.below(2)
         self._log_settings = replace(
             SETTINGS,
             slot_count_min=least,
             slot_count_max=least + chance.below(3),
-            sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            sync_interval_ms=chance.one_of((60_000,) if self._focus == "writers" else (1, 20, 100, 60_000)),
             unsynced_bytes_max=chance.one_of(UNSYNCED_BYTES),
             slot_bytes=chance.one_of((SMALL_SLOT_BYTES, SETTINGS.slot_bytes)),
             durability=durability,
@@ -132,7 +140,6 @@ class WiresWorld(World):
         self._durability = durability
         self._ledger = Ledger(durability)
         self._group = GroupLedger(durability)
-        self._focus = chance.one_of(tuple(FOCUSES))
         self._peers = [
             Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
