@@ -103,9 +103,8 @@ class Decay:
         if flip is None or flip.kept is None or flip.kept.dropped:
             return
         partition, reader = self._process.log.partition(flip.kept.incarnation), self._process.log._state.reader
-        self._process.until(
-            lambda: not reader._cold._asked
-        )  # what was read before the bit was flipped may arrive after
+        # What was read before the bit was flipped may arrive after it.
+        self._process.until(lambda: not reader._cold._asked)
         reader.forget(partition)
         begun = partition.first_offset
         refused = read_back(self._process, flip.kept)
