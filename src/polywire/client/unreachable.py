@@ -11,7 +11,7 @@ from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 
-HUNG_UP: Final = "it hung up at once, is it another wire's port, or is TLS on one side only?"
+HUNG_UP: Final = "it hung up without an answer, is it another wire's port, is TLS on one side only, or does it stand by and nobody leads?"
 
 SILENT: Final = "no answer in time, is it this wire's port of a broker?"
 
