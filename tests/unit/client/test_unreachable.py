@@ -137,6 +137,7 @@ def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.
     count, error = asyncio.run(visits(wire, b"", work))
     assert ("hung up without an answer" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
     assert "is it another wire's port" in error.message
+    assert ("does it ask for a login" in error.message) is (wire == "kafka")
     assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
 
 
