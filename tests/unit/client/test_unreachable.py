@@ -17,6 +17,7 @@ from polywire.client.unreachable import cannot_connect
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread
+from tests.unit.client.peers import answering
 
 Work = Callable[[str], Awaitable[None]]
 
@@ -49,30 +50,10 @@ def test_tls_on_a_plain_port(wire: str) -> None:
 
 async def visits(url: str, answer: bytes | None, work: Work) -> tuple[int, BrokerError]:
     """How often a port is tried that answers what it is told with this and hangs up (None: says nothing), and what ends it."""
-    ended: list[asyncio.Future[None]] = []
-
-    class Peer(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self.transport = transport
-            self.ended = asyncio.get_running_loop().create_future()
-            ended.append(self.ended)
-            if answer == b"":
-                transport.close()
-
-        def data_received(self, data: bytes) -> None:
-            if answer is not None:
-                self.transport.write(answer)
-                self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.ended.set_result(None)
-
-    async with await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0) as server:
+    async with answering(answer) as visited:
         with pytest.raises(BrokerError) as raised:
-            await work(f"{url}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await asyncio.gather(*ended)
-    return len(ended), raised.value
+            await work(f"{url}://{visited.place}")
+    return visited.count, raised.value
 
 
 async def list_topics(url: str) -> None:
