@@ -13,14 +13,14 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from polywire.cli.settings_file import SettingsFile
+from polywire.cli.settings_file import VARIABLES, SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
-SOURCES: Final = (Env("POLYWIRE_SERVE_", command=False), SettingsFile())
+SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
 """Where settings come from that no option gives: the first that has one wins."""
 
 app = App(
