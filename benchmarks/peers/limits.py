@@ -87,28 +87,29 @@ def relay(pipe: Connection) -> None:
     poll = select.epoll()
     poll.register(listener, select.EPOLLIN)
     peers: dict[int, socket.socket] = {}
-    followers: list[socket.socket] = []
+    followers: set[int] = set()
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor == listener.fileno():
-                peer = listener.accept()[0]
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peers[peer.fileno()] = peer
-                poll.register(peer, select.EPOLLIN)
+            if descriptor in peers:
+                _pass_on(descriptor, peers, followers)
                 continue
-            peer = peers[descriptor]
-            received = peer.recv(1 << 16)
-            if not received:
-                poll.unregister(peer)
-                followers = [other for other in followers if other is not peer]
-                del peers[descriptor]
-                peer.close()
-            elif received == _FOLLOW:
-                followers.append(peer)
-            else:
-                peer.sendall(received)
-                for other in followers:
-                    other.sendall(received)
+            peer = listener.accept()[0]
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peers[peer.fileno()] = peer
+            poll.register(peer, select.EPOLLIN)
+
+
+def _pass_on(descriptor: int, peers: dict[int, socket.socket], followers: set[int]) -> None:
+    """Read what a connection has sent, and send it where it belongs."""
+    received = peers[descriptor].recv(1 << 16)
+    if not received:
+        followers.discard(descriptor)
+        peers.pop(descriptor).close()  # which takes it out of what is polled, too
+    elif received == _FOLLOW:
+        followers.add(descriptor)
+    else:
+        for other in (descriptor, *followers):
+            peers[other].sendall(received)
 
 
 EPOLL_ECHO: Final = Echo("limit: bare epoll echo", relay)
@@ -121,8 +122,10 @@ def stream_bytes_per_s() -> float:
         buffer = memoryview(allocate_lasting(4 * CHUNK))
         left = STREAM_BYTES
         begun = time.perf_counter()
-        while left:
-            left -= peer.recv_into(buffer)
+        while left > 0:
+            size = peer.recv_into(buffer)
+            assert size, "the sender waits until all was read"
+            left -= size
         return STREAM_BYTES / (time.perf_counter() - begun)
 
 
