@@ -17,7 +17,7 @@ from polywire.cli.settings_file import VARIABLES, SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
-from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
+from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
@@ -177,6 +177,13 @@ class Storage:
     cache_gib: Annotated[
         float, Parameter(help="GiB of segments to keep in the data directory when the log is in a bucket.")
     ] = 20.0
+    cache_mib: Annotated[
+        int,
+        Parameter(
+            help="MiB of records that left the journal last to keep in the system's page cache, for readers who are somewhat behind; "
+            "a quarter of the memory at most, 0 for none."
+        ),
+    ] = CACHE_MIB
     delete_grace_s: Annotated[
         float,
         Parameter(
@@ -398,6 +405,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         node=storage.node or "",
         advertise=storage.advertise or "",
         cache_gib=storage.cache_gib,
+        cache_mib=storage.cache_mib,
         delete_grace_s=storage.delete_grace_s,
         partition_count=storage.partitions,
         users=listeners.users,
