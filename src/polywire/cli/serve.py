@@ -191,6 +191,13 @@ class Storage:
             "can read them."
         ),
     ] = 900.0
+    bucket_prices: Annotated[
+        str | None,
+        Parameter(
+            help="What the bucket's store asks for 1,000 requests, by kind: put, get, list, delete, as in put=0.005,list=0.005,get=0.0004. "
+            "Then metrics, the console and polywire top tell what the requests cost. In any currency."
+        ),
+    ] = None
     durability: Annotated[
         Durability,
         Parameter(
@@ -407,6 +414,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         cache_gib=storage.cache_gib,
         cache_mib=storage.cache_mib,
         delete_grace_s=storage.delete_grace_s,
+        bucket_prices=storage.bucket_prices or "",
         partition_count=storage.partitions,
         users=listeners.users,
         insecure=listeners.insecure,
