@@ -67,7 +67,7 @@ class EchoProcess:
 
     def __enter__(self) -> tuple[str, int]:
         ours, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=_serve_echo, args=(theirs,), daemon=True)
+        self._process = multiprocessing.get_context("spawn").Process(target=serve_echo, args=(theirs,), daemon=True)
         self._process.start()
         address: tuple[str, int] = ours.recv()
         return address
@@ -86,7 +86,9 @@ class _Echo(asyncio.Protocol):
         self.transport.write(data)
 
 
-def _serve_echo(pipe: Connection) -> None:
+def serve_echo(pipe: Connection) -> None:
+    """Echo on a port that the pipe is told, until the process is killed."""
+
     async def serve() -> None:
         server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
         pipe.send(server.sockets[0].getsockname())

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
-from rich.table import Table
 
-from benchmarks.measure import console, machine, spell
-from benchmarks.peers import workloads
+from benchmarks.measure import console, spell
+from benchmarks.peers import history, limits, workloads
 from benchmarks.peers.kafka import Kafka, KafkaWire
 from benchmarks.peers.kafka_clients import java, librdkafka
+from benchmarks.peers.limits import EPOLL_ECHO, UVLOOP_ECHO, Echo
 from benchmarks.peers.nats import Nats
 from benchmarks.peers.ours import Polywire, PolywireCursus, PolywireFlux, PolywireKafka
 from benchmarks.peers.peer import Absent, Peer, Server
 from benchmarks.peers.rabbitmq import RabbitMQ
 from benchmarks.peers.redis import Redis
+from benchmarks.peers.table import LIMIT, Row, report
 from benchmarks.peers.workloads import Client, Round
 
 app = App(name="benchmarks.peers", help="Compare Polywire with other brokers on this machine, over real sockets.")
-OURS: Final = "Polywire"
 PEERS: Final[Sequence[Peer]] = (
     Polywire(),
     PolywireKafka(),
@@ -40,46 +40,42 @@ PEERS: Final[Sequence[Peer]] = (
     RabbitMQ(),
     Kafka(),
 )
-
-
-@dataclass(slots=True)
-class Row:
-    """One workload's rounds by peer."""
-
-    name: str
-    unit: str
-    more_is_better: bool
-    rounds: dict[str, list[Round]] = field(default_factory=dict)
-
-    def median(self, peer: str) -> float:
-        """The figure of a peer."""
-        return statistics.median(one.value for one in self.rounds[peer])
-
-    def ratio(self) -> float | None:
-        """How many times better our best wire is than the best of the others; None without one of both."""
-        pick = max if self.more_is_better else min
-        ours = [self.median(peer) for peer in self.rounds if peer.startswith(OURS)]
-        others = [self.median(peer) for peer in self.rounds if not peer.startswith(OURS)]
-        if not ours or not others:
-            return None
-        return pick(ours) / pick(others) if self.more_is_better else pick(others) / pick(ours)
+HISTORIANS: Final = (Polywire, PolywireKafka, PolywireCursus, RabbitMQ, Kafka)
+"""Whose history lies in files that are read again: the others keep it in memory, or read one record after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is measured together. titles: its rows. measured: figures of one round, one for each row; none for a peer that cannot do it.
-    once: it is not repeated, and not warmed up: what a connection costs is seen while memory grows."""
+    once: it is not repeated, and not warmed up: what a connection costs is seen while memory grows. echoes: programs that are measured as
+    brokers are; limit: what the machine does at most, in the unit of each row."""
 
     titles: Sequence[str]
     unit: str
     more_is_better: bool
     measured: Callable[[Peer, Server, str], Sequence[Round]]
     once: bool = False
+    echoes: Sequence[Echo] = ()
+    limit: tuple[str, Callable[[], Sequence[Round]]] | None = None
 
 
-def _workloads(scale: float) -> dict[str, Workload]:
-    """By name, with ``scale`` times the usual work."""
-    batched, small, of_clients = int(2_000 * scale) * workloads.BATCH, int(16_000 * scale), int(1_000_000 * scale)
+def _workloads(scale: float, place: Path) -> dict[str, Workload]:
+    """By name, with ``scale`` times the usual work; files of limits are written to ``place``."""
+    return {**_batched(scale), **_small(scale), **_historic(scale, place), **_of_clients(scale)}
+
+
+def _streamed(*value_bytes: int) -> tuple[str, Callable[[], Sequence[Round]]]:
+    """What loopback carries, in records of so many bytes a row."""
+
+    def measured() -> Sequence[Round]:
+        speed = limits.stream_bytes_per_s()
+        return [Round(speed / size) for size in value_bytes]
+
+    return f"{LIMIT}a stream over loopback", measured
+
+
+def _batched(scale: float) -> dict[str, Workload]:
+    batched = int(2_000 * scale) * workloads.BATCH
 
     def batches(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
         found = [workloads.produce(peer, server, topic, batched)]
@@ -93,6 +89,18 @@ def _workloads(scale: float) -> dict[str, Workload]:
         peer.create(server.address, f"{topic}-wide", workloads.PARTITIONS)
         return [workloads.produce_widely(peer, server, f"{topic}-wide", batched)]
 
+    batch = f"{workloads.BATCH} x 100 B"
+    titles = [f"produce, {batch}, {workloads.WINDOW} ahead", "consume what was just written, 100 B"]
+    widely = [f"produce, {batch}, to {workloads.PARTITIONS} partitions in turn"]
+    return {
+        "batches": Workload(titles, "records/s", True, batches, limit=_streamed(100, 100)),
+        "wide": Workload(widely, "records/s", True, wide, limit=_streamed(100)),
+    }
+
+
+def _small(scale: float) -> dict[str, Workload]:
+    small = int(16_000 * scale)
+
     def alone(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
         return [workloads.lone_us(peer, server, topic, small // 4)]
 
@@ -105,35 +113,57 @@ def _workloads(scale: float) -> dict[str, Workload]:
     def idle(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
         return [workloads.idle_kib(peer, server, topic)]
 
+    ends = [f"end to end at {workloads.PACE:,}/s, {part}" for part in ("p50", "p99")]
+    echoes = (EPOLL_ECHO, UVLOOP_ECHO)
+    return {
+        "lone": Workload(["lone produce and confirmation, p50"], "us", False, alone, echoes=echoes),
+        "eight": Workload(["8 connections, one record each"], "records/s", True, eight, echoes=echoes),
+        "paced": Workload(ends, "us", False, paced, echoes=(EPOLL_ECHO,)),
+        "idle": Workload(["memory of a resting connection"], "KiB", False, idle, once=True),
+    }
+
+
+def _historic(scale: float, place: Path) -> dict[str, Workload]:
+    def of(
+        measured: Callable[[Peer, Server, str, bytes, float], Sequence[Round]], size: int
+    ) -> Callable[[Peer, Server, str], Sequence[Round]]:
+        def one(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
+            return measured(peer, server, topic, b"x" * size, scale) if isinstance(peer, HISTORIANS) else []
+
+        return one
+
+    def read(size: int) -> tuple[str, Callable[[], Sequence[Round]]]:
+        return f"{LIMIT}a file read in order", lambda: [Round(limits.read_bytes_per_s(place) / size)]
+
+    found: dict[str, Workload] = {}
+    for name, size in (("100 B", 100), ("1 KiB", 1024)):
+        key = name.replace(" ", "").lower()
+        titles = (
+            f"read from the journal, {name}",
+            f"read of what was sealed a moment ago, {name}",
+            f"the same, third time, {name}",
+        )
+        streamed = _streamed(*[size] * len(titles))
+        found[f"sealed-{key}"] = Workload(titles, "records/s", True, of(history.sealed, size), limit=streamed)
+        first = [f"first read from the disk, {name}"]
+        found[f"cold-{key}"] = Workload(first, "records/s", True, of(history.cold, size), limit=read(size))
+    return found
+
+
+def _of_clients(scale: float) -> dict[str, Workload]:
+    of_clients = int(1_000_000 * scale)
+
     def client(asked: Client) -> Callable[[Peer, Server, str], Sequence[Round]]:
         def measured(peer: Peer, server: Server, topic: str) -> Sequence[Round]:
             return workloads.client_rates(asked, server, topic, of_clients) if isinstance(peer, KafkaWire) else []
 
         return measured
 
-    batch = f"{workloads.BATCH} x 100 B"
-    ends = [f"end to end at {workloads.PACE:,}/s, {part}" for part in ("p50", "p99")]
+    titles = ["librdkafka from Python, produce 100 B", "librdkafka from Python, consume"]
+    tools = ["Kafka's producer-perf-test, 100 B", "Kafka's consumer-perf-test"]
     return {
-        "batches": Workload(
-            [f"produce, {batch}, {workloads.WINDOW} ahead", "consume what was just written, 100 B"],
-            "records/s",
-            True,
-            batches,
-        ),
-        "wide": Workload([f"produce, {batch}, to {workloads.PARTITIONS} partitions in turn"], "records/s", True, wide),
-        "lone": Workload(["lone produce and confirmation, p50"], "us", False, alone),
-        "eight": Workload(["8 connections, one record each"], "records/s", True, eight),
-        "paced": Workload(ends, "us", False, paced),
-        "idle": Workload(["memory of a resting connection"], "KiB", False, idle, once=True),
-        "librdkafka": Workload(
-            ["librdkafka from Python, produce 100 B", "librdkafka from Python, consume"],
-            "records/s",
-            True,
-            client(librdkafka),
-        ),
-        "java": Workload(
-            ["Kafka's producer-perf-test, 100 B", "Kafka's consumer-perf-test"], "records/s", True, client(java)
-        ),
+        "librdkafka": Workload(titles, "records/s", True, client(librdkafka)),
+        "java": Workload(tools, "records/s", True, client(java)),
     }
 
 
@@ -142,7 +172,10 @@ def run(
     *,
     only: Annotated[
         str,
-        Parameter(help="Workloads whose names begin so: batches, wide, lone, eight, paced, idle, librdkafka, java."),
+        Parameter(
+            help="Workloads whose names begin so: batches, wide, lone, eight, paced, idle, sealed-100b, sealed-1kib, cold-100b, cold-1kib,"
+            " librdkafka, java."
+        ),
     ] = "",
     peers: Annotated[str, Parameter(help="Peers whose names contain one of these words, separated by commas.")] = "",
     rounds: Annotated[int, Parameter(help="Rounds of every workload; all peers take turns in each.")] = 5,
@@ -160,11 +193,24 @@ def run(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # peers end with this process
     with ExitStack() as stack:
         running = _start(stack, wanted, absent)
-        for name, workload in _workloads(scale).items():
-            if name.startswith(only):
-                console.rule(name)
-                rows += _measure(name, workload, running, rounds, absent)
-    _report(rows, absent, keep)
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
+        chosen = {name: one for name, one in _workloads(scale, place).items() if name.startswith(only)}
+        for name, workload in chosen.items():
+            console.rule(name)
+            echoes = _start(stack, workload.echoes, absent)
+            rows += _measure(name, workload, [*running, *echoes], rounds, absent)
+        found = _limits(place)
+    report(rows, absent, found, keep)
+
+
+def _limits(place: Path) -> dict[str, str]:
+    """What the machine itself does, as text; the median of three."""
+    measured: dict[str, Callable[[], float]] = {
+        "memory copy": limits.copy_bytes_per_s,
+        "loopback": limits.stream_bytes_per_s,
+        "file read in order": partial(limits.read_bytes_per_s, place),
+    }
+    return {name: f"{statistics.median(one() for _ in range(3)) / 1e9:.1f} GB/s" for name, one in measured.items()}
 
 
 def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> list[tuple[Peer, Server]]:
@@ -173,7 +219,7 @@ def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> 
     for peer in wanted:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
         try:
-            running.append((peer, stack.enter_context(peer.running(place))))
+            running.append((peer, replace(stack.enter_context(peer.running(place)), place=place)))
         except Absent as reason:
             _leave_out(peer.name, reason, absent)
     return running
@@ -184,67 +230,34 @@ def _measure(
 ) -> list[Row]:
     """The rows of one workload, every peer in turn in each round."""
     found = [Row(title, workload.unit, workload.more_is_better) for title in workload.titles]
-    turns = [(number, *one) for number in range(1 if workload.once else rounds + 1) for one in running]
-    for number, peer, server in turns:
+    for number in range(1 if workload.once else rounds + 1):
         topic = f"{name}-{number}"
-        peer.create(server.address, topic)
-        try:
-            figures = workload.measured(peer, server, topic)
-        except Absent as reason:
-            _leave_out(name, reason, absent)
-            return []
-        for row, one in zip(found, figures, strict=False):
-            console.print(f"{peer.name}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
-            if number or workload.once:  # else the first warms up
-                row.rounds.setdefault(peer.name, []).append(one)
+        counted = number > 0 or workload.once
+        for peer, server in running:
+            peer.create(server.address, topic)
+            try:
+                figures = workload.measured(peer, server, topic)
+            except Absent as reason:
+                _leave_out(name, reason, absent)
+                return []
+            _note(found, peer.name, figures, counted=counted)
+        if workload.limit is not None:
+            limit, measured = workload.limit
+            _note(found, limit, measured(), counted=counted)
     return found
+
+
+def _note(rows: Sequence[Row], peer: str, figures: Sequence[Round], *, counted: bool) -> None:
+    """Show one round, and keep it unless it was to warm up."""
+    for row, one in zip(rows, figures, strict=False):
+        console.print(f"{peer}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
+        if counted:
+            row.rounds.setdefault(peer, []).append(one)
 
 
 def _leave_out(name: str, reason: Absent, absent: dict[str, str]) -> None:
     absent[name] = str(reason)
     console.print(f"{name} is left out: {reason}", style="bold red", highlight=False)
-
-
-def _report(rows: Sequence[Row], absent: dict[str, str], keep: Path | None) -> None:
-    facts = machine()
-    lines = [
-        f"# {keep.stem}" if keep else "# Peers",
-        "",
-        ", ".join(f"{name} {value}" for name, value in facts.items()),
-        "",
-    ]
-    lines += ["`make bench-peers`", ""]
-    lines += [f"* {name} was left out: {reason}" for name, reason in absent.items()] + [""] * bool(absent)
-    lines += ["| workload | peer | median | min | max | unit | server us/record | generator | ours to the best peer |"]
-    lines += ["|---|---|---:|---:|---:|---|---:|---:|---:|"]
-    table = Table(title="Polywire and its peers on " + ", ".join(facts.values()))
-    for column in ("workload", "peer", "median", "min", "max", "unit", "server us", "generator", "ratio"):
-        named = column in ("workload", "peer", "unit")
-        table.add_column(column, justify="left" if named else "right", no_wrap=not named)
-    for row in rows:
-        for peer, found in row.rounds.items():
-            values = [one.value for one in found]
-            ratio = row.ratio() if peer.startswith(OURS) else None
-            cells = (
-                row.name,
-                peer,
-                spell(statistics.median(values)),
-                spell(min(values)),
-                spell(max(values)),
-                row.unit,
-                spell(statistics.median(one.server_us for one in found)),
-                f"{statistics.median(one.generator for one in found):.0%}",
-                "" if ratio is None else f"{ratio:.2f}",
-            )
-            table.add_row(*cells)
-            lines.append("| " + " | ".join(cells) + " |")
-    console.print(table)
-    if keep is None:
-        return
-    keep.parent.mkdir(parents=True, exist_ok=True)
-    keep.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    kept = {"machine": facts, "absent": absent, "rows": [asdict(row) for row in rows]}
-    keep.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

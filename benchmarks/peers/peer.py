@@ -31,10 +31,11 @@ class Absent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running broker."""
+    """A running broker. place: where its files lie, for who wants to have them forgotten by the page cache."""
 
     address: Address
     pid: int
+    place: Path | None = None
 
     def processor_seconds(self) -> float:
         """What it and the processes that it started have used."""

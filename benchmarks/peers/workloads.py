@@ -58,9 +58,9 @@ class _Costs:
         return Round(records / took, used * 1e6 / records, (time.process_time() - self._own) / took)
 
 
-def produce(peer: Peer, server: Server, topic: str, records: int) -> Round:
+def produce(peer: Peer, server: Server, topic: str, records: int, value: bytes = VALUE) -> Round:
     """Records per second of one connection that sends batches, ``WINDOW`` of them ahead of what is confirmed."""
-    return _produce(peer, server, topic, [peer.request(topic, [VALUE] * BATCH)], records)
+    return _produce(peer, server, topic, [peer.request(topic, [value] * BATCH)], records)
 
 
 def produce_widely(peer: KafkaWire, server: Server, topic: str, records: int) -> Round:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,10 @@ import pytest
 from benchmarks import instructions
 from benchmarks.__main__ import beginning
 from benchmarks.instructions import Comparison, workloads
+from benchmarks.peers import limits
+from benchmarks.peers.limits import EPOLL_ECHO
+from benchmarks.peers.table import LIMIT, Row, cells
+from benchmarks.peers.workloads import Round
 
 
 def test_parts_are_chosen_by_how_they_begin() -> None:
@@ -77,3 +83,43 @@ def test_modules_are_taken_over_from_the_same_sources_only(tmp_path: Path, monke
     (there / "src" / "same.c").unlink()
     instructions._take_over_modules(there)
     assert not (there / "src" / "same.c").exists()
+
+
+def test_a_figure_is_compared_with_the_limit_and_with_others_but_limits_are_no_peers() -> None:
+    def rounds(*values: float) -> list[Round]:
+        return [Round(value) for value in values]
+
+    fast = Row("a", "records/s", True)
+    fast.rounds = {"Polywire, x": rounds(50, 60, 70), "Other": rounds(30), f"{LIMIT}echo": rounds(100, 120, 140)}
+    assert fast.ratio() == 2
+    assert fast.to_limit("Polywire, x") == 0.5
+    assert fast.to_limit("Other") == 0.25
+    assert fast.to_limit(f"{LIMIT}echo") is None
+    slow = Row("a", "us", False, {"Polywire, x": rounds(50), "Polywire, y": rounds(40), f"{LIMIT}echo": rounds(20)})
+    assert slow.ratio() is None
+    assert slow.to_limit("Polywire, x") == 0.4
+    assert cells(fast, "Polywire, x")[-3:] == ("2.00", "0.50", "33%"), "rounds that differ so much are noise"
+    assert cells(fast, "Other")[-3:] == ("", "0.25", "")
+
+
+def test_a_relay_echoes_and_passes_on_to_those_that_follow() -> None:
+    with EPOLL_ECHO.running(Path()) as server:
+        peer, follower = EPOLL_ECHO.follow(server.address, "t")
+        with closing(peer), closing(EPOLL_ECHO.producer(server.address, "t")) as sender:
+            time.sleep(0.1)
+            for _ in range(2):
+                sender.sendall(EPOLL_ECHO.request("t", [b"one", b"two"]))
+                assert sender.recv(100) == b"one\ntwo\n"
+                assert follower.take(memoryview(peer.recv(100))).records == 2
+        with closing(EPOLL_ECHO.producer(server.address, "t")) as another:
+            another.sendall(b"still there\n")
+            assert another.recv(100) == b"still there\n"
+
+
+def test_a_file_is_dropped_from_memory_and_copies_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("COPY_BYTES", 1 << 16), ("FILE_BYTES", 8 << 20), ("STREAM_BYTES", 4 << 20)):
+        monkeypatch.setattr(limits, name, size)
+    assert limits.copy_bytes_per_s() > 0
+    assert limits.read_bytes_per_s(tmp_path) > 0
+    assert limits.stream_bytes_per_s() > 0
+    assert list(tmp_path.iterdir()) == []

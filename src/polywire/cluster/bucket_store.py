@@ -45,6 +45,10 @@ class RemoteBlob:
     def size(self) -> int:
         return self._store.size(self._name)
 
+    @property
+    def is_kept(self) -> bool:
+        return False
+
     def pread_into(self, out: Buffer, position: int) -> int:
         found = self._store.fetch(self._name, position, position + len(out))
         memoryview(out)[: len(found)] = found
@@ -68,6 +72,10 @@ class KeptBlob:
         self._file = file
         self._remote = remote
         self.size: Final = size
+
+    @property
+    def is_kept(self) -> bool:
+        return self._file.is_kept
 
     def pread_into(self, out: Buffer, position: int) -> int:
         with suppress(Unavailable):
@@ -240,6 +248,11 @@ class BucketStore:
         return self._repeated(lambda: self._objects.size(SHARD + name))
 
     # Files
+
+    @property
+    def cached_bytes(self) -> int:
+        """What the files take."""
+        return self._kept_bytes
 
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
         """The parts; whatever was used least recently makes way for each before it is written."""

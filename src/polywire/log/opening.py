@@ -172,7 +172,9 @@ class _Opening:
         self._replay = replay
         self._unlock = unlock
         self._directory = directory
-        self._store = FileStore(directory, open_blobs_max=settings.open_blobs_max, files=files)
+        self._store = FileStore(
+            directory, open_blobs_max=settings.open_blobs_max, files=files, kept_bytes=settings.cache_bytes
+        )
         self._disk = Disk(
             directory,
             self._store,

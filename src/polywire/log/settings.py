@@ -40,6 +40,7 @@ class LogSettings:
     group_bytes_max: see decision 0002; smaller slots lower it.
     disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
     scrub_hours: every segment is read and verified once in so many hours; 0 for never. A week finds rot before a monthly backup goes.
+    cache_bytes: of what was sealed last, left in the system's page cache for readers who are somewhat behind; 0 for nothing.
     open_blobs_max: segments kept open, with up to two descriptors each.
     durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
     """
@@ -56,6 +57,7 @@ class LogSettings:
     scrub_hours: float = 168.0
     durability: Level = Level.WRITTEN
     open_blobs_max: int = OPEN_BLOBS_MAX
+    cache_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"

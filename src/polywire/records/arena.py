@@ -1,7 +1,7 @@
 """Receive buffers that are used again once nobody views them.
 
 Fresh memory costs more than the copy into it (up to 2.7 CPU seconds per GB where pages are faulted in one by one), so a fetch
-receives into page-aligned blocks that return by themselves: a block is free when no view of it is left, Arrow's included.
+receives into blocks that begin on a page and return by themselves: a block is free when no view of it is left, Arrow's included.
 
 Promises: a block is never reused while anything refers to it; at most ``blocks_max`` blocks are kept. Must not know: sockets, frames.
 """
@@ -12,6 +12,8 @@ import mmap
 import sys
 import threading
 from typing import Final
+
+from polywire.records.allocation import allocate_lasting
 
 BLOCK_BYTES: Final = (4 << 20) + (
     64 << 10
@@ -46,11 +48,11 @@ class Arena:
 
     def _find(self, size: int) -> mmap.mmap:
         if size > self._block_bytes:
-            return mmap.mmap(-1, size)
+            return allocate_lasting(size)
         for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
             if count == self._references_free:
                 return self._blocks[index]
-        block = mmap.mmap(-1, self._block_bytes)
+        block = allocate_lasting(self._block_bytes)
         if len(self._blocks) < self._blocks_max:
             self._blocks.append(block)
         return block

@@ -26,6 +26,8 @@ from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
+from polywire.server.machine import memory_bytes
+from polywire.server.prices import parse_prices
 from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, Level
 
 OFF: Final = "off"
@@ -39,6 +41,8 @@ KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # as the wire counts
 FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
+CACHE_MIB: Final = 512  # eight slots: a reader who is a second behind at full speed
+CACHE_SHARE: Final = 4  # of the memory: a quarter
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
 HTTP_ADDRESS: Final = "127.0.0.1:9080"
@@ -112,6 +116,8 @@ class ServeConfig:
     node: name of this broker among those of the bucket; without one the machine's.
     advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
     cache_gib: of segments that are kept in the data directory beside the bucket.
+    cache_mib: of what was sealed last, left in the system's page cache; a quarter of the memory at most.
+    bucket_prices: what the store asks for 1,000 requests of a kind, ``put=0.005,get=0.0004``; nothing where nobody has told.
     delete_grace_s: how long what no record of the log needs any more stays in the bucket, for queries that were planned.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
@@ -168,7 +174,9 @@ class ServeConfig:
     node: str = ""
     advertise: str = ""
     cache_gib: float = 20.0
+    cache_mib: int = CACHE_MIB
     delete_grace_s: float = 900.0
+    bucket_prices: str = ""
     insecure: bool = False
     audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
@@ -225,6 +233,7 @@ class ServeConfig:
             slot_count_max=self.slot_count_max or usual.slot_count_max,
             sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
             scrub_hours=self.scrub_hours,
+            cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // self.processes,
         )
 
     def listeners(self) -> Mapping[str, Address]:
@@ -233,11 +242,13 @@ class ServeConfig:
         Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine where nobody has to log in, unless
         ``insecure``, when none is left, for a number out of range, and for a durability below ``written``.
         """
+        parse_prices(self.bucket_prices)
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
+            ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
             ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),

@@ -7,12 +7,12 @@ be given to another blob, which no promise rests on. Must not know: what a blob 
 from __future__ import annotations
 
 import errno
-import mmap
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from polywire.errors import Busy, Corrupt, ErrorCode, Invalid
 from polywire.matching import WORD, consists_of
+from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for the temporary suffix within the 255 bytes file systems allow
@@ -50,6 +50,10 @@ class Blob(Protocol):
     @property
     def size(self) -> int:
         """Bytes of the blob."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it was left in the system's memory when it was written: then ``read_now`` is worth a try before anybody has read it."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
         """Fill the writable ``out`` from ``position``; returns the bytes read, fewer only at the blob's end. Raises Unavailable."""
@@ -109,7 +113,7 @@ class Store(Protocol):
 
 def aligned_buffer(size: int) -> memoryview:
     """Writable memory that begins on a page, as direct reads need it; make it once and use it again."""
-    return memoryview(mmap.mmap(-1, size))
+    return memoryview(allocate_lasting(size))[:size]
 
 
 def check_blob_name(name: str) -> None:

@@ -1,7 +1,7 @@
 """Blobs as files of one directory: temporary file, write, sync, link, directory sync.
 
-Promises: a new name appears whole and durable or not at all, and is never overwritten as new; what was written does not stay in the page
-cache; few files stay open. Must not know: what a blob holds.
+Promises: a new name appears whole and durable or not at all, and is never overwritten as new; of what was written the newest stays in the
+page cache, as much as was asked for, and nothing else; few files stay open. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -17,7 +17,6 @@ from typing import Final
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import BLOCK_BYTES, OPEN_BLOBS_MAX, BlobExists, BlobMissing, check_blob_name, no_descriptor
 from polywire.store.files import (
-    NEW_MODE,
     Access,
     File,
     Files,
@@ -36,6 +35,7 @@ FREED_BYTES: Final = (
     16 * 1024 * 1024
 )  # of a deleted file at once: some 5 ms of the disk, its journal and the page cache
 
+KEPT_MAX: Final = 1024  # blobs that stay in the page cache: more are small ones, which cost little to read again
 REPLACED_MODE: Final = 0o600  # other programs are meant to read such a file: those of its owner
 
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -61,11 +61,12 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file."""
+    """One open file. is_kept: it was left in the page cache when it was written, and the system was not seen to have dropped any of it."""
 
-    __slots__ = ("_direct", "_file", "_files", "_path", "_size")
+    __slots__ = ("_direct", "_file", "_files", "_path", "_size", "is_kept")
 
-    def __init__(self, path: Path, files: Files = SYSTEM_FILES) -> None:
+    def __init__(self, path: Path, files: Files = SYSTEM_FILES, *, is_kept: bool = False) -> None:
+        self.is_kept = is_kept
         self._path = path
         self._files = files
         self._direct: File | None = None
@@ -87,9 +88,17 @@ class FileBlob:
 
     def read_now(self, out: Buffer, position: int) -> bool:
         try:
-            return self._file.read(out, position, now=True) == len(out)
+            if self._file.read(out, position, now=True) == len(out):
+                return True
         except OSError:  # it would wait, the file system does not know, or the read that follows reports it
-            return False
+            pass
+        self.is_kept = False
+        return False
+
+    def forget(self) -> None:
+        """Have the page cache drop it."""
+        self.is_kept = False
+        self._file.hint(Hint.READ_NO_MORE, 0, 0)
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
@@ -151,12 +160,63 @@ class OpenBlobs:
             self._blobs.pop(name, None)
 
 
+class KeptBlobs:
+    """Names of the blobs that stay in the page cache, oldest first. Guards: together they have at most ``bytes_max``, once ``leave`` was
+    called. Any thread may use it."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_lock", "_sizes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max: Final = bytes_max
+        self._bytes = 0
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def leave(self, *, another: bool) -> list[str]:
+        """Leave out the oldest, as many as are too many; with ``another``, until one as large as the largest may come: then it gets the
+        pages that these had, and fresh ones are dear."""
+        left: list[str] = []
+        with self._lock:
+            coming = max(self._sizes.values(), default=0) if another else 0
+            while self._sizes and (self._bytes + coming > self._bytes_max or len(self._sizes) > KEPT_MAX):
+                name, size = self._sizes.popitem(last=False)
+                self._bytes -= size
+                left.append(name)
+        return left
+
+    def add(self, name: str, size: int) -> bool:
+        """A blob was written; False where it is too large to be kept."""
+        if size > self._bytes_max:
+            return False
+        with self._lock:
+            self._bytes += size - self._sizes.pop(name, 0)
+            self._sizes[name] = size
+        return True
+
+    def drop(self, name: str) -> None:
+        """A blob is deleted."""
+        with self._lock:
+            self._bytes -= self._sizes.pop(name, 0)
+
+
 class FileStore:
-    """Blobs below one directory, which exists. Guards: ``_unsynced`` are directories whose names a power loss may take."""
+    """Blobs below one directory, which exists. ``kept_bytes`` of those that were written last stay in the page cache. Guards: ``_unsynced``
+    are directories whose names a power loss may take."""
 
-    __slots__ = ("_files", "_open", "_root", "_unsynced")
+    __slots__ = ("_files", "_kept", "_open", "_root", "_unsynced")
 
-    def __init__(self, root: Path, *, open_blobs_max: int = OPEN_BLOBS_MAX, files: Files = SYSTEM_FILES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        open_blobs_max: int = OPEN_BLOBS_MAX,
+        files: Files = SYSTEM_FILES,
+        kept_bytes: int = 0,
+    ) -> None:
+        self._kept = KeptBlobs(kept_bytes)
         self._root = root
         self._files = files
         self._open = OpenBlobs(count_max=open_blobs_max)
@@ -178,14 +238,17 @@ class FileStore:
             if exists(files, path):  # a courtesy that saves the writing; the link below decides
                 raise BlobExists(name)
             self._make_directory(path.parent)
+            self._forget(self._kept.leave(another=True))
             try:
-                self._write_file(temporary, parts)
+                self._write_new(temporary, name, parts)
                 files.link(temporary, path)
             except FileExistsError:
+                self._kept.drop(name)
                 raise BlobExists(name) from None
             finally:
                 remove(files, temporary)
             files.sync_directory(path.parent)
+        self._forget(self._kept.leave(another=False))
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         files, path = self._files, self._path(name)
@@ -194,7 +257,11 @@ class FileStore:
             self._make_directory(path.parent)
             try:
                 remove(files, temporary)
-                self._write_file(temporary, parts, mode=REPLACED_MODE, sync=False)
+                file = files.open(temporary, Access.NEW, REPLACED_MODE)
+                try:
+                    _write_all(file, parts)
+                finally:
+                    file.close()
                 files.rename(temporary, path)
             finally:
                 remove(files, temporary)
@@ -214,7 +281,7 @@ class FileStore:
         path = self._path(name)
         with _storage_errors("open", path):
             try:
-                return self._open.add(name, FileBlob(path, self._files))
+                return self._open.add(name, FileBlob(path, self._files, is_kept=name in self._kept))
             except FileNotFoundError:
                 raise BlobMissing(name) from None
 
@@ -227,7 +294,7 @@ class FileStore:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        self._open.drop(name)
+        self._let_go(name)
         with _storage_errors("delete", path):
             remove(self._files, path)
 
@@ -239,11 +306,11 @@ class FileStore:
             try:
                 file = self._files.open(path, Access.WRITE)
             except FileNotFoundError:
-                self._open.drop(name)
+                self._let_go(name)
                 return
             try:
                 remove(self._files, path)
-                self._open.drop(name)
+                self._let_go(name)
                 while (others := file.is_shared()) is True:  # a reader would find its end, or worse, where it is cut
                     yield 0
                 if (
@@ -287,24 +354,35 @@ class FileStore:
             self._files.sync_directory(path.parent)
             self._unsynced.discard(path)
 
-    def _write_file(self, path: Path, parts: Iterable[Buffer], *, mode: int = NEW_MODE, sync: bool = True) -> None:
-        """A new file of these parts; with ``sync`` it is on the disk on return, and not kept in the page cache."""
-        file = self._files.open(path, Access.NEW, mode)
+    def _write_new(self, path: Path, name: str, parts: Iterable[Buffer]) -> None:
+        """A new file of these parts, for the blob ``name``: on the disk on return, and in the page cache only where it is kept there."""
+        file = self._files.open(path, Access.NEW)
         try:
-            _write_all(file, parts)
-            if not sync:
-                return
+            size = _write_all(file, parts)
             file.sync()
-            file.hint(Hint.READ_NO_MORE, 0, 0)
+            if not self._kept.add(name, size):
+                file.hint(Hint.READ_NO_MORE, 0, 0)
         finally:
             file.close()
 
+    def _forget(self, names: Iterable[str]) -> None:
+        """These blobs stay in the page cache no longer; one that is deleted meanwhile does not anyway."""
+        for name in names:
+            with suppress(BlobMissing, BrokerError):
+                self.open(name).forget()
 
-def _write_all(file: File, parts: Iterable[Buffer]) -> None:
-    """Write the parts back to back. The disk begins with each stretch as soon as it is written, and is nearly done when the last one is."""
+    def _let_go(self, name: str) -> None:
+        self._open.drop(name)
+        self._kept.drop(name)
+
+
+def _write_all(file: File, parts: Iterable[Buffer]) -> int:
+    """Write the parts back to back; returns how many bytes that were. The disk begins with each stretch as soon as it is written, and is
+    nearly done when the last one is."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)
         if size - begun >= WRITE_OUT_BYTES:
             file.hint(Hint.WRITE_NOW, begun, size - begun)
             begun = size
+    return size

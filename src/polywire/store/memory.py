@@ -23,6 +23,10 @@ class MemoryBlob:
     def size(self) -> int:
         return len(self._content)
 
+    @property
+    def is_kept(self) -> bool:
+        return False
+
     def pread_into(self, out: Buffer, position: int) -> int:
         part = self._content[position : position + len(out)]
         memoryview(out)[: len(part)] = part

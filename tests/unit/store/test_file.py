@@ -11,9 +11,10 @@ import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.log.worker import storage_failed
+from polywire.records.allocation import LARGE_PAGE_BYTES, allocate_lasting
 from polywire.store import system_files
 from polywire.store.address import address_of
-from polywire.store.base import aligned_buffer
+from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
 
 
@@ -201,3 +202,83 @@ def test_too_many_open_files_are_no_failed_storage(
         assert isinstance(storage_failed(OSError(number, "Too many open files")), Busy)
     assert store.get("a") == b"content"
     store.put_new("b", [b"content"])
+
+
+# What stays in the page cache
+
+
+class Hints:
+    """Files, and which of them the system was told to forget."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forgotten: list[str] = []
+
+        def advise(descriptor: int, *_: int) -> None:
+            self.forgotten.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(".pws")[0])
+
+        monkeypatch.setattr(os, "posix_fadvise", advise)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are Linux's")
+def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, hints = FileStore(tmp_path, kept_bytes=30_000), Hints(monkeypatch)
+    for name in "abc":
+        store.put_new(f"{name}.pws", [bytes(10_000)])
+    assert hints.forgotten == []
+    assert all(store.open(f"{name}.pws").is_kept for name in "abc")
+    store.put_new("d.pws", [bytes(10_000)])
+    assert hints.forgotten == ["a"]
+    store.put_new("e.pws", [bytes(20_000)])
+    assert hints.forgotten == ["a", "b", "c"]
+    assert [name for name in "abcde" if store.open(f"{name}.pws").is_kept] == ["d", "e"]
+    store.delete("e.pws")
+    store.put_new("f.pws", [bytes(20_000)])
+    assert hints.forgotten == ["a", "b", "c"], "what is deleted counts no more"
+    store.put_new("g.pws", [bytes(30_001)])
+    assert hints.forgotten[3:] == ["d", "f", ".g"], "way was made, and it does not fit alone"
+    assert not store.open("g.pws").is_kept
+
+
+def test_nothing_stays_in_memory_where_nothing_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, hints = FileStore(tmp_path), Hints(monkeypatch)
+    store.put_new("a.pws", [bytes(10)])
+    assert len(hints.forgotten) == 1
+    assert not store.open("a.pws").is_kept
+
+
+def test_a_blob_that_the_system_dropped_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path, kept_bytes=30_000)
+    store.put_new("a", [bytes(10)])
+    blob = store.open("a")
+    assert blob.is_kept
+
+    def wait(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", wait)
+    assert not blob.read_now(bytearray(10), 0)
+    assert not blob.is_kept
+
+
+def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, kept_bytes=30_000)
+    FileStore(tmp_path).put_new("a", [b"theirs"])
+    monkeypatch.setattr("polywire.store.file.exists", lambda *_: False)
+    with pytest.raises(BlobExists):
+        store.put_new("a", [b"ours"])
+    assert not store.open("a").is_kept
+
+
+def test_memory_for_many_reads_lies_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = allocate_lasting(5 * LARGE_PAGE_BYTES // 2)
+    assert len(found) == 3 * LARGE_PAGE_BYTES
+    assert len(aligned_buffer(5 * LARGE_PAGE_BYTES // 2)) == 5 * LARGE_PAGE_BYTES // 2
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert address_of(memoryview(found)) % LARGE_PAGE_BYTES == 0 or os.uname().release < "6.7"
+    assert len(allocate_lasting(4096)) == 4096
+    monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
+    assert bytes(memoryview(allocate_lasting(LARGE_PAGE_BYTES))[:3]) == bytes(3)

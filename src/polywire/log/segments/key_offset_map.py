@@ -10,7 +10,7 @@ from array import array
 
 import cython
 
-from polywire.store.base import aligned_buffer
+from polywire.records.allocation import allocate
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -201,7 +201,7 @@ class KeyOffsetMap:
     def __init__(self, slot_count: int) -> None:
         assert slot_count & (slot_count - 1) == 0, "a power of two"
         self._table = lend_writable(
-            aligned_buffer(slot_count * 24)
+            memoryview(allocate(slot_count * 24, mapped_bytes_min=0))
         )  # mapped: pages are made, zero, as they are touched
         self._mask = slot_count - 1
         self._count = 0

@@ -232,9 +232,7 @@ class Segment:
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
         """What ``pieces`` returns when it waits for no disk, else None. What was verified when it came into memory is not verified again."""
-        if self._is_new_to_the_cache:
-            return None  # even to ask would have the system read it there
-        data = self.read_now(block, start, stop)
+        data = self.read_now(block, start, stop, only_known=True)
         if data is None:
             self._verified.forget()
             return None
@@ -320,12 +318,15 @@ class Segment:
         marks.append((run.stop, run.next_offset))
         return [mark for mark in marks if start <= mark[0] <= stop]
 
-    def read_now(self, block: memoryview, start: int, stop: int) -> memoryview | None:
-        """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk."""
+    def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
+        """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk. only_known: also where
+        nothing says that the page cache has them, for even to ask would have the system read them there."""
         try:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):
             return None  # the read that follows opens it once more, and reports it
+        if only_known and self._is_new_to_the_cache and not blob.is_kept:
+            return None
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from polywire.log.segments.damage import read_pieces
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import RunSource, write_segment
 from polywire.log.worker import Worker, attempt
+from polywire.store.file import FileBlob, FileStore
 from polywire.store.memory import MemoryStore
 from tests.unit.log.batches import Slot
 
@@ -189,3 +191,32 @@ def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     last = place.cold.find(PARTITION, 0)
     assert last is not None
     assert bytes(last.pieces[0].data).startswith(place.stored[0].content)
+
+
+def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    batches = [batch.content for batch in place.stored]
+    content = b"".join(batches)
+    asked: list[int] = []
+
+    def read_now(_: FileBlob, out: memoryview, position: int) -> bool:
+        asked.append(position)
+        out[:] = content
+        return True
+
+    for kept_bytes in (1 << 20, 0):
+        store = FileStore(tmp_path, kept_bytes=kept_bytes)
+        name = f"segments/{kept_bytes}.pws"
+        write_segment(store, name, [RunSource.of_batches(PARTITION, batches)])
+        segment = Segment.open(store, name)
+        segment.locate(PARTITION, 0)  # its index entries are at hand
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(FileBlob, "read_now", read_now)
+            window = place.cold.glance(segment, PARTITION, 0, 1 << 20, 1 << 30, more=False)
+        if kept_bytes:
+            assert window is not None
+            assert b"".join(bytes(piece.data) for piece in window.pieces) == content
+        else:
+            assert window is None
+            assert asked == [], "even to ask would have the system read it into memory"
