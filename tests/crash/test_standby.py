@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import polywire
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from polywire.server.standby_health import CARRYING
@@ -100,6 +101,24 @@ async def _produce_and_kill_leaders(brokers: Sequence[BrokerProcess], producers:
     for producer in producers:
         producer.running = False
     await asyncio.gather(*tasks)
+
+
+@pytest.mark.timeout(120)
+def test_who_connects_while_nobody_leads_waits(tmp_path: Path) -> None:
+    """A client that comes right behind a leader's death, to the broker that stood by, finds it leading."""
+
+    async def first(url: str) -> list[str]:
+        async with polywire.connect(url, connect_s=WAIT_S, reconnect_s=WAIT_S) as client:
+            return [topic.name for topic in await client.topics()]
+
+    async def killed() -> list[list[str]]:
+        await _produce(one, b"before")
+        await asyncio.to_thread(one.kill)
+        return await asyncio.gather(*(first(two.url(wire)) for wire in WIRES))
+
+    with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
+        assert asyncio.run(killed()) == [["topic"]] * len(WIRES)
+        assert two.stop() == 0, two.log_text()
 
 
 @pytest.mark.timeout(180)

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from decimal import Decimal
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -77,6 +78,29 @@ def test_topics_are_filtered_by_keyboard_alone(broker: BrokerProcess, page: Page
     page.press("/", "h", "o", "s", "t")
     assert "shop.orders" not in page.until(lambda text: "shop.orders" not in text)
     assert "hostile" in page.text()
+
+
+def test_a_broker_on_a_bucket_shows_it(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+    link = "document.getElementById('bucket').hidden"
+    page.open(url(broker, "/"))
+    page.until("Overview")
+    assert page.evaluate(link) is True
+    page.open(url(broker, "/bucket"))
+    page.until("not in a bucket")
+    given = ("--bucket", f"file://{tmp_path / 'bucket'}", "--node", "one", "--bucket-prices", "put=5,get=0.4")
+    with BrokerProcess(tmp_path / "data", *given, wires=("polywire", "http")) as leader:
+        with SyncClient(leader.url()) as client:
+            client.create_topic("shop.orders", 1)
+            client.produce("shop.orders", [Record(b"one")], partition=0)
+        page.open(url(leader, "/"))
+        page.until("Overview")
+        assert page.evaluate(link) is False
+        page.press("g", "b")
+        text = page.until("Rates and means are of the last")
+        assert f"file://{tmp_path / 'bucket'}" in text
+        assert "leads" in page.until(lambda text: "Nobody was seen yet." not in text)
+        assert "create\tdone" in page.text()
+        assert "30 days so" in page.text()
 
 
 def test_the_way_past_the_menu_stays_on_the_page(broker: BrokerProcess, page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import selectors
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import polywire
+from polywire.errors import BrokerError, Denied, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, PREFIX_BYTES, decode_prefix, encode_head
 from polywire.protocols.polywire.messages import Verb
@@ -202,6 +205,19 @@ def opened(broker: BrokerProcess, wire: str, data: bytes) -> socket.socket:
     peer = socket.create_connection(broker.addresses[wire], timeout=ENDED_S_MAX)
     peer.sendall(data)
     return peer
+
+
+@pytest.mark.parametrize("wire", ["polywire", "kafka", "iggy", "cursus"])
+def test_who_forgot_to_log_in_is_told_so(broker: BrokerProcess, wire: str) -> None:
+    """Also on Kafka's wire, where a broker just hangs up, and by the Iggy of 2023, which knows no logins."""
+
+    async def list_topics() -> None:
+        async with polywire.connect(broker.url(wire)) as client:
+            await client.topics()
+
+    with pytest.raises(BrokerError, match=r"log in|ask for a login|authentication_required") as raised:
+        asyncio.run(list_topics())
+    assert isinstance(raised.value, Unavailable if wire == "kafka" else Denied)
 
 
 def test_a_peer_that_is_nobody_sends_little(broker: BrokerProcess) -> None:

@@ -52,7 +52,7 @@ class Client:
         self.answers = 0
         self.history: Final = history
         # Wires with few codes say one for a full disk, one that failed, and a wrong request: only ours says that nothing was done.
-        self.vague: Final = (Busy,) if wire in {"polywire", "cursus"} else (Busy, Invalid)
+        self.vague: Final = (Busy,) if wire == "polywire" else (Busy, Invalid)
         self._url: Final = url
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Unmodified clients of Kafka in processes of their own: transactional copies, and readers of what is committed.
+"""Unmodified clients of Kafka in processes of their own: transactional copies, readers of what is committed, idempotent producers.
 
 ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka (spec: kafka#clients-to-test-with).
 
@@ -17,7 +17,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.histories.clients import CONNECT_S, Url, now
-from tests.histories.history import Event, Fault, Fetch, History, Outcome, Place, Position, Shared, Transaction, Write
+from tests.histories.history import (
+    Event,
+    Fault,
+    Fetch,
+    History,
+    Outcome,
+    Place,
+    Position,
+    Produce,
+    Shared,
+    Transaction,
+    Write,
+)
 
 DRIVER: Final = Path(__file__).with_name("transactions.driver")
 PEERS: Final = ("confluent-kafka", "kafka-python", "aiokafka")
@@ -173,6 +185,46 @@ class Copier(Driven):
         after = {Shared(self.name, *write.source[:2]): write.source.offset + 1 for write in writes}
         self._open = None
         self.note(Transaction(self.name, begun, at, writes, tuple(after.items()), outcome))
+
+
+class Once(Driven):
+    """Writes to a partition as an idempotent producer, whose client repeats what is not acknowledged."""
+
+    def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partition: int) -> None:
+        super().__init__(peer, url, history, program)
+        self._topic: Final = topic
+        self._partition: Final = partition
+        self._open: tuple[int, tuple[bytes, ...]] | None = None
+
+    @property
+    def name(self) -> str:
+        """What its records begin with."""
+        return f"once-{self.peer}"
+
+    def words(self, life: int) -> Sequence[str]:
+        """Write."""
+        return "once", self._topic, self.name, str(life), str(self._partition)
+
+    def on_event(self, words: list[Any]) -> None:
+        """Note what was acknowledged."""
+        match words:
+            case ["asked", at, values]:
+                self.on_end()
+                self._open = at, tuple(value.encode() for value in values)
+            case ["stored", at, offsets]:
+                places = tuple(Place(self._topic, self._partition, offset) for offset in offsets)
+                self._note(at, Outcome.DONE, places if min(offsets) >= 0 else ())
+
+    def on_end(self) -> None:
+        """What was under way may be there, once."""
+        if self._open is not None:
+            self._note(now(), Outcome.UNKNOWN)
+
+    def _note(self, at: int, outcome: Outcome, places: tuple[Place, ...] = ()) -> None:
+        assert self._open is not None
+        begun, values = self._open
+        self._open = None
+        self.note(Produce(self.name, begun, at, self._topic, values, outcome, places))
 
 
 class CommittedReader(Driven):

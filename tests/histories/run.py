@@ -19,7 +19,7 @@ from polywire.client.connect import connect
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
-from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, interpreter
+from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, interpreter
 from tests.histories.history import History
 from tests.histories.kafka_clients import IdempotentKafkaProducer, KafkaClient, Transformer
 from tests.histories.nemesis import SLOT_MIB, Nemesis, SmallDisk
@@ -58,15 +58,16 @@ def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
 
 
 def strangers(url: Url, history: History) -> list[Driven]:
-    """Clients of Kafka that are not part of this project, where they are here: each copies the topic, and reads another one's copy."""
+    """Clients of Kafka that are not part of this project, where they are here: each copies the topic, reads another one's copy, and writes
+    records that are kept once."""
     program = interpreter()
     if program is None:
         return []
     found: list[Driven] = []
-    for peer, other in zip(PEERS, PEERS[1:] + PEERS[:1], strict=True):
+    for number, (peer, other) in enumerate(zip(PEERS, PEERS[1:] + PEERS[:1], strict=True)):
         copier = Copier(peer, url, history, program, source=TOPIC, partitions=PARTITIONS)
         reader = CommittedReader(other, url, history, program, topic=copier.name, partitions=PARTITIONS)
-        found += [copier, reader]
+        found += [copier, reader, Once(peer, url, history, program, topic=ONCE, partition=number % PARTITIONS)]
     return found
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, rule
 
+from polywire.broker import sliced
 from polywire.errors import BrokerError
+from polywire.testing.loop import ManualLoop
 from tests.property.test_consumer_groups import TOPICS, ConsumerGroupMachine
 from tests.unit.broker.test_sharing import Classic
 
@@ -17,10 +20,12 @@ ROUNDS = 40  # of signs of life, three seconds apart, until everybody has what i
 
 
 class SharingMachine(ConsumerGroupMachine):
-    """Classic members come and go as well, some of which read on while they join."""
+    """Classic members come and go as well, some of which read on while they join. Their seats are taken a step in a pass of the loop."""
 
     @initialize()
     def begin(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(sliced, "SLICE_S", -1.0)
         super().begin()
         self.classic: list[Classic] = []
 
@@ -59,6 +64,12 @@ class SharingMachine(ConsumerGroupMachine):
     def answers_arrive(self) -> None:
         self.memory.run()
 
+    @rule(passes=st.integers(1, 4))
+    def some_passes(self, passes: int) -> None:
+        assert isinstance(self.memory.loop, ManualLoop)
+        for _ in range(passes):
+            self.memory.loop.run_pass()
+
     def read_now(self) -> list[tuple[bytes, int, str]]:
         """Those whom the broker knows; who has not come back since a restart is told so when it commits."""
         broker = self.memory.broker
@@ -74,6 +85,7 @@ class SharingMachine(ConsumerGroupMachine):
 
     def teardown(self) -> None:
         """Left alone, everything that somebody wants is read, by one member."""
+        self.patch.undo()
         memory = self.memory
         for _ in range(ROUNDS):
             for member in self.classic:

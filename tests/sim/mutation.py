@@ -39,6 +39,17 @@ def in_directory(test: Callable[[Path], None]) -> Callable[[], None]:
     return run
 
 
+def patched(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
+    """A test that makes something small, with what does so."""
+
+    @wraps(test)
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            test(patch)
+
+    return run
+
+
 def nothing(*_: object, **__: object) -> None:
     """What is done instead."""
 

@@ -32,8 +32,8 @@ from polywire.log.state import LogState
 from polywire.log.waits import Waits
 from polywire.store.file import FileStore
 from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
-from tests.sim import test_failures, test_starts
-from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from tests.sim import test_failures, test_names, test_starts
+from tests.sim.mutation import Mutation, nothing, patched, replaced, wrapped
 
 # Syncs
 
@@ -287,7 +287,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "removed-since",
         "a naming group waits for removals before it",
         wrapped(FileLog, "name_slot", _rests_on_snapshot),
-        reason="a power loss must take what was removed while the broker's state was encoded, and not the group behind it",
+        test=test_names.test_records_that_were_removed_while_the_state_was_encoded_are_there_when_their_removal_is_lost,
     ),
     Mutation(
         "install-order",
@@ -299,7 +299,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "sealing-capacity",
         "naming segments finds space in the journal",
         replaced(FileLog, "has_capacity", _always_capacity),
-        reason="the reserve of the last slot holds the names of two slots: it takes four, all of them read, to need more",
+        test=patched(test_names.test_removals_leave_the_space_that_naming_a_slot_takes),
     ),
     Mutation(
         "removal-reserve",
@@ -318,7 +318,12 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         replaced(recovery, "_follow", _follow_anything),
         test=test_starts.test_what_a_start_has_cut_does_not_come_back_in_the_place_of_what_is_damaged,
     ),
-    Mutation("reach", "a state counts with the groups it rests on", wrapped(recovery, "_namings", _reach_ignored)),
+    Mutation(
+        "reach",
+        "a state counts with the groups it rests on",
+        wrapped(recovery, "_namings", _reach_ignored),
+        test=test_names.test_a_state_does_not_count_without_the_groups_it_rests_on,
+    ),
     Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
     Mutation(
         "earlier-starts", "groups of an unsealed start count", replaced(recovery, "_rests_on", lambda _, found: found)

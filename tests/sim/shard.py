@@ -360,7 +360,9 @@ class Broker:
             yield Pause(SWEEP_SECONDS)
 
     def _check_deposed(self, number: int, start: int) -> None:
-        found = self._shard.objects.get(number)
+        """Who is followed has found somebody else's object, or that the shard went on without it: below the floor its own may lie once more,
+        from a request that arrived after it had been deleted."""
+        found = self._shard.objects.get(number) if number >= self._shard.floor[0].number else None
         fields = None if found is None else read_group(found, 0, SEED)
         if fields is not None and fields.start == start:
             raise Broken("a leader is deposed by an object of its own")

@@ -31,6 +31,11 @@ FOUND = (
     ("log", 1_001_351),
     ("broker", 1_000_900),
     ("broker", 1_001_194),
+    ("log", 3_000_933),
+    ("log", 4_000_899),
+    ("log", 4_001_525),
+    ("wires", 2_002_722),
+    ("wires", 4_001_071),
 )
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
 TROUBLES = ("power loss", "killed", "fault", "short", "rival")

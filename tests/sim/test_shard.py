@@ -14,6 +14,8 @@ from tests.sim.shard import SEED, Broken, Shard
 
 RUNS: Final = 100
 RUNS_WITHOUT: Final = 60  # in which the loss shows without a rule
+FOUND: Final = (2_001_640,)
+"""Runs in which something was found to be wrong, with the protocol or with who judges it."""
 WITHOUT: Final = {
     "I1 numbers are used one at a time": (
         "        yield Pause(pause)\n        pause = min(2 * pause, PAUSE_MAX_S)\n\n\ndef read_journal",
@@ -61,6 +63,11 @@ def test_nothing_acknowledged_is_lost() -> None:
         takeovers += shard.takeovers
         assert shard.acknowledged, "a run in which nobody leads shows nothing"
     assert takeovers > 5 * RUNS
+
+
+@pytest.mark.parametrize("number", FOUND)
+def test_a_run_that_once_broke_a_promise_keeps_it(number: int) -> None:
+    Shard(number).run()
 
 
 @pytest.mark.parametrize("rule", WITHOUT)

@@ -16,7 +16,7 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import LOOK_S, Node, Nodes, Watch, Wish
+from polywire.cluster.nodes import LOOK_S, Node, Nodes, NodeState, Watch, Wish, states
 from polywire.cluster.probe import probe
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import Objects
@@ -25,8 +25,6 @@ from polywire.store.url import open_bucket
 EXIT_UNFIT: Final = 3
 POLL_S: Final = 0.25
 NODE_COLUMNS: Final = ("node", "state", "start", "addresses")
-LEADS: Final = "leads"
-STANDS_BY: Final = "stands by"
 
 app = App(
     name="cluster",
@@ -87,7 +85,7 @@ def init(url: Url) -> int:
     )
 )
 def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the brokers of a bucket: who leads, who stands by, who is silent. Looks until all have said something, some seconds at most.
+    """List the brokers of a bucket: who leads, stands by, was deposed, is silent. Looks until all have said something, some seconds at most.
 
     A broker is silent that has said nothing meanwhile; one that leads is followed when it has been silent for 8 seconds.
     """
@@ -96,11 +94,11 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     rows = [
         {
             "node": node.name,
-            "state": state,
+            "state": state.value,
             "start": node.start if node.start > 0 else None,
             "addresses": " ".join(f"{wire}={host}:{port}" for wire, (host, port) in sorted(node.addresses.items())),
         }
-        for node, state in _seen(objects)
+        for node, state in seen_nodes(objects)
     ]
     print_list(rows, columns=NODE_COLUMNS, form=output)
     if output is ListFormat.TABLE:
@@ -125,11 +123,11 @@ def takeover(
     """
     objects = open_bucket(url)
     _identity(objects)
-    seen = _seen(objects)
-    leader = next((one for one, state in seen if state == LEADS), None)
+    seen = seen_nodes(objects)
+    leader = next((one for one, state in seen if state is NodeState.LEADS), None)
     if leader is None:
         raise Failed("nobody leads: whoever stands by does so by itself")
-    able = [one.name for one, state in seen if state == STANDS_BY]
+    able = [one.name for one, state in seen if state is NodeState.STANDS_BY]
     if node == leader.name:
         raise Failed(f"it leads already node={node}")
     if not able or (node is not None and node not in able):
@@ -156,7 +154,7 @@ def _identity(objects: Objects) -> Identity:
     return found
 
 
-def _seen(objects: Objects) -> list[tuple[Node, str]]:
+def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
     """Everybody, and what they do: as soon as all have been heard of, at the latest when those who live must have been."""
     nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
     found, begun = nodes.read(), clock.monotonic()
@@ -167,13 +165,4 @@ def _seen(objects: Objects) -> list[tuple[Node, str]]:
         found, now = nodes.read(), clock.monotonic()
         watch.see(found, now)
         heard.update(node.name for node in found if watch.silent_s(node) == 0)
-    leader = max((node.start for node in found), default=0)
-    return [(node, _state(node, leader, heard=node.name in heard)) for node in found]
-
-
-def _state(node: Node, leader: int, *, heard: bool) -> str:
-    if not heard:
-        return "silent"
-    if node.start < 0:
-        return "takes over"
-    return LEADS if 0 < node.start == leader else STANDS_BY
+    return states(found, heard)

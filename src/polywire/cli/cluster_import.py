@@ -56,4 +56,6 @@ class _Told:
         now = time.monotonic()
         if now >= self._told_at + TOLD_S or progress.segments == progress.segments_all:
             self._told_at = now
-            note(f"copied segments={progress.segments} of={progress.segments_all} bytes={progress.bytes}")
+            note(
+                f"{progress.step.value} segments={progress.segments} of={progress.segments_all} bytes={progress.bytes}"
+            )

@@ -6,6 +6,7 @@ belongs to a broker. Must not know: what a setting means.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,7 @@ from cyclopts.argument import Argument, ArgumentCollection
 from polywire.broker.access import ANONYMOUS_NAME
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.serve import SOURCES, config_of, serve
+from polywire.cli.settings_file import check_variables
 from polywire.cli.usage import examples
 from polywire.server.config import ServeConfig
 from polywire.server.tls import server_tls
@@ -97,7 +99,9 @@ def _origin(argument: Argument) -> str:
 @app.command(help_epilogue=examples("polywire config check", "polywire config check --config staging.toml"))
 def check(*options: ServeOptions) -> None:
     """Check that polywire serve would accept its settings: values, addresses, users file and certificates. Exits with 1 or 2 if not."""
-    config = resolve(options).config
+    resolved = resolve(options)
+    check_variables(os.environ, {argument.name.removeprefix("--") for argument in resolved.arguments})
+    config = resolved.config
     listeners = config.listeners()
     config.broker_settings()
     server_tls(config)

@@ -15,10 +15,13 @@ from polywire.broker.state import State
 from polywire.cli.log import empty_state, logs_on_stderr, opened, partition_name
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import examples
+from polywire.clock import SystemClock
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Severity, examine, rebuild
 from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS
+from polywire.store.bucket import REQUEST_TIMEOUT_S
+from polywire.store.metered import Asked, Meter, MeteredObjects
 from polywire.store.url import open_bucket
 
 EXIT_DAMAGED: Final = 3
@@ -86,14 +89,29 @@ def needed(data_dir: Path | None) -> Path:
 
 def examined(url: str) -> tuple[Replay, list[Finding]]:
     """The broker's state in a bucket, and every finding about it. Raises BrokerError."""
+    from polywire.cli.cluster import seen_nodes
     from polywire.cluster.doctor import BucketDoctor
 
-    patient = BucketDoctor(open_bucket(url, make=False), open_bucket(url, timeout_s=SEGMENT_TIMEOUT_S, make=False))
+    meter = Meter(SystemClock())
+    objects, blobs = (
+        MeteredObjects(open_bucket(url, timeout_s=timeout_s, make=False), meter)
+        for timeout_s in (REQUEST_TIMEOUT_S, SEGMENT_TIMEOUT_S)
+    )
+    patient = BucketDoctor(objects, blobs)
     state = empty_state()
     with logs_on_stderr():
+        seen = seen_nodes(objects)
         findings = patient.examine()
+        findings += patient.brokers(seen)
         patient.replay_into(state)
+    note(_asked(meter.asked()))
     return state, findings
+
+
+def _asked(asked: Asked) -> str:
+    """What looking at a bucket has taken of it, for it is not free."""
+    counts = " ".join(f"{charge.value}={count}" for charge, count in asked.charged.items() if count)
+    return f"asked of the bucket: {counts} got_mib={asked.got_bytes / 2**20:.1f}"
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from polywire.build_info import VERSION
 from polywire.cli.completion import completion_of
@@ -93,7 +93,7 @@ def run(words: Sequence[str]) -> int:
         code = app(words)
         sys.stdout.flush()
     except CycloptsError as error:
-        note(f"error: {error} (see --help)", style="red")
+        note(f"error: {_usage_error(error)} (see --help)", style="red")
         return EXIT_USAGE
     except Failed as error:
         note(f"error: {error}", style="red")
@@ -119,6 +119,19 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else EXIT_DONE
+
+
+def _usage_error(error: CycloptsError) -> str:
+    """What is wrong with the words, in those of the help: what is given by its place has no option's name there."""
+    match error:
+        case UnusedCliTokensError(unused_tokens=[unused, *_]):
+            return f"unexpected argument {unused!r}."
+        case MissingArgumentError(argument=argument) if (
+            argument is not None and argument.field_info.is_positional and not argument.tokens
+        ):
+            return f"{' '.join(error.command_chain or ())} needs {argument.name.removeprefix('--').upper()}."
+        case _:
+            return str(error)
 
 
 def _system_error(error: OSError) -> str:

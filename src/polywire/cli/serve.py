@@ -13,14 +13,14 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from polywire.cli.settings_file import SettingsFile
+from polywire.cli.settings_file import VARIABLES, SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
-SOURCES: Final = (Env("POLYWIRE_SERVE_", command=False), SettingsFile())
+SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
 """Where settings come from that no option gives: the first that has one wins."""
 
 app = App(
@@ -191,6 +191,13 @@ class Storage:
             "can read them."
         ),
     ] = 900.0
+    bucket_prices: Annotated[
+        str | None,
+        Parameter(
+            help="What the bucket's store asks for 1,000 requests, by kind: put, get, list, delete, as in put=0.005,list=0.005,get=0.0004. "
+            "Then metrics, the console and polywire top tell what the requests cost. In any currency."
+        ),
+    ] = None
     durability: Annotated[
         Durability,
         Parameter(
@@ -407,6 +414,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         cache_gib=storage.cache_gib,
         cache_mib=storage.cache_mib,
         delete_grace_s=storage.delete_grace_s,
+        bucket_prices=storage.bucket_prices or "",
         partition_count=storage.partitions,
         users=listeners.users,
         insecure=listeners.insecure,

@@ -18,6 +18,7 @@ from cyclopts.config import Toml
 USUAL_FILE: Final = Path("polywire.toml")  # read where the broker is started, if it is there
 FILE_OPTION: Final = "--config"
 TABLE: Final = "serve"
+VARIABLES: Final = "POLYWIRE_SERVE_"  # what the environment's settings begin with
 
 
 class SettingsFile:
@@ -53,6 +54,14 @@ def check_keys(content: Mapping[str, Any], options: Collection[str], path: Path)
         if name in seen:
             raise CycloptsError(msg=f"{path}: {name!r} stands in [{TABLE}] twice")
         seen.add(name)
+
+
+def check_variables(names: Collection[str], options: Collection[str]) -> None:
+    """Refuse variables of the environment that look like settings and are none. Raises CycloptsError."""
+    known = {f"{VARIABLES}{option.replace('-', '_').upper()}" for option in options}
+    for name in sorted(names):
+        if name.startswith(VARIABLES) and name not in known:
+            raise CycloptsError(msg=f"the variable {name!r} is no setting{_meant(name, known)}")
 
 
 def _meant(key: str, known: Collection[str], below: Collection[str] = ()) -> str:

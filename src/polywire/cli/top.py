@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polywire.cli.output import Failed
+from polywire.cli.top_bucket import bucket_rows
 from polywire.cli.usage import examples
 from polywire.client.login import Login, split_login
 from polywire.client.unreachable import cannot_connect
@@ -36,6 +37,17 @@ ROWS_MAX: Final = 20  # of a table on the terminal: the busiest, and who is furt
 TIMEOUT_S: Final = 10.0
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 KIBI: Final = 1024.0
+NOTHING: Final = "–"
+SIZES: Final = (
+    "received_per_s",
+    "sent_per_s",
+    "stored_bytes",
+    "unstored_bytes",
+    "cache_bytes",
+    "put_bytes_per_s",
+    "got_bytes_per_s",
+)
+EXACT: Final = ("price_per_1000", "cost", "cost_of_30_days")
 
 app = App(
     name="top",
@@ -76,7 +88,8 @@ def top(
     once: Annotated[bool, Parameter(negative="", help="Look twice, print what changed, and end.")] = False,
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
-    """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first."""
+    """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first; with a
+    log in a bucket also who leads, what is not in the bucket yet, and what is asked of it."""
     admin = _Admin(http)
     before = admin.look()
     if once or output is TopFormat.JSON:
@@ -125,7 +138,9 @@ def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
     ]
     topics.sort(key=lambda row: (-row["records_per_s"], row["topic"]))
     groups.sort(key=lambda row: (-row["lag_records"], row["group"], row["topic"]))
-    return {"wires": wires, "topics": topics, "groups": groups}
+    bucket = now.told["overview"].get("bucket")
+    found = {} if bucket is None else bucket_rows(before.told["overview"].get("bucket"), bucket, seconds)
+    return {"wires": wires, "topics": topics, "groups": groups, **found}
 
 
 def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -200,7 +215,7 @@ def _tables(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table]:
         table = Table(box=None, pad_edge=False, header_style="bold", title=f"\n{name}", title_justify="left")
         columns = list(found[0]) if found else []
         for column in columns:
-            numeric = isinstance(found[0][column], int | float)
+            numeric = any(isinstance(row[column], int | float) for row in found)
             table.add_column(column.replace("_per_s", "/s").replace("_", " "), justify="right" if numeric else "left")
         for row in found[:ROWS_MAX]:
             table.add_row(*(Text(_shown(column, row[column])) for column in columns))
@@ -211,10 +226,14 @@ def _tables(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table]:
 
 
 def _shown(column: str, value: Any) -> str:
+    if value is None:
+        return NOTHING
     if isinstance(value, str):
         return escaped(value)
-    if column in ("received_per_s", "sent_per_s", "stored_bytes"):
+    if column in SIZES:
         return _size(value)
+    if column in EXACT:
+        return f"{value:,.7g}"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 

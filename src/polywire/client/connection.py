@@ -30,6 +30,8 @@ class Connection(asyncio.Protocol, ABC):
 
     HANGING_UP: ClassVar[str] = ""
     """What a broker of this wire means by hanging up, if that is an answer."""
+    MAY_WANT: ClassVar[str] = ""
+    """What else a broker of this wire may mean that hangs up before its first answer, as a question."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
@@ -59,7 +61,7 @@ class Connection(asyncio.Protocol, ABC):
             reason = f"connection lost reason={cause}{doubt} address={self._address}"
             self.fail(Unavailable(ErrorCode.UNREACHABLE, reason))
         else:
-            self.fail(hung_up(self._address))
+            self.fail(hung_up(self._address, self.MAY_WANT))
 
     def pause_writing(self) -> None:
         """Hold further requests back; asyncio calls it when the peer takes nothing."""

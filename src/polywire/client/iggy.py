@@ -20,7 +20,7 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connection import PipelinedConnection, Scope
 from polywire.client.opening import open_connection
 from polywire.client.refusals import cannot
-from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
 from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer, Refused
@@ -77,6 +77,11 @@ _INVALID: Final = {
     4022: ErrorCode.RECORD_TOO_LARGE,
 }
 
+_DENIED: Final = {
+    40: (ErrorCode.LOGIN_REQUIRED, "log in first, as in iggy://name:password@host:port"),
+    41: (ErrorCode.DENIED, "not allowed"),
+}
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -88,6 +93,9 @@ def failure_of(status: int) -> BrokerError:
         return Missing(_MISSING[status], message)
     if status in _CONFLICTS:
         return Conflict(_CONFLICTS[status], message)
+    if status in _DENIED:
+        code, cause = _DENIED[status]
+        return Denied(code, f"{cause} status={status}")
     if status in (1, 5):
         return Unavailable(ErrorCode.STOPPING, message)
     return Invalid(_INVALID.get(status, ErrorCode.INVALID_REQUEST), message)

@@ -65,8 +65,6 @@ TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
 
 # What differs from the numbers of the documented dialect.
 _FAILURES: Final = {
-    40: Denied(ErrorCode.LOGIN_REQUIRED, ""),
-    41: Denied(ErrorCode.DENIED, ""),
     57: Busy(ErrorCode.BUSY, ""),
     58: Busy(ErrorCode.BUSY, ""),
     3007: Missing(ErrorCode.PARTITION_MISSING, ""),

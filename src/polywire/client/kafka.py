@@ -91,6 +91,7 @@ class _Connection(FramedConnection):
 
     BODY_BYTES_MIN: ClassVar[int] = 4
     BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
+    MAY_WANT: ClassVar[str] = "does it ask for a login (kafka://name:password@host:port),"
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)

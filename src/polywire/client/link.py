@@ -1,8 +1,8 @@
 """The way to a broker: one connection at a time, made anew with back-off when it is lost.
 
 Promises: everybody who asks while there is no connection waits for the same one; a broker that is back within ``reconnect_s`` is found, and
-what waiting does not mend is not tried again: a login that is refused, TLS that fails, a port that hangs up again and again and has never
-answered. Must not know: any one wire, what is asked.
+what waiting does not mend is not tried again: a login that is refused, TLS that fails, a port that hangs up at once, again and again, and has
+never answered. Must not know: any one wire, what is asked.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ BACKOFF_JITTER: Final = 0.25  # of a pause: clients of a broker that comes back 
 HANG_UPS_MAX: Final = (
     5  # in a row, of a port that never answered: another wire's, or one with TLS, and not a broker that restarts
 )
+AT_ONCE_S: Final = 1.0  # a broker that stands by holds connections for longer, until somebody leads
 
 T = TypeVar("T")
 
@@ -32,7 +33,17 @@ T = TypeVar("T")
 class Link:
     """The connection of one client, producer or consumer. Guards: there is at most one connection, and none once it is closed."""
 
-    __slots__ = ("_closed", "_connect_s", "_hang_ups", "_is_answered", "_opening", "_wire", "reconnect_s", "url")
+    __slots__ = (
+        "_closed",
+        "_connect_s",
+        "_hang_ups",
+        "_is_answered",
+        "_opening",
+        "_tried_at",
+        "_wire",
+        "reconnect_s",
+        "url",
+    )
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
         """Remember where the broker is.
@@ -49,11 +60,12 @@ class Link:
         self._opening: asyncio.Task[WireClient] | None = None
         self._closed = False
         self._hang_ups = 0
+        self._tried_at = 0.0
         self._is_answered = False
 
     @property
     def is_mistaken(self) -> bool:
-        """Whether what listens there has hung up so often, and never answered, that it will not be what was meant."""
+        """Whether what listens there has hung up at once so often, and never answered, that it will not be what was meant."""
         return not self._is_answered and self._hang_ups >= HANG_UPS_MAX
 
     def answered(self) -> None:
@@ -81,7 +93,7 @@ class Link:
         """Forget a connection that failed; somebody may have replaced it already."""
         if wire is self._wire:
             self._wire = None
-            self._hang_ups += 1
+            self._hang_ups += self._is_at_once()
         await wire.close()
 
     async def close(self) -> None:
@@ -126,16 +138,21 @@ class Link:
         self.answered()
         return result
 
+    def _is_at_once(self) -> bool:
+        """Whether the connection that failed now was only just tried."""
+        return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
+
     async def _search(self, limit_s: float) -> WireClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
         pause_s = BACKOFF_MIN_S
         while True:
+            self._tried_at = loop.time()
             try:
                 self._wire = await connect(self.url)
                 return self._wire
             except (Unavailable, Busy) as error:
-                self._hang_ups += is_hanging_up(error)
+                self._hang_ups += is_hanging_up(error) and self._is_at_once()
                 if self.is_mistaken or loop.time() + pause_s > end:
                     raise
             await asyncio.sleep(pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))

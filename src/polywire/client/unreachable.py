@@ -11,14 +11,15 @@ from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 
-HUNG_UP: Final = "it hung up at once, is it another wire's port, or is TLS on one side only?"
+HUNG_UP: Final = "it hung up without an answer, is it another wire's port, is TLS on one side only,"
 
 SILENT: Final = "no answer in time, is it this wire's port of a broker?"
 
 
-def hung_up(address: str) -> Unavailable:
-    """Somebody listens and hung up without a word: a broker that was just ending, or one that takes this for nonsense."""
-    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {HUNG_UP} address={address}")
+def hung_up(address: str, doubt: str = "") -> Unavailable:
+    """Somebody listens and hung up without a word: it was just ending, takes this for nonsense, or means what ``doubt`` asks."""
+    cause = " ".join(filter(None, (HUNG_UP, doubt, "or does it stand by and nobody leads?")))
+    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
 
 
 def is_hanging_up(error: BrokerError) -> bool:

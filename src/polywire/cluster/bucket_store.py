@@ -249,6 +249,11 @@ class BucketStore:
 
     # Files
 
+    @property
+    def cached_bytes(self) -> int:
+        """What the files take."""
+        return self._kept_bytes
+
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
         """The parts; whatever was used least recently makes way for each before it is written."""
         size = 0

@@ -18,6 +18,7 @@ from polywire.cluster import protocol
 from polywire.cluster.bucket_store import BucketStore
 from polywire.cluster.chain import ObjectChain, start_of
 from polywire.cluster.journal_objects import READERS, SEED_BYTES, SHARD, JournalObjects, object_name
+from polywire.cluster.nodes import DIRECTORY, Node, NodeState
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot
@@ -75,6 +76,16 @@ class BucketDoctor:
             found += self._snapshots(store, read)
             found += self._segments(store, read)
         return found
+
+    def brokers(self, seen: Sequence[tuple[Node, NodeState]]) -> Iterator[Finding]:
+        """What each broker does. seen: before ``examine``, so that the journal that was read has every start that they speak of."""
+        found = None if self._read is None else self._read.chain.start
+        for node, state in seen:
+            severity, message = Severity.SOUND, state.value + (f" start={node.start}" if node.start > 0 else "")
+            if found is not None and node.start > found:
+                severity = Severity.DAMAGED
+                message += f", which the journal has not: it ends with start={found}, so objects at its end are missing"
+            yield Finding(severity, DIRECTORY + node.name, message)
 
     def replay_into(self, state: Replay) -> None:
         """Bring a broker's state to what the journal holds, as far as it was read."""

@@ -36,7 +36,8 @@ from polywire.matching import HEX_DIGITS, consists_of
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
-SHARD: Final = "shards/0000/"
+SHARD_NAME: Final = "0000"
+SHARD: Final = f"shards/{SHARD_NAME}/"
 NUMBER_DIGITS: Final = 16
 READERS: Final = READ_AT_ONCE_MAX  # at once: a round trip each, and a start reads a thousand
 RETRY_S: Final = 0.2

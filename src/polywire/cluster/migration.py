@@ -7,10 +7,11 @@ where that was. Must not know: what the broker's state is.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,22 +37,33 @@ from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
 from polywire.log.state import LogState
 from polywire.store.base import BlobExists, BlobMissing, Store
 from polywire.store.files import make_directories
-from polywire.store.identity import Identity, begin_import, end_import, forget_import
+from polywire.store.identity import Identity, begin_import, end_import, find_identity, forget_import
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
 NODE: Final = "import"
 COPIED_AT_ONCE: Final = 4  # segments, each in memory whole
+READ_BACK_BYTES: Final = 8 * 1024 * 1024  # at once, of each of them
 CACHE_BYTES: Final = 1 << 30  # of the segment that is written
 START_NUMBER: Final = 1
 NAMING_NUMBER: Final = 2
 JOURNAL_S: Final = 120.0  # for its few small objects, however often they are asked for
 
 
+class Step(Enum):
+    """What is done with segments, one after the other."""
+
+    VERIFIED = "verified"
+    COPIED = "copied"
+    SEALED = "sealed"
+    """What only the journal held, in segments of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of the directory is in the bucket."""
+    """How far a step has come."""
 
+    step: Step
     segments: int
     segments_all: int
     bytes: int
@@ -78,25 +90,39 @@ def import_directory(
     chain, state = offline.recover()
     if chain is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"no broker has stored anything here path={str(offline.directory)!r}")
-    _check_segments(offline, state)
     source = f"{chain.sequence:x}-{chain.checksum:016x}"
+    known = find_identity(objects)
+    if (known is None or not known.source) and _has_log(objects):  # nothing is written into it, not for a moment
+        raise _no_bucket_for_it()
+    _check_segments(offline, state, notify)
     identity, again = begin_import(objects, secrets.token_bytes, clock.now_us(), source)
-    if not again and any(objects.list(f"{SHARD}{directory}/") for directory in (JOURNAL, SEGMENTS, SNAPSHOTS)):
+    if not again and _has_log(objects):
         forget_import(objects, identity)
-        raise Invalid(ErrorCode.INVALID_REQUEST, "this bucket has a log: an import needs one without")
+        raise _no_bucket_for_it()
     if not identity.importing:
         return Imported(identity, 0, 0, again=True)
     migration = _Migration(offline, chain, state, objects, blobs, identity)
     count, size = migration.copy_segments(notify)
-    migration.seal_rest()
+    migration.seal_rest(notify)
     migration.write_journal()
     return Imported(end_import(objects, identity), count, size, again)
 
 
-def _check_segments(offline: OfflineLog, state: LogState) -> None:
+def _has_log(objects: Objects) -> bool:
+    return any(objects.list(f"{SHARD}{directory}/") for directory in (JOURNAL, SEGMENTS, SNAPSHOTS))
+
+
+def _no_bucket_for_it() -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, "this bucket has a log: an import needs one without")
+
+
+def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
     """Raise Corrupt where a segment that is needed does not verify: copied, it would be for ever."""
-    for number in state.segments.numbers():
+    numbers, size = list(state.segments.numbers()), 0
+    for count, number in enumerate(numbers, 1):
         _check_segment(offline.store, segment_name(number))
+        size += offline.store.size(segment_name(number))
+        notify(Progress(Step.VERIFIED, count, len(numbers), size))
 
 
 def _check_segment(store: Store, name: str) -> None:
@@ -137,7 +163,7 @@ class _Migration:
         try:
             for done in as_completed([threads.submit(self._copy, segment_name(number)) for number in self._old]):
                 copied, size = copied + 1, size + done.result()
-                notify(Progress(copied, len(self._old), size))
+                notify(Progress(Step.COPIED, copied, len(self._old), size))
         finally:
             threads.shutdown(cancel_futures=True)
         return copied, size
@@ -147,11 +173,22 @@ class _Migration:
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # an earlier try, perhaps one of these
             repeated(lambda: self._blobs.create(SHARD + name, [content]), self._stopped)
-        if repeated(lambda: self._blobs.read(SHARD + name).content, self._stopped) != content:
+        if not self._holds(SHARD + name, memoryview(content)):
             raise Corrupt(ErrorCode.CORRUPT, f"the bucket does not hold what was written name={SHARD + name!r}")
         return len(content)
 
-    def seal_rest(self) -> None:
+    def _holds(self, name: str, content: memoryview) -> bool:
+        """Whether an object is this, looked at piece by piece: beside the content no more than one is in memory."""
+        if repeated(lambda: self._blobs.size(name), self._stopped) != len(content):
+            return False
+        for start in range(0, len(content), READ_BACK_BYTES):
+            piece = content[start : start + READ_BACK_BYTES]
+            ask = partial(self._blobs.read_range, name, start, start + len(piece))
+            if repeated(ask, self._stopped) != piece:
+                return False
+        return True
+
+    def seal_rest(self, notify: Callable[[Progress], None]) -> None:
         """What the journal holds that is in no segment, in new ones, and the snapshot that lists all. Raises Busy, Corrupt."""
         with TemporaryDirectory() as folder:
             store = self._store(Path(folder))
@@ -168,6 +205,8 @@ class _Migration:
             self._new = sorted(set(get_snapshot(store, self._snapshot).segments) - set(self._old))
             for number in self._new:
                 _check_segment(store, segment_name(number))
+            size = sum(store.size(segment_name(number)) for number in self._new)
+        notify(Progress(Step.SEALED, len(self._new), len(self._new), size))
 
     def _store(self, folder: Path) -> BucketStore:
         for directory in (SEGMENTS, SNAPSHOTS, CHUNKS):
@@ -187,7 +226,9 @@ class _Migration:
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """The floor, and the two objects that make the rest count. Raises Unavailable, Corrupt."""
+        """The two objects that name the rest, and the floor, which makes it count. Raises Unavailable, Corrupt, and Invalid where a broker
+        has begun a log meanwhile, which is left as it is: of two that create the first object one wins, and a start alone that fits no
+        floor is led by nobody."""
         bucket, now_us = JournalObjects(self._objects), self._identity.created_at_us
         bucket.finish_within(JOURNAL_S)
         try:
@@ -199,20 +240,26 @@ class _Migration:
             chain.add(start)
             naming = naming_object(chain.end, seed, snapshot=self._snapshot, new=self._new, now_us=now_us)
             chain.add(naming)
-            bucket.run(_written(floor, {START_NUMBER: start, NAMING_NUMBER: naming}))
+            if not bucket.run(protocol.settle(START_NUMBER, start)):
+                forget_import(self._objects, self._identity)
+                raise _no_bucket_for_it()
+            bucket.run(_written(naming, floor))
             if bucket.run(protocol.read_journal(seed)).end != chain.end:
                 raise Corrupt(ErrorCode.CORRUPT, "the bucket does not hold the journal that was written")
         finally:
             bucket.close()
 
 
-def _written(floor: Floor, objects: Mapping[int, bytes]) -> protocol.Steps[None]:
-    """Store a floor and the first objects of a journal, whatever of it is there already. Raises Corrupt."""
+def _written(naming: bytes, floor: Floor) -> protocol.Steps[None]:
+    """Store the object behind the start, and the floor, whatever of it is there already. Raises Corrupt."""
+    if not (yield from protocol.settle(NAMING_NUMBER, naming)):
+        raise _not_ours(f"object={NAMING_NUMBER}")
     while (yield protocol.MoveFloor(floor, "")) is protocol.Outcome.UNKNOWN:
         yield protocol.Pause(protocol.PAUSE_MAX_S)
     found, _ = yield protocol.ReadFloor()
-    for number, content in objects.items():
-        if found != floor or not (yield from protocol.settle(number, content)):
-            raise Corrupt(
-                ErrorCode.CORRUPT, f"the bucket holds a journal that this import did not write object={number}"
-            )
+    if found != floor:
+        raise _not_ours("floor")
+
+
+def _not_ours(what: str) -> Corrupt:
+    return Corrupt(ErrorCode.CORRUPT, f"the bucket holds a journal that this import did not write: {what}")

@@ -5,7 +5,8 @@ Promises: nothing here decides who is right, only who tries when; what makes no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -21,6 +22,17 @@ LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two looks that tell who lives
 NODE_FORGOTTEN_S: Final = 3600.0  # without a new one, it is removed: names of pods are never used again
 NODE_BYTES_MAX: Final = 4096
 WISH: Final = "takeover"
+
+
+class NodeState(Enum):
+    """What a broker does, as its object and its silence tell."""
+
+    LEADS = "leads"
+    TAKES_OVER = "takes over"
+    STANDS_BY = "stands by"
+    DEPOSED = "deposed"
+    """It led, another does since, and it has not said that it knows."""
+    SILENT = "silent"
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -89,6 +101,20 @@ class Nodes:
         return node if DIRECTORY + node.name == name else None
 
 
+def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, NodeState]]:
+    """What each does. heard: names of those that have said something of late."""
+    leader = max((node.start for node in nodes), default=0)
+    return [(node, _state(node, leader) if node.name in heard else NodeState.SILENT) for node in nodes]
+
+
+def _state(node: Node, leader: int) -> NodeState:
+    if node.start == 0:
+        return NodeState.STANDS_BY
+    if node.start < 0:
+        return NodeState.TAKES_OVER
+    return NodeState.LEADS if node.start == leader else NodeState.DEPOSED
+
+
 class Watch:
     """Whether the leader is alive, as seen by one who waits. Guards: by the watcher's own clock, whatever others' say."""
 
@@ -111,6 +137,10 @@ class Watch:
     def silent_s(self, node: Node) -> float:
         """How long a node that was seen just now has said nothing."""
         return self._now - self._seen[node.name][1]
+
+    def alive(self, nodes: Sequence[Node]) -> frozenset[str]:
+        """Names of those that were seen just now and were heard of within the timeout."""
+        return frozenset(node.name for node in nodes if self._is_alive(node))
 
     def forgotten(self, nodes: Sequence[Node]) -> list[str]:
         """Names of those that have said nothing for so long that nobody misses them."""

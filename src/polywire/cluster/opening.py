@@ -19,9 +19,9 @@ from polywire.clock import Clock
 from polywire.cluster import protocol
 from polywire.cluster.bucket_store import CHUNKS, BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
-from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
+from polywire.cluster.journal_objects import SEED_BYTES, SHARD_NAME, JournalObjects
 from polywire.cluster.sweeper import Sweeper
-from polywire.cluster.uploader import uploading
+from polywire.cluster.uploader import Uploader, uploading
 from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
@@ -83,6 +83,20 @@ def open_shard(
 
 
 @dataclass(frozen=True, slots=True)
+class ShardState:
+    """A shard as its leader sees it. start: the one it leads under, which is the epoch of what it writes. objects: how many of the journal a
+    start would read. unstored: what was written and is not in the bucket, in bytes, and for how many seconds the oldest of it has waited.
+    cached_bytes: of segments, as files."""
+
+    shard: str
+    start: int
+    objects: int
+    unstored_bytes: int
+    unstored_s: float
+    cached_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Recovered:
     """What a log begins with, and what lets others have the directory."""
 
@@ -127,6 +141,7 @@ class ShardOpening:
         self._disk: Disk | None = None
         self._sweeper: Sweeper | None = None
         self._recovered: _Recovered | None = None
+        self._uploader: Uploader | None = None
 
     def recover(self) -> None:
         """Claim the shard and play what it holds, in any thread.
@@ -239,6 +254,7 @@ class ShardOpening:
                 self._clock,
                 self._make_worker,
                 sequence=recovered.sequence,
+                made=self._uploads,
             ),
             epoch=start,
             sequence=recovered.sequence,
@@ -251,6 +267,22 @@ class ShardOpening:
         if recovered.chain.groups:
             log.take_over(recovered.full, recovered.chain.sealed)
         return log
+
+    def _uploads(self, uploader: Uploader) -> None:
+        self._uploader = uploader
+
+    def state(self) -> ShardState:
+        """How the shard is doing, once it is led; call it on the loop."""
+        uploader = self._uploader
+        assert uploader is not None, "it began before"
+        return ShardState(
+            shard=SHARD_NAME,
+            start=uploader.start,
+            objects=uploader.objects,
+            unstored_bytes=uploader.unsynced_bytes,
+            unstored_s=uploader.unsynced_s,
+            cached_bytes=self._store.cached_bytes,
+        )
 
     def _start_object(self, chain: ObjectChain) -> bytes:
         nonce = self._files.token(NONCE_BYTES)

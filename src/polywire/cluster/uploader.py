@@ -35,13 +35,14 @@ FINISH_S: Final = 10.0  # for the last objects, when the broker stops
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot, with their first and last sequence."""
+    """Groups in bytes [start, stop) of a slot, with their first and last sequence, and when the first was written."""
 
     slot: Slot
     start: int
     stop: int
     first: int
     last: int
+    begun_at: float
 
     @property
     def size(self) -> int:
@@ -100,6 +101,22 @@ class Uploader:
             self._numbers.append(number)
 
     @property
+    def start(self) -> int:
+        """The start that everything is sent under."""
+        return self._start
+
+    @property
+    def objects(self) -> int:
+        """How many objects a start would read."""
+        return len(self._numbers)
+
+    @property
+    def unsynced_s(self) -> float:
+        """For how long the oldest group has waited that is not in the bucket; 0.0 where all are."""
+        oldest = self._running or (self._unsent[0] if self._unsent else None)
+        return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
+
+    @property
     def is_long(self) -> bool:
         return len(self._numbers) > OBJECTS_MAX
 
@@ -111,7 +128,7 @@ class Uploader:
         if last is not None and follows and last.size + size <= OBJECT_BYTES_MAX:
             last.stop, last.last = position + size, sequence
         else:
-            self._unsent.append(_Unsent(slot, position, position + size, sequence, sequence))
+            self._unsent.append(_Unsent(slot, position, position + size, sequence, sequence, self._clock.monotonic()))
         self.written = sequence
         self.unsynced_bytes += size
         self._send_soon()
@@ -238,15 +255,18 @@ def uploading(
     make_worker: MakeWorker,
     *,
     sequence: int,
+    made: Callable[[Uploader], None],
 ) -> MakeSyncer:
-    """An uploader that goes on behind this claim."""
+    """An uploader that goes on behind this claim. made: called with it."""
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], _: Callable[[], bool]
     ) -> Uploader:
-        return Uploader(
+        uploader = Uploader(
             journal, bucket, claim, loop, clock, make_worker, sequence=sequence, advanced=advanced, failed=failed
         )
+        made(uploader)
+        return uploader
 
     return make
 

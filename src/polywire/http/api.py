@@ -21,6 +21,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.http.bucket import bucket_shown
 from polywire.http.dead_letters import DeadLetters
 from polywire.http.endpoints import Asked, Endpoint, numbered
 from polywire.http.guard import completing
@@ -115,6 +116,7 @@ class Api:
             if slices.is_over:
                 await slices.rest()
         status, text = await readiness(broker, self._process)
+        bucket = self._process.bucket()
         return {
             "version": VERSION,
             "at_us": broker.clock.now_us(),
@@ -128,6 +130,7 @@ class Api:
             "refused": self._process.refused,
             "connections_max": self._process.connections_max,
             "listeners": self._process.listeners(),
+            "bucket": None if bucket is None else bucket_shown(bucket),
             "wires": {wire or "unknown": asdict(traffic) for wire, traffic in sorted(self._process.traffic().items())},
         }
 

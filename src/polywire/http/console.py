@@ -19,6 +19,7 @@ FILES: Final = {
     f"{name}.js": "text/javascript; charset=utf-8"
     for name in (
         "avro",
+        "bucket",
         "bytes",
         "clients",
         "console",

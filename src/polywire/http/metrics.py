@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from polywire.broker.broker import Broker
 from polywire.build_info import VERSION
+from polywire.http.bucket_metrics import bucket_families
 from polywire.http.lag import group_names, partition_lags
 from polywire.http.process import Process
 from polywire.http.slices import Slices
@@ -49,6 +50,9 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
         *await _group_families(broker, slices),
         *_log_families(broker, process),
     ]
+    bucket = process.bucket()
+    if bucket is not None:
+        families += bucket_families(bucket)
     return await asyncio.to_thread(generate_latest, _Gathered(families))
 
 

@@ -5,11 +5,16 @@ Promises: values. Must not know: sockets, pages.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from polywire.durations import Durations
+
+if TYPE_CHECKING:
+    from polywire.cluster.opening import ShardState
+
+PRICED_REQUESTS: Final = 1_000  # that a price is for, as stores list them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +39,55 @@ class Traffic:
     sent_bytes: int = 0
 
 
-WORK_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+@dataclass(frozen=True, slots=True)
+class BucketRequests:
+    """What was asked of the bucket with one verb and ended in one way."""
+
+    verb: str
+    outcome: str
+    durations: Durations
 
 
-class Durations:
-    """How long things took, as a histogram. Invariant: ``_counts`` has one more than ``_bounds_s``, for what took longer than all of them."""
+@dataclass(frozen=True, slots=True)
+class BucketCharge:
+    """Requests that stores charge for alike. price: for 1,000 of them, None where nobody has told it."""
 
-    def __init__(self, bounds_s: Sequence[float] = WORK_BOUNDS_S) -> None:
-        self._bounds_s: Final = bounds_s
-        self._counts = [0] * (len(bounds_s) + 1)
-        self.sum_s = 0.0
+    kind: str
+    requests: int
+    price: float | None
 
-    def observe(self, seconds: float, *, count: int = 1) -> None:
-        """Count one, or one that stands for so many."""
-        self._counts[bisect_left(self._bounds_s, seconds)] += count
-        self.sum_s += seconds * count
+    @property
+    def cost(self) -> float | None:
+        """What they cost so far, in the currency of the price."""
+        return None if self.price is None else self.requests * self.price / PRICED_REQUESTS
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds, as Prometheus spells them, and how many took no longer."""
-        names = [*map(str, self._bounds_s), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
+
+@dataclass(frozen=True, slots=True)
+class BucketNode:
+    """A broker of the bucket, as it is seen from here. start: the one it leads or has led under."""
+
+    name: str
+    state: str
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """The bucket that holds the log, and this broker at it. led, deposed: how often this process has begun to lead, and was made to end."""
+
+    url: str
+    id: str
+    node: str
+    shard: ShardState
+    objects_max: int
+    cached_bytes_max: int
+    led: int
+    deposed: int
+    put_bytes: int
+    got_bytes: int
+    requests: Sequence[BucketRequests]
+    charges: Sequence[BucketCharge]
+    nodes: Sequence[BucketNode]
 
 
 class Process(Protocol):
@@ -86,6 +120,9 @@ class Process(Protocol):
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
         """What requests took until they were answered, by wire and by what they asked for."""
+
+    def bucket(self) -> BucketView | None:
+        """The bucket that holds the log; None where none does."""
 
     def listeners(self) -> Mapping[str, str]:
         """Addresses by name of the listener."""

@@ -19,12 +19,15 @@ from polywire.broker.broker import Broker
 from polywire.broker.state import State
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.log.worker import MakeWorker, ThreadWorker
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig
+from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.mark import BlobRoot
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import Place
+    from polywire.server.bucket_watch import BucketWatch
 
 OPENING: Final = "polywire-opening"  # the thread that recovers
 OPENING_END_S: Final = 1.0  # for it to notice that nobody waits
@@ -37,9 +40,11 @@ _Result = TypeVar("_Result")
 async def open_in_bucket(
     config: ServeConfig,
     loop: asyncio.AbstractEventLoop,
+    watch: BucketWatch,
     *,
     on_failure: Callable[[BrokerError], None],
     blobs_max: int,
+    make_worker: MakeWorker = ThreadWorker,
 ) -> Broker:
     """Lead the log in the bucket. Who cancels it need not wait for the bucket. Raises BrokerError."""
     from polywire.cluster.opening import ShardOpening
@@ -53,8 +58,8 @@ async def open_in_bucket(
     )
     settings, clock = settings.within(own.batch_bytes_max), SystemClock()
     state = State(settings)
-    place = await _in_thread(loop, lambda: _place_of(config))
-    opening = ShardOpening(place, settings=own, loop=loop, clock=clock, replay=state)
+    place = await _in_thread(loop, lambda: _place_of(config, watch))
+    opening = ShardOpening(place, settings=own, loop=loop, clock=clock, replay=state, make_worker=make_worker)
     try:
         await _in_thread(loop, opening.recover)
     except asyncio.CancelledError:
@@ -62,6 +67,7 @@ async def open_in_bucket(
         raise
     log = opening.begin()
     log.on_failure(on_failure)
+    watch.leads(bucket_id=place.root.mark.hex(), node=place.node, shard=opening.state)
     return Broker.over(lambda _: log, settings=settings, loop=loop, clock=clock, state=state)
 
 
@@ -83,15 +89,14 @@ def is_left_opening() -> bool:
     return False
 
 
-def _place_of(config: ServeConfig) -> Place:
+def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
     """Where the log is, and that this broker may lead it there. Raises BrokerError."""
     from polywire.cluster.journal_objects import SHARD
     from polywire.cluster.opening import Place
     from polywire.cluster.probe import check
     from polywire.store.identity import make_identity
-    from polywire.store.url import open_bucket
 
-    objects = open_bucket(config.bucket)
+    objects = watch.open(timeout_s=REQUEST_TIMEOUT_S)
     check(objects)
     identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us())
     if identity.importing:
@@ -100,7 +105,7 @@ def _place_of(config: ServeConfig) -> Place:
         )
     return Place(
         objects=objects,
-        blobs=open_bucket(config.bucket, timeout_s=BLOB_TIMEOUT_S),
+        blobs=watch.open(timeout_s=BLOB_TIMEOUT_S),
         directory=config.data_dir,
         node=node_name(config),
         cache_bytes=int(config.cache_gib * 2**30),

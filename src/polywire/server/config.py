@@ -27,6 +27,7 @@ from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.server.machine import memory_bytes
+from polywire.server.prices import parse_prices
 from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, Level
 
 OFF: Final = "off"
@@ -116,6 +117,7 @@ class ServeConfig:
     advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
     cache_gib: of segments that are kept in the data directory beside the bucket.
     cache_mib: of what was sealed last, left in the system's page cache; a quarter of the memory at most.
+    bucket_prices: what the store asks for 1,000 requests of a kind, ``put=0.005,get=0.0004``; nothing where nobody has told.
     delete_grace_s: how long what no record of the log needs any more stays in the bucket, for queries that were planned.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
@@ -174,6 +176,7 @@ class ServeConfig:
     cache_gib: float = 20.0
     cache_mib: int = CACHE_MIB
     delete_grace_s: float = 900.0
+    bucket_prices: str = ""
     insecure: bool = False
     audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
@@ -239,6 +242,7 @@ class ServeConfig:
         Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine where nobody has to log in, unless
         ``insecure``, when none is left, for a number out of range, and for a durability below ``written``.
         """
+        parse_prices(self.bucket_prices)
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -61,11 +61,18 @@ from polywire.server.zookeeper import Registration
 from polywire.store.file import FileStore
 from polywire.types import Level
 
+if TYPE_CHECKING:
+    from polywire.server.bucket_watch import BucketWatch
+
 log = structlog.get_logger("polywire.server")
 
 
 class Others(Protocol):
     """Other brokers of the same bucket."""
+
+    @property
+    def watch(self) -> BucketWatch:
+        """What is known of the bucket."""
 
     @property
     def is_heard(self) -> bool:
@@ -95,9 +102,15 @@ def run(config: ServeConfig) -> int:
 
     def serving(lines: LineLimit) -> int:
         check_alone(config.data_dir)
-        code = _run_once(config, lines, deposed=False)
+        if not config.bucket:
+            return _run_once(lambda: serve(config, lines))
+        from polywire.server.bucket_watch import BucketWatch
+
+        watch = BucketWatch(config)
+        code = _run_once(lambda: serve_in_turn(config, lines, watch, deposed=False))
         while code == EXIT_DEPOSED:
-            code = _run_once(config, lines, deposed=True)
+            watch.deposed()
+            code = _run_once(lambda: serve_in_turn(config, lines, watch, deposed=True))
         return code
 
     return run_logged(config, serving)
@@ -107,8 +120,7 @@ def run_shard(config: ServeConfig, shard: Shard) -> int:
     """Serve one shard of a directory that several processes share, until told to stop; returns the exit code."""
 
     def serving(lines: LineLimit) -> int:
-        with asyncio.Runner(loop_factory=_new_loop()) as runner:
-            return runner.run(serve(config, lines, shard=shard))
+        return _run_once(lambda: serve(config, lines, shard=shard))
 
     return run_logged(config, serving, {"shard": shard.name})
 
@@ -129,24 +141,25 @@ def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: 
         return EXIT_START
 
 
-def _run_once(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
-    """Serve until told to stop, or until another broker of the bucket leads, as may have just happened."""
+def _run_once(serving: Callable[[], Coroutine[None, None, int]]) -> int:
+    """Serve until told to stop, or until another broker of the bucket leads."""
     with asyncio.Runner(loop_factory=_new_loop()) as runner:
-        if not config.bucket:
-            return runner.run(serve(config, lines))
-        return runner.run(serve_in_turn(config, lines, deposed=deposed))
+        return runner.run(serving())
 
 
-async def serve_in_turn(config: ServeConfig, lines: LineLimit, *, deposed: bool) -> int:
-    """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start."""
+async def serve_in_turn(config: ServeConfig, lines: LineLimit, watch: BucketWatch, *, deposed: bool) -> int:
+    """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start.
+
+    deposed: another has just begun to.
+    """
     from polywire.server.standby import Presence, Standby, Turn
 
-    presence, standby = Presence(config), Standby(config, deposed=deposed)
+    presence, standby = Presence(config, watch), Standby(config, watch, deposed=deposed)
     try:
         if not await standby.wait(presence):
             return EXIT_OK
         presence.say({}, -1)
-        return await _serve_in_bucket(config, lines, Turn(presence, standby), has_waited=standby.has_waited)
+        return await _serve_in_bucket(config, lines, Turn(presence, standby, watch), has_waited=standby.has_waited)
     except NotOwner as error:
         log.info("standing by", reason=error.message)
         return EXIT_DEPOSED
@@ -180,7 +193,7 @@ async def serve(
     users = None if config.users is None else load_users(config.users)
     close_to_others(config.data_dir)
     audit = AuditLog(SystemClock(), config.audit_log)
-    server = Server(config, lines, audit)
+    server = Server(config, lines, audit, None if others is None else others.watch)
     broker = await server.open_broker()
     if others is not None:
         await others.opened()
@@ -201,7 +214,8 @@ async def serve(
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls = server_tls(config)
         listeners = await _open_wires(broker, hub, config, server.driver, addresses, tls, shard)
-        listeners += await _open_http(broker, hub, config, server.work, addresses, listeners, tls)
+        overview = Overview(hub, config, server.work.by_name, server.watch)
+        listeners += await _open_http(broker, overview, config, addresses, listeners, tls)
         server.registration = _registration(config, listeners)
         server.exports = _exports(broker, config)
     except BrokerError:
@@ -249,21 +263,19 @@ async def _open_wires(
 
 async def _open_http(
     broker: Broker,
-    hub: Hub,
+    overview: Overview,
     config: ServeConfig,
-    work: WorkTimes,
     addresses: Mapping[str, Address],
     wires: Sequence[Listener],
     tls: ServerTls | None,
 ) -> list[Listener]:
     """Listen for HTTP beside the wires; where nobody asked for it and its usual port is taken, without. Raises Busy(BUSY)."""
     own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
-    overview = Overview(hub, config, work.by_name)
     factory = HttpFactory(broker, overview, names=[name for name in config.http_names.split(",") if name])
     opened: list[Listener] = []
     for name, address in own.items():
         try:
-            opened += await open_listeners(hub, {name: address}, [factory], tls=tls)
+            opened += await open_listeners(overview.hub, {name: address}, [factory], tls=tls)
         except Busy as error:
             if name != HTTP or config.http is not None:
                 close_listeners([*wires, *opened])
@@ -293,10 +305,14 @@ class Server:
         "others",
         "registration",
         "shares",
+        "watch",
         "work",
     )
 
-    def __init__(self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog) -> None:
+    def __init__(
+        self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog, watch: BucketWatch | None
+    ) -> None:
+        """watch: what is known of the bucket that holds the log, where one does."""
         self._audit = audit
         self._config = config
         self._lines = lines
@@ -307,6 +323,7 @@ class Server:
         self.exports: exports.Exports | None = None
         self.others: Others | None = None
         self.registration: Registration | None = None
+        self.watch: Final = watch
         self.work: Final = WorkTimes()
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
@@ -328,8 +345,15 @@ class Server:
     async def _open_broker(self) -> Broker:
         """Recover the data directory, or take over the log in the bucket. Raises BrokerError."""
         config = self._config
-        if config.bucket:
-            return await open_in_bucket(config, self._loop, on_failure=self.storage_failed, blobs_max=self.shares.blobs)
+        if self.watch is not None:
+            return await open_in_bucket(
+                config,
+                self._loop,
+                self.watch,
+                on_failure=self.storage_failed,
+                blobs_max=self.shares.blobs,
+                make_worker=self.work.make_worker,
+            )
         return Broker.open(
             config.data_dir,
             config.broker_settings(),

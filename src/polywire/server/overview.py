@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from polywire.http.process import ConnectionView, Durations, Traffic
+from polywire.durations import Durations
+from polywire.http.process import BucketView, ConnectionView, Traffic
 from polywire.log.base import Completion, Loop
 from polywire.log.worker import ThreadWorker
 from polywire.server.config import ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
+
+if TYPE_CHECKING:
+    from polywire.server.bucket_watch import BucketWatch
 
 _Result = TypeVar("_Result")
 
@@ -52,8 +56,11 @@ class TimedWorker(ThreadWorker):
 class Overview:
     """Implements ``http.process.Process``. ``addresses`` are those of listeners that are open."""
 
-    def __init__(self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations]) -> None:
-        self._hub: Final = hub
+    def __init__(
+        self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations], watch: BucketWatch | None = None
+    ) -> None:
+        self.hub: Final = hub
+        self._watch: Final = watch
         self._config: Final = config
         self._work: Final = work
         self.addresses: dict[str, str] = {}
@@ -61,26 +68,26 @@ class Overview:
     @property
     def stopping(self) -> bool:
         """Whether no further request is taken."""
-        return self._hub.draining
+        return self.hub.draining
 
     @property
     def refused(self) -> int:
         """Connections turned away since the start."""
-        return self._hub.refused_before + self._hub.refused
+        return self.hub.refused_before + self.hub.refused
 
     @property
     def connections_max(self) -> int:
         """How many may be open at once."""
-        return self._hub.limits.connections_max
+        return self.hub.limits.connections_max
 
     @property
     def receive_buffer_bytes(self) -> int:
         """Memory in which unfinished requests lie."""
-        return sum(connection.held_bytes for connection in self._hub.connections)
+        return sum(connection.held_bytes for connection in self.hub.connections)
 
     def connections(self) -> Iterable[ConnectionView]:
         """Those that are open."""
-        hub = self._hub
+        hub = self.hub
         for connection in list(hub.connections):
             if isinstance(connection, Connection):
                 yield ConnectionView(
@@ -94,7 +101,7 @@ class Overview:
 
     def traffic(self) -> Mapping[str, Traffic]:
         """By wire, those included that are gone."""
-        hub = self._hub
+        hub = self.hub
         sums = {wire: [0, hub.accepted[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
         for connection in hub.connections:
             found = sums.setdefault(connection.wire, [0, 0, 0, 0])
@@ -110,7 +117,11 @@ class Overview:
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
         """What a sample of requests took."""
-        return self._hub.request_times.by_kind
+        return self.hub.request_times.by_kind
+
+    def bucket(self) -> BucketView | None:
+        """The bucket that holds the log, where one does."""
+        return None if self._watch is None else self._watch.view()
 
     def listeners(self) -> Mapping[str, str]:
         """Addresses by name of the listener."""

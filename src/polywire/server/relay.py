@@ -1,7 +1,7 @@
 """Carries connections of a broker that stands by to the one that leads: bytes as they are, on every wire.
 
 Promises: bytes keep their order and nothing is held but what one socket has given and the other not yet taken; who comes while nobody leads
-is turned away. Must not know: any wire's bytes.
+waits a little for who will, and is turned away then. Must not know: any wire's bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from polywire.server.config import Address
 
 RELAYED_MAX: Final = 10_000  # connections: each takes two descriptors
 CONNECT_TIMEOUT_S: Final = 5.0
+HOLD_S: Final = (
+    3.0  # a leader that was killed is followed within: clients take a port that hangs up at once for another wire's
+)
+LOOK_S: Final = 0.1  # between two looks for a leader
 BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before the other is read no further
 
 log = structlog.get_logger("polywire.server")
@@ -64,11 +68,10 @@ class Relay:
     def came(self, end: _End, listener: str) -> None:
         """A client has connected."""
         self._ends.add(end)
-        place = self._find(listener)
-        if place is None or len(self._ends) > 2 * RELAYED_MAX:
+        if len(self._ends) > 2 * RELAYED_MAX:
             end.abort()
             return
-        task = asyncio.create_task(self._connect(end, place))
+        task = asyncio.create_task(self._connect(end, listener))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -76,17 +79,32 @@ class Relay:
         """An end is closed."""
         self._ends.discard(end)
 
-    async def _connect(self, end: _End, place: tuple[str, int]) -> None:
+    async def _connect(self, end: _End, listener: str) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            connecting = loop.create_connection(lambda: _End(self, ""), *place)
-            _, other = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
-        except (OSError, TimeoutError) as error:
-            log.info("cannot reach the leader", address=f"{place[0]}:{place[1]}", reason=str(error))
+        held_until = loop.time() + HOLD_S
+        other = await self._reach(listener)
+        while other is None and not end.is_closed and loop.time() < held_until:
+            await asyncio.sleep(LOOK_S)
+            other = await self._reach(listener)
+        if other is None:
+            log.info("turned away: no leader answers", listener=listener)
             end.abort()
             return
         self._ends.add(other)
         end.meet(other)
+
+    async def _reach(self, listener: str) -> _End | None:
+        """A connection to the leader, if one is known and answers."""
+        place = self._find(listener)
+        if place is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            connecting = loop.create_connection(lambda: _End(self, ""), *place)
+            _, other = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+        except (OSError, TimeoutError):
+            return None
+        return other
 
 
 class _End(asyncio.Protocol):
@@ -98,6 +116,11 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._other: _End | None = None
         self._early = b""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the peer is gone, as far as is known: who is not read is not seen to go."""
+        return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = made = cast("asyncio.Transport", transport)  # uvloop's derive from no class of asyncio's

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.http.process import Durations
+from polywire.durations import Durations
 
 SAMPLES_PER_S: Final = 100
 BOUNDS_S: Final = (

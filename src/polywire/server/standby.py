@@ -18,15 +18,16 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish
+from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, states
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.server.bucket import node_name
+from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
 from polywire.server.standby_health import StandbyHealth
 from polywire.server.tls import server_tls
-from polywire.store.url import open_bucket
+from polywire.store.bucket import REQUEST_TIMEOUT_S
 
 LOOK_S: Final = 0.5  # between two looks at the leader
 RANK_S: Final = 0.5  # that a candidate lets each before it try
@@ -52,8 +53,9 @@ class Presence:
     """This broker's object among the nodes, written by a thread of its own: others wait for a leader that is recovering. Guards: its counter
     grows with every write, so that they see that it lives."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        self._nodes = Nodes(open_bucket(config.bucket, timeout_s=NODE_INTERVAL_S))  # one that hangs is asked again
+    def __init__(self, config: ServeConfig, watch: BucketWatch) -> None:
+        self._seen = watch.sees
+        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S))  # one that hangs is asked again
         self._advertise = config.advertise
         self._name = node_name(config)
         self._id = secrets.token_hex(16)
@@ -113,10 +115,11 @@ class Presence:
             return
         with suppress(BrokerError):
             nodes = self._nodes.read()
+            self._watch.see(nodes, self._clock.monotonic())
+            self._seen(states(nodes, self._watch.alive(nodes)))
             if any(node.start > start for node in nodes):
                 self._deposed("another broker leads under a later start")
                 return
-            self._watch.see(nodes, self._clock.monotonic())
             for name in self._watch.forgotten(nodes):
                 self._nodes.remove(name)
 
@@ -135,11 +138,11 @@ class Presence:
 class Standby:
     """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
 
-    def __init__(self, config: ServeConfig, *, deposed: bool) -> None:
+    def __init__(self, config: ServeConfig, watch: BucketWatch, *, deposed: bool) -> None:
         """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached."""
         self._config = config
         self._name = node_name(config)
-        self._nodes = Nodes(open_bucket(config.bucket))
+        self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S))
         self._watch = Watch(self._name)
         self._leader: Node | None = None
         self._read_at = -NODE_INTERVAL_S
@@ -299,7 +302,8 @@ class Standby:
 class Turn:
     """Implements ``lifecycle.Others``: a broker that leads, or recovers what it is to lead."""
 
-    def __init__(self, presence: Presence, standby: Standby) -> None:
+    def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch) -> None:
+        self.watch: Final = watch
         self._presence = presence
         self._standby = standby
 

@@ -1,7 +1,7 @@
 """HTTP of a broker that stands by: whether it lives, and whether it is of use.
 
-Promises: a request has limits in bytes and in time, and so has the number of who ask; nothing is told but yes or no, for who asks is
-not known here. Must not know: the broker that leads.
+Promises: a request has limits in bytes and in time, and so has the number of who ask; nothing is told but yes or no, as words or as
+metrics, for who asks is not known here. Must not know: the broker that leads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from polywire.cluster.journal_objects import SHARD_NAME
 from polywire.http.framing import HEAD_BYTES_MAX
 from polywire.server.config import Address
 
@@ -21,6 +22,16 @@ ASKING_MAX: Final = 64  # connections: each is answered once
 REQUEST_S: Final = 5.0
 CARRYING: Final = "standby: connections are carried to the broker that leads\n"
 ALONE: Final = "not ready: standing by, and nobody leads\n"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+METRICS: Final = f"""\
+# HELP polywire_bucket_leads 1 where the broker leads the shard, 0 where it stands by.
+# TYPE polywire_bucket_leads gauge
+polywire_bucket_leads{{shard="{SHARD_NAME}"}} 0
+# HELP polywire_bucket_carries 1 where a broker that stands by carries connections to the one that leads.
+# TYPE polywire_bucket_carries gauge
+polywire_bucket_carries %d
+"""
 _END: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("polywire.server")
@@ -87,12 +98,14 @@ class StandbyHealth:
                 return _answer("200 OK", CARRYING, whole=whole)
             case b"/readyz":
                 return _answer("503 Service Unavailable", ALONE, whole=whole)
+            case b"/metrics":
+                return _answer("200 OK", METRICS % self._is_carrying(), content_type=METRICS_TYPE, whole=whole)
         return _answer("503 Service Unavailable", "this broker stands by: ask the one that leads\n", whole=whole)
 
 
-def _answer(status: str, text: str, *, whole: bool = True) -> bytes:
+def _answer(status: str, text: str, *, content_type: str = TEXT_TYPE, whole: bool = True) -> bytes:
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n"
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(text)}\r\n"
         "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
     return (head + (text if whole else "")).encode()

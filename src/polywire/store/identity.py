@@ -81,7 +81,8 @@ def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, s
         if found.importing:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                "an import of something else was begun in this bucket: it must be brought to its end, or its objects removed"
+                "an import of something else was begun in this bucket, or this directory has been written to since: that one must be"
+                " brought to its end, or its objects removed"
                 f" begun={found.source} now={source}",
             )
         mine = msgspec.structs.replace(found, source=source, importing=True)

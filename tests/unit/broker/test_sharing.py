@@ -7,12 +7,15 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from polywire.broker.groups import classic
+from polywire.broker import sliced
+from polywire.broker.groups import classic, classic_sharing
 from polywire.broker.groups.classic import BROKER, Phase
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.groups.classic_sharing import SEATS_AT_ONCE_MAX
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.consumer import JOINING, Beat
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
+from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 from tests.unit.broker.answers import Answers
@@ -222,6 +225,7 @@ def test_members_that_are_gone_hold_nothing(memory: MemoryBroker) -> None:
     stable(memory, one)
     assert (one.partitions, flux(memory)) == ([0, 2], (1, 3))
     memory.broker.classic.leave("g", "a")
+    memory.run()
     assert flux(memory) == (0, 1, 2, 3)
 
 
@@ -259,6 +263,72 @@ def test_too_many_seats_keep_others_out(memory: MemoryBroker, monkeypatch: pytes
     one.topics = frozenset({"t", "u", "v", "w"})
     with pytest.raises(Conflict):
         one.join()
+
+
+def test_seats_are_taken_in_slices(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "SLICE_S", -1.0)  # a step in a pass
+    assert isinstance(memory.loop, ManualLoop)
+    names = [f"t{number:03}" for number in range(3 * SEATS_AT_ONCE_MAX)]
+    for name in names:
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    one = Classic(memory, "a", "t", *names)
+    one.join()
+    memory.run()
+    flux(memory)
+    assert seats(memory) == 0, "who comes does not wait for seats"
+    one.beat()
+    most, passes, before = 0, 0, seats(memory)
+    while one.generation < 2 or len(one.synced) < 2:
+        memory.loop.run_pass()
+        now = seats(memory)
+        most, before, passes = max(most, now - before), now, passes + 1
+        assert passes < 10 * len(names)
+    assert most <= SEATS_AT_ONCE_MAX
+    assert passes > len(names) // SEATS_AT_ONCE_MAX
+    assert len(one.partitions) == len(names) + 2
+    memory.broker.classic.leave("g", "a")
+    memory.loop.run_pass()
+    assert seats(memory) > len(names) // 2, "they are given back in slices, too"
+    memory.run()
+    assert (seats(memory), memory.broker.groups._holdings) == (0, {})
+
+
+def seats(memory: MemoryBroker) -> int:
+    """What classic members have in the coordinator's groups."""
+    return sum(member.wire == "kafka" for view in memory.broker.groups.views() for member in view.members)
+
+
+def test_somebody_who_goes_before_the_seats_are_taken_leaves_none(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sliced, "SLICE_S", -1.0)
+    assert isinstance(memory.loop, ManualLoop)
+    flux(memory)
+    one, two = Classic(memory, "a"), Classic(memory, "b")
+    one.join()
+    memory.loop.run_pass()
+    two.join()
+    memory.broker.classic.leave("g", "a")
+    stable(memory, two)
+    assert (two.partitions, flux(memory)) == ([0, 2], (1, 3))
+    assert seats(memory) == 1
+
+
+def test_a_group_of_many_topics_finds_out_that_nobody_else_is_left(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classic_sharing, "LOOKS_AT_ONCE_MAX", 2)
+    for name in "uvwxy":
+        memory.broker.create_topic(TopicName.parse(name), 1)
+    one = Classic(memory, "a", *"tuvwxy")
+    one.join()
+    memory.run()
+    flux(memory)
+    stable(memory, one)
+    assert (one.leader, len(flux(memory))) == (BROKER, 2)
+    memory.broker.groups.leave("g", "t", "z", None, wire="flux")
+    stable(memory, one)
+    assert (one.leads, len(one.partitions)) == (True, 9)
 
 
 def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None:
@@ -300,6 +370,7 @@ def test_what_was_counted_is_given_back(memory: MemoryBroker) -> None:
     one.join()
     memory.run()
     memory.broker.classic.leave("g", "a")
+    memory.run()
     assert memory.broker.groups._holdings == {}
     view = memory.broker.classic.view("g")
     assert view is not None

@@ -119,3 +119,16 @@ def test_a_check_refuses_what_a_start_would(
 def test_wrong_options_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "check", "--partitons", "1"]) == EXIT_USAGE
     assert "--partitions" in capsys.readouterr().err
+
+
+def test_a_variable_that_is_no_setting_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker takes no notice of it, since others give programs variables as well."""
+    monkeypatch.setenv("POLYWIRE_SERVE_PARTITIONS", "2")
+    assert run(["config", "check"]) == EXIT_DONE
+    monkeypatch.setenv("POLYWIRE_SERVE_PARTITONS", "2")
+    capsys.readouterr()
+    assert run(["config", "check"]) == EXIT_USAGE
+    told = "the variable 'POLYWIRE_SERVE_PARTITONS' is no setting, did you mean 'POLYWIRE_SERVE_PARTITIONS'?"
+    assert told in capsys.readouterr().err

@@ -23,10 +23,10 @@ from polywire.testing.thread import BrokerThread
 
 LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
 OFFLINE: Final = {
-    ("log", "repair"): "tests/crash/test_repair.py damages what it lists",
+    ("log", "repair"): "tests/unit/cli/test_doctor.py damages what it lists",
     ("backup", "list"): "tests/unit/cli/test_backup.py",
     ("backup", "verify"): "tests/unit/cli/test_backup.py",
-    ("cluster", "check"): "needs a bucket",
+    ("cluster", "check"): "tests/unit/cluster/test_probe.py has a bucket",
     ("cluster", "status"): "tests/crash/test_standby.py has brokers that it lists",
     ("log", "verify"): "tests/unit/cli/test_segment.py",
     ("segment", "list"): "tests/unit/cli/test_segment.py",

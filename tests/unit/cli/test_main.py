@@ -167,6 +167,25 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["topic", "create"], "error: topic create needs NAME. (see --help)"),
+        (["record", "copy", "here"], "error: record copy needs TARGET. (see --help)"),
+        (["group", "list", "there"], "error: unexpected argument 'there'. (see --help)"),
+        (
+            ["topic", "create", "t", "-p"],
+            'error: Command "topic create" parameter -p requires an argument. (see --help)',
+        ),
+    ],
+)
+def test_wrong_usage_is_told_in_the_words_of_the_help(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == EXIT_USAGE
+    assert capsys.readouterr().err == f"{message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["topic", "list", "-a", NOBODY], "cannot connect: connection refused, is a broker running there? address="),
         (
             ["topic", "list", "-a", f"flux://{NOBODY}"],

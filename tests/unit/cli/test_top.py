@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console, Group
 
 from polywire.cli.main import run
-from polywire.cli.top import Look, view
+from polywire.cli.top import Look, _tables, view
 from polywire.cli.usage import EXIT_FAILED
 
 
@@ -39,6 +41,49 @@ def test_rates_are_what_changed() -> None:
 def test_what_has_begun_anew_has_no_negative_rate() -> None:
     rows = view(look(0, received=9000, topics={"a": 50}, lags={}), look(1, received=0, topics={"a": 0}, lags={}))
     assert rows["wires"][0]["received_per_s"] == rows["topics"][0]["records_per_s"] == 0
+
+
+def bucket(*, requests: int, price: float | None = 0.005) -> dict[str, Any]:
+    return {
+        "node": "one",
+        "shard": "0000",
+        "epoch": 3,
+        "unstored_bytes": 4096,
+        "unstored_seconds": 0.25,
+        "journal_objects": 9,
+        "cache_bytes": 0,
+        "put_bytes": 1000 * requests,
+        "got_bytes": 0,
+        "nodes": [{"name": "one", "state": "leads", "epoch": 3}, {"name": "two", "state": "stands by", "epoch": None}],
+        "requests": [
+            {"verb": "create", "outcome": "done", "requests": requests, "seconds": requests * 0.04, "p99_s": 0.05},
+            {"verb": "read", "outcome": "failed", "requests": 1, "seconds": 99.0, "p99_s": None},
+        ],
+        "charges": [{"kind": "put", "requests": requests, "price": price, "cost": price and requests * price / 1000}],
+    }
+
+
+def test_a_bucket_is_shown_with_its_rates_and_what_they_cost() -> None:
+    before, now = (look(at, received=0, topics={}, lags={}) for at in (10.0, 12.0))
+    assert "bucket" not in view(before, now)
+    now.told["overview"]["bucket"] = bucket(requests=300)
+    assert view(before, now)["requests"][0]["requests_per_s"] == 0  # it leads since this look
+    before.told["overview"]["bucket"] = bucket(requests=280)
+    rows = view(before, now)
+    assert rows["bucket"][0]["put_bytes_per_s"] == 10_000
+    assert [row["state"] for row in rows["brokers"]] == ["leads", "stands by"]
+    assert [(row["requests_per_s"], row["mean_ms"], row["p99_ms"]) for row in rows["requests"]] == [
+        (10, 40, 50),
+        (0, None, None),
+    ]
+    (charge,) = rows["charges"]
+    assert (charge["cost"], charge["cost_of_30_days"]) == (0.0015, 129.6)  # 10 a second are 25.92 million
+    told = Console(width=200, record=True, file=StringIO())
+    told.print(Group(*_tables(rows)))
+    text = told.export_text()
+    assert all(word in text for word in ("9.8 KiB", "stands by", "129.6", "–"))
+    now.told["overview"]["bucket"] = bucket(requests=30, price=None)
+    assert "cost" not in view(before, now)["charges"][0]
 
 
 @pytest.mark.parametrize(

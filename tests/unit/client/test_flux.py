@@ -10,35 +10,24 @@ import pytest
 
 from polywire.client.base import Membership, Produced
 from polywire.client.flux import FluxClient
-from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.records.columns import Header, Record
-from polywire.server.config import Address
-from polywire.server.hub import Hub
-from polywire.server.listener import close_listeners, open_listeners
-from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level
+from tests.unit.client.peers import serving
 
 
 @asynccontextmanager
 async def served() -> AsyncIterator[FluxClient]:
     """A client of a broker in memory."""
-    memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
-    hub = Hub(memory.broker)
-    factory = FluxFactory(memory.broker, FluxSettings(ack_all_timeout_ms=20))
-    listeners = await open_listeners(hub, {"flux": Address("127.0.0.1", 0)}, [factory])
-    address = listeners[0].address
-    client = await FluxClient.open(address.host, address.port)
-    try:
-        yield client
-    finally:
-        await client.close()
-        close_listeners(listeners)
-        while hub.connections:  # noqa: ASYNC110 - looking is the point
-            await asyncio.sleep(0)
-        memory.broker.close()
+    settings = FluxSettings(ack_all_timeout_ms=20)
+    async with serving("flux", lambda broker: FluxFactory(broker, settings)) as reached:
+        client = await FluxClient.open(reached.host, reached.port)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 @asynccontextmanager

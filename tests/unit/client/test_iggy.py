@@ -10,33 +10,24 @@ from dataclasses import replace
 import pytest
 
 from polywire.client.iggy import IggyClient
-from polywire.clock import SystemClock
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.records.columns import Header, HeaderKind, Record
-from polywire.server.config import Address
-from polywire.server.hub import Hub
-from polywire.server.listener import close_listeners, open_listeners
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, KeyHash, Level
+from tests.unit.client.peers import serving
 
 
 @asynccontextmanager
 async def served(count: int = 1) -> AsyncIterator[tuple[MemoryBroker, list[IggyClient]]]:
     """A broker in memory and clients of it."""
-    memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
-    hub = Hub(memory.broker)
-    listeners = await open_listeners(hub, {"iggy": Address("127.0.0.1", 0)}, [IggyFactory(memory.broker)])
-    address = listeners[0].address
-    clients = [await IggyClient.open(address.host, address.port) for _ in range(count)]
-    try:
-        yield memory, clients
-    finally:
-        for client in clients:
-            await client.close()
-        close_listeners(listeners)
-        while hub.connections:  # noqa: ASYNC110 - looking is the point
-            await asyncio.sleep(0)
+    async with serving("iggy", IggyFactory) as reached:
+        clients = [await IggyClient.open(reached.host, reached.port) for _ in range(count)]
+        try:
+            yield reached.memory, clients
+        finally:
+            for client in clients:
+                await client.close()
 
 
 def test_ids_come_back_and_are_made() -> None:

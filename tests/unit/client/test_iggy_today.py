@@ -15,36 +15,25 @@ from polywire.client import iggy_today
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.iggy_today import IggyTodayClient
-from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.iggy import vsr
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.records.columns import Header, HeaderKind, Record
-from polywire.server.config import Address
-from polywire.server.hub import Hub
-from polywire.server.listener import close_listeners, open_listeners
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level
+from tests.unit.client.peers import answering, serving
 
 
 @asynccontextmanager
 async def served(count: int = 0) -> AsyncIterator[tuple[MemoryBroker, str, list[WireClient]]]:
     """A broker in memory, where it is, and clients of it."""
-    memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
-    hub = Hub(memory.broker)
-    listeners = await open_listeners(hub, {"iggy": Address("127.0.0.1", 0)}, [IggyFactory(memory.broker)])
-    address = listeners[0].address
-    clients: list[WireClient] = []
-    try:
-        place = f"{address.host}:{address.port}"
-        clients += [await connect(f"iggy://iggy:iggy@{place}") for _ in range(count)]
-        yield memory, place, clients
-    finally:
-        for client in clients:
-            await client.close()
-        close_listeners(listeners)
-        while hub.connections:  # noqa: ASYNC110 - looking is the point
-            await asyncio.sleep(0)
+    async with serving("iggy", IggyFactory) as reached:
+        clients = [await connect(f"iggy://iggy:iggy@{reached.place}") for _ in range(count)]
+        try:
+            yield reached.memory, reached.place, clients
+        finally:
+            for client in clients:
+                await client.close()
 
 
 def test_what_is_written_is_read() -> None:
@@ -134,27 +123,10 @@ def test_a_connection_without_requests_says_that_it_lives(monkeypatch: pytest.Mo
 
 async def refusal(answer: bytes, secret: str = "secret") -> tuple[int, BrokerError]:
     """What is raised where a server answers a login with this; and how often it was asked."""
-    logins: list[asyncio.Future[None]] = []
-
-    class Peer(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self.transport = transport
-            self.ended = asyncio.get_running_loop().create_future()
-            logins.append(self.ended)
-
-        def data_received(self, data: bytes) -> None:
-            self.transport.write(answer)
-            self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.ended.set_result(None)
-
-    async with await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0) as server:
+    async with answering(answer) as visited:
         with pytest.raises(BrokerError) as raised:
-            await polywire.connect(f"iggy://me:{secret}@127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_s=0)
-        await asyncio.gather(*logins)
-    return len(logins), raised.value
+            await polywire.connect(f"iggy://me:{secret}@{visited.place}", connect_s=0)
+    return visited.count, raised.value
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from polywire.client.unreachable import cannot_connect
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread
+from tests.unit.client.peers import answering
 
 Work = Callable[[str], Awaitable[None]]
 
@@ -49,30 +50,10 @@ def test_tls_on_a_plain_port(wire: str) -> None:
 
 async def visits(url: str, answer: bytes | None, work: Work) -> tuple[int, BrokerError]:
     """How often a port is tried that answers what it is told with this and hangs up (None: says nothing), and what ends it."""
-    ended: list[asyncio.Future[None]] = []
-
-    class Peer(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self.transport = transport
-            self.ended = asyncio.get_running_loop().create_future()
-            ended.append(self.ended)
-            if answer == b"":
-                transport.close()
-
-        def data_received(self, data: bytes) -> None:
-            if answer is not None:
-                self.transport.write(answer)
-                self.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.ended.set_result(None)
-
-    async with await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0) as server:
+    async with answering(answer) as visited:
         with pytest.raises(BrokerError) as raised:
-            await work(f"{url}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await asyncio.gather(*ended)
-    return len(ended), raised.value
+            await work(f"{url}://{visited.place}")
+    return visited.count, raised.value
 
 
 async def list_topics(url: str) -> None:
@@ -98,6 +79,21 @@ async def read(url: str) -> None:
         await reader.batch(timeout_s=3600)
 
 
+async def list_topics_soon(url: str) -> None:
+    async with polywire.connect(url, connect_s=0.5, reconnect_s=0.5) as client:
+        await client.topics()
+
+
+async def send_soon(url: str) -> None:
+    async with polywire.connect(url) as client, client.producer(reconnect_s=0.5) as producer:
+        await producer.send_and_wait("orders", "hello")
+
+
+async def read_soon(url: str) -> None:
+    async with Consumer(url, "orders", reconnect_s=0.5) as reader:
+        await reader.batch(timeout_s=3600)
+
+
 CASES: Final = [
     (wire, work)
     for wire in WIRES
@@ -120,9 +116,23 @@ def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.
     for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
         monkeypatch.setattr(module, name, 0.001)
     count, error = asyncio.run(visits(wire, b"", work))
-    assert ("hung up at once" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
+    assert ("hung up without an answer" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
     assert "is it another wire's port" in error.message
+    assert ("does it ask for a login" in error.message) is (wire == "kafka")
     assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
+
+
+@pytest.mark.parametrize("work", [list_topics_soon, send_soon, read_soon])
+def test_a_port_that_holds_who_comes_is_waited_for(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that stands by hangs up as well, but not at once: somebody may lead a moment later."""
+    for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
+        monkeypatch.setattr(module, name, 0.001)
+    for module, name in ((link, "BACKOFF_MAX_S"), (consumer, "BACKOFF_MAX_S"), (lane, "PAUSE_MAX_S")):
+        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(link, "AT_ONCE_S", 0.0)
+    count, error = asyncio.run(visits("cursus", b"", work))
+    assert "stand by and nobody leads" in error.message
+    assert count > link.HANG_UPS_MAX + 1
 
 
 OTHERS: Final = (

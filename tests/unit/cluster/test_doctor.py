@@ -11,6 +11,7 @@ from polywire.cluster import uploader
 from polywire.cluster.doctor import LITTER, BucketDoctor
 from polywire.cluster.floor import Floor
 from polywire.cluster.journal_objects import SHARD, object_name
+from polywire.cluster.nodes import Node, NodeState
 from polywire.log.doctor import Finding, Severity
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.store.identity import begin_import, make_identity
@@ -64,6 +65,17 @@ def test_what_is_sound(objects: MemoryObjects) -> None:
     assert not any(finding.message == LITTER for finding in found)
     assert "start=3" in next(finding.message for finding in found if finding.path == f"{SHARD}journal")
     assert sum(finding.path.startswith(f"{SHARD}{SEGMENTS}/") for finding in found) > 2
+
+
+def test_what_brokers_do_is_told_and_a_start_that_is_gone(objects: MemoryObjects) -> None:
+    seen = [(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDS_BY)]
+    patient = BucketDoctor(objects, objects)
+    assert [finding.severity for finding in patient.brokers(seen)] == [Severity.SOUND] * 2, "nothing was read yet"
+    patient.examine()
+    assert [finding.message for finding in patient.brokers(seen)] == ["leads start=3", "stands by"]
+    (gone,) = patient.brokers([(Node("one", "x", {}, start=4), NodeState.LEADS)])
+    assert gone.severity is Severity.DAMAGED
+    assert "it ends with start=3" in gone.message
 
 
 def test_litter_is_told_and_harmless(objects: MemoryObjects) -> None:

@@ -10,11 +10,13 @@ from typing import TypeVar
 import pytest
 
 from polywire.clock import SystemClock
+from polywire.cluster import bucket_store, migration
 from polywire.cluster.journal_objects import SHARD
-from polywire.cluster.migration import Imported, Progress, import_directory
+from polywire.cluster.migration import Imported, Progress, Step, import_directory
 from polywire.errors import Corrupt, Invalid
 from polywire.log.repair import open_offline
 from polywire.store.identity import find_identity, make_identity
+from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.types import Buffer, Level
 from tests.unit.cluster.test_shard_log import BucketRig
@@ -115,8 +117,9 @@ def test_everything_is_there_and_the_directory_stays_as_it_is(tmp_path: Path) ->
     before = content_of(source)
     done = run(source, objects, told)
     assert content_of(source) == before
-    assert done.segments == told[-1].segments == told[-1].segments_all > 3
-    assert done.bytes == told[-1].bytes > 200_000
+    copied = [progress for progress in told if progress.step is Step.COPIED]
+    assert done.segments == copied[-1].segments == copied[-1].segments_all > 3
+    assert done.bytes == copied[-1].bytes > 200_000
     assert find_identity(objects) == done.identity
     assert not done.identity.importing
     check(objects, tmp_path / "cache", values, changes, epoch=5)
@@ -161,6 +164,114 @@ def test_a_bucket_with_a_log_is_refused(tmp_path: Path) -> None:
     identity = find_identity(objects)
     assert identity is None or not identity.importing
     assert identity is None or not identity.source
+
+
+@pytest.mark.parametrize("kill", range(1, 8))
+def test_a_log_is_left_alone_wherever_an_import_into_it_is_killed(tmp_path: Path, kill: int) -> None:
+    """Two tries, the first of which is killed; the log goes on after both."""
+    source, objects = tmp_path / "source", Deadly()
+    filled(source, starts=1)
+    make_identity(objects, lambda count: b"i" * count, 1)
+    rig = BucketRig(objects, tmp_path)
+    told = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
+    rig.log.commit()
+    rig.loop.run_until(lambda: told)
+    rig.kill()
+    journal = {name: objects.read(name).content for name in objects.list(SHARD)}
+    objects.left = kill
+    for _ in range(2):
+        with pytest.raises((Invalid, Killed)):
+            run(source, objects)
+        objects.left = -1
+    with pytest.raises(Invalid, match="has a log"):
+        run(source, objects)
+    identity = find_identity(objects)
+    assert identity is not None
+    assert not identity.importing
+    assert {name: objects.read(name).content for name in objects.list(SHARD)} == journal
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"kept"]
+    rig.log.close()
+
+
+def test_a_log_that_came_to_be_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """A broker that had looked before the import began leads the bucket while segments are copied."""
+    source, objects = tmp_path / "source", MemoryObjects()
+    filled(source, starts=1)
+    rigs: list[BucketRig] = []
+
+    def lead(progress: Progress) -> None:
+        if progress.step is Step.COPIED and not rigs:
+            rig = BucketRig(objects, tmp_path)
+            rigs.append(rig)
+            told = rig.append(rig.log.open_partition(1), [b"kept"], Level.STORED)
+            rig.log.commit()
+            rig.loop.run_until(lambda: told)
+            rig.kill()
+
+    with open_offline(source, Memory, RigLoop()) as offline, pytest.raises(Invalid, match="has a log"):
+        import_directory(offline, objects, objects, SystemClock(), lead)
+    identity = find_identity(objects)
+    assert identity is not None
+    assert not identity.importing
+    (rig,) = rigs
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"kept"]
+    rig.log.close()
+
+
+def test_a_directory_that_has_gone_on_since_is_not_mixed_with_what_it_was(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", Deadly()
+    filled(source, starts=1)
+    objects.left = 4
+    with pytest.raises(Killed):
+        run(source, objects)
+    rig = Rig(source)
+    rig.append(rig.log.partition(1), [b"more"])
+    rig.log.commit()
+    rig.log.close()
+    with pytest.raises(Invalid, match="or this directory has been written to since"):
+        run(source, objects)
+
+
+def test_an_object_that_somebody_removed_from_a_half_filled_bucket_is_copied_again(tmp_path: Path) -> None:
+    source, objects = tmp_path / "source", Deadly()
+    values, changes = filled(source, starts=1)
+    objects.left = 5
+    with pytest.raises(Killed):
+        run(source, objects)
+    for name in objects.list(f"{SHARD}segments/"):
+        objects.delete(name)
+    objects.left = -1
+    assert run(source, objects).again
+    check(objects, tmp_path / "cache", values, changes, epoch=3)
+
+
+def test_long_work_is_told_and_takes_no_more_memory_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "READ_BACK_BYTES", 10_000)
+    longest: list[int] = []
+
+    class Watched(MemoryObjects):
+        def read(self, name: str) -> Stored:
+            assert not name.startswith(f"{SHARD}segments/"), "read back whole"
+            return super().read(name)
+
+        def read_range(self, name: str, start: int, stop: int) -> bytes:
+            longest.append(stop - start)
+            return super().read_range(name, start, stop)
+
+    source, objects, told = tmp_path / "source", Watched(), list[Progress]()
+    values, changes = filled(source)
+    done = run(source, objects, told)
+    assert 0 < max(longest) <= bucket_store.CHUNK_BYTES
+    steps = {step: [progress for progress in told if progress.step is step] for step in Step}
+    for step in (Step.VERIFIED, Step.COPIED):
+        assert [progress.segments for progress in steps[step]] == list(range(1, done.segments + 1))
+        assert steps[step][-1].bytes == done.bytes
+    assert [progress.step for progress in told][-1] is Step.SEALED
+    check(objects, tmp_path / "cache", values, changes, epoch=5)
 
 
 def test_an_import_that_has_ended_may_be_run_again(tmp_path: Path) -> None:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from polywire.cluster.nodes import DIRECTORY, NODE_FORGOTTEN_S, NODE_TIMEOUT_S, WISH, Node, Nodes, Watch, Wish
+from polywire.cluster.nodes import (
+    DIRECTORY,
+    NODE_FORGOTTEN_S,
+    NODE_TIMEOUT_S,
+    WISH,
+    Node,
+    Nodes,
+    NodeState,
+    Watch,
+    Wish,
+    states,
+)
 from polywire.testing.memory_objects import MemoryObjects
 
 
@@ -69,3 +80,24 @@ def test_a_wish_is_found_and_nonsense_is_none() -> None:
     assert nodes.wished() == Wish("two", 4)
     objects.put(WISH, b"{}")
     assert nodes.wished() is None
+
+
+def test_what_each_does() -> None:
+    nodes = [Node(name, name, {}, start=start) for name, start in zip("oncis", (3, 4, -1, 0, 2), strict=True)]
+    assert [state for _, state in states(nodes, {"o", "n", "c", "i"})] == [
+        NodeState.DEPOSED,
+        NodeState.LEADS,
+        NodeState.TAKES_OVER,
+        NodeState.STANDS_BY,
+        NodeState.SILENT,
+    ]
+    assert states([], set()) == []
+
+
+def test_who_was_heard_of_is_alive() -> None:
+    watch, node = Watch("me"), Node("one", "a", {})
+    watch.see([node], 5.0)
+    watch.see([node], 5.0 + NODE_TIMEOUT_S - 0.1)
+    assert watch.alive([node]) == {"one"}
+    watch.see([node], 5.0 + NODE_TIMEOUT_S)
+    assert watch.alive([node]) == frozenset()

@@ -15,12 +15,13 @@ from polywire.clock import SystemClock
 from polywire.cluster.chain import ObjectChain
 from polywire.cluster.floor import Floor
 from polywire.cluster.journal_objects import SHARD, object_name
-from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.opening import Place, ShardOpening, open_shard
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid
 from polywire.log.log import FileLog
 from polywire.log.segments.format import read_footer
 from polywire.log.settings import LogSettings
 from polywire.store.objects import Objects
+from polywire.testing.clock import SimulatedClock
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, expecting
@@ -234,6 +235,39 @@ def test_nobody_sees_what_is_not_stored(tmp_path: Path) -> None:
     rig.loop.run_until(lambda: offsets)
     assert (partition.readable_offset, woken) == (1, [1])
     rig.log.close()
+
+
+def test_what_is_not_stored_is_told_in_bytes_and_seconds(tmp_path: Path) -> None:
+    held, clock = Event(), SimulatedClock()
+    objects = MemoryObjects(wait=lambda: wait_for(held))
+    opening = ShardOpening(
+        Place(objects, objects, tmp_path / "cache", "one", cache_bytes=1 << 20),
+        settings=STORED,
+        loop=(loop := RigLoop()),
+        clock=clock,
+        replay=Memory(),
+    )
+    opening.recover()
+    log = opening.begin()
+    partition = log.open_partition(1)
+    loop.run_until(lambda: opening.state().unstored_bytes == 0)
+    before = opening.state()
+    assert (before.shard, before.start, before.unstored_s) == ("0000", 1, 0.0)
+    objects.fail("create", ObjectFault.DELAY)
+    told: list[int] = []
+    for _ in range(2):
+        log.append(partition, batch_of([bytes(100)]), level=Level.STORED, done=expecting(told))
+        log.commit()
+        clock.advance(1.5)
+    now = opening.state()
+    assert now.unstored_bytes > 200
+    assert now.unstored_s == pytest.approx(3.0)
+    held.set()
+    loop.run_until(lambda: len(told) == 2)
+    after = opening.state()
+    assert (after.unstored_bytes, after.unstored_s) == (0, 0.0)
+    assert after.objects > before.objects
+    log.close()
 
 
 def test_who_was_deposed_acknowledges_nothing(tmp_path: Path) -> None:

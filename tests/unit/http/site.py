@@ -15,10 +15,12 @@ from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
+from polywire.cluster.opening import ShardState
+from polywire.durations import Durations
 from polywire.errors import PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
-from polywire.http.process import ConnectionView, Durations, Traffic
+from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 
@@ -32,6 +34,7 @@ class Process:
     connections_max: int = 100
     receive_buffer_bytes: int = 0
     open: list[ConnectionView] = field(default_factory=list)
+    view: BucketView | None = None
 
     def connections(self) -> Iterable[ConnectionView]:
         return self.open
@@ -45,11 +48,39 @@ class Process:
     def requests(self) -> Mapping[tuple[str, str], Durations]:
         return {("kafka", "produce"): Durations()}
 
+    def bucket(self) -> BucketView | None:
+        return self.view
+
     def listeners(self) -> Mapping[str, str]:
         return {"kafka": "127.0.0.1:9094"}
 
     def settings(self) -> Sequence[tuple[str, object]]:
         return [("data_dir", "polywire-data"), ("partition_count", 3)]
+
+
+def bucket_view(*, priced: bool = True) -> BucketView:
+    """A broker that leads, with another that stands by."""
+    taken, slow = Durations(), Durations()
+    for durations, seconds in ((taken, 0.03), (taken, 0.04), (slow, 99.0)):
+        durations.observe(seconds)
+    return BucketView(
+        url="s3://bucket/log",
+        id="ab" * 16,
+        node="one",
+        shard=ShardState("0000", 3, 9, unstored_bytes=4096, unstored_s=0.25, cached_bytes=1 << 20),
+        objects_max=1000,
+        cached_bytes_max=1 << 30,
+        led=2,
+        deposed=1,
+        put_bytes=5000,
+        got_bytes=700,
+        requests=[BucketRequests("create", "done", taken), BucketRequests("read", "failed", slow)],
+        charges=[
+            BucketCharge("put", 2000, 0.005 if priced else None),
+            BucketCharge("get", 10, 0.0 if priced else None),
+        ],
+        nodes=[BucketNode("one", "leads", 3), BucketNode("two", "stands by", None)],
+    )
 
 
 class Peer:

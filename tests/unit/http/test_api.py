@@ -18,7 +18,7 @@ from polywire.http.process import ConnectionView
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.types import Level, PositionKind, TopicName
-from tests.unit.http.site import Answer, Site
+from tests.unit.http.site import Answer, Site, bucket_view
 from tests.unit.http.test_guard import CHANGE, basic
 
 ENDPOINTS = Api(None, None).table()  # type: ignore[arg-type]  # only its table is looked at
@@ -199,6 +199,16 @@ def test_lists_have_limits_and_say_so(site: Site, monkeypatch: pytest.MonkeyPatc
     for path, name in (("/topics", "topics"), ("/groups", "groups"), ("/connections", "connections")):
         found = get(site, path).json
         assert (len(found[name]), found["more"]) == (2, True)
+
+
+def test_the_overview_tells_of_the_bucket(site: Site) -> None:
+    assert get(site, "/overview").json["bucket"] is None
+    site.process.view = bucket_view()
+    told = get(site, "/overview").json["bucket"]
+    assert (told["node"], told["epoch"], told["unstored_bytes"], told["unstored_seconds"]) == ("one", 3, 4096, 0.25)
+    assert told["nodes"][1] == {"name": "two", "state": "stands by", "epoch": None}
+    assert [(one["requests"], one["p99_s"]) for one in told["requests"]] == [(2, 0.05), (1, None)]
+    assert told["charges"][0] == {"kind": "put", "requests": 2000, "price": 0.005, "cost": 0.01}
 
 
 def test_overview_settings_and_users_hold_no_secret(site: Site) -> None:

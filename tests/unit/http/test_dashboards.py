@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from polywire.server.standby_health import METRICS
 from polywire.types import PositionKind
-from tests.unit.http.site import Site
+from tests.unit.http.site import Site, bucket_view
 from tests.unit.http.test_metrics import fill, told
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -21,9 +23,11 @@ PANEL_EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target 
 
 
 def names(site: Site) -> set[str]:
+    site.process.view = bucket_view()
     fill(site, "orders", 5)
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
-    return {name for name, *_ in told(site)}
+    standing_by = {family.name for family in text_string_to_metric_families(METRICS % 1)}
+    return {name for name, *_ in told(site)} | standing_by
 
 
 @pytest.mark.parametrize("expression", [*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])

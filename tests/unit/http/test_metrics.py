@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from polywire.durations import Durations
 from polywire.http import metrics
-from polywire.http.process import Durations
 from polywire.http.slices import Slices
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level, PositionKind, TopicName
-from tests.unit.http.site import Site
+from tests.unit.http.site import Site, bucket_view
 
 
 def told(site: Site) -> dict[tuple[str, ...], float]:
@@ -99,6 +100,42 @@ def test_names_of_peers_do_not_break_a_line(site: Site) -> None:
     name = 'a"b\\c'
     fill(site, name, 1)
     assert told(site)["polywire_topic_records_total", name] == 1
+
+
+def test_a_bucket_is_told_where_there_is_one(site: Site) -> None:
+    assert not [name for name, *_ in told(site) if name.startswith("polywire_bucket_")]
+    site.process.view = bucket_view()
+    found = told(site)
+    name = "polywire_bucket"
+    assert found[f"{name}_leads", "0000"] == 1
+    assert found[f"{name}_epoch", "0000"] == 3
+    assert found[f"{name}_unstored_bytes", "0000"] == 4096
+    assert found[f"{name}_unstored_seconds", "0000"] == 0.25
+    assert found[f"{name}_journal_objects", "0000"] == 9
+    assert found[f"{name}_node", "stands by", "two"] == 1
+    assert found[f"{name}_changes_total", "leading"] == 2
+    assert found[f"{name}_request_seconds_count", "create", "done"] == 2
+    assert found[f"{name}_request_seconds_count", "failed", "read"] == 1
+    assert found[f"{name}_bytes_total", "put"] == 5000
+    assert found[f"{name}_requests_total", "put"] == 2000
+    assert found[f"{name}_cost_total", "put"] == pytest.approx(0.01)
+
+
+def test_without_prices_nothing_is_said_of_cost(site: Site) -> None:
+    site.process.view = bucket_view(priced=False)
+    names = {name for name, *_ in told(site)}
+    assert "polywire_bucket_requests_total" in names
+    assert "polywire_bucket_cost_total" not in names
+
+
+def test_quantiles_are_bounds() -> None:
+    durations = Durations((0.1, 1.0))
+    assert durations.quantile(0.99) == 0.0
+    for seconds in (0.05, 0.06, 0.5):
+        durations.observe(seconds)
+    assert (durations.quantile(0.5), durations.quantile(0.99)) == (0.1, 1.0)
+    durations.observe(2.0, count=9)
+    assert durations.quantile(0.99) == inf
 
 
 def test_durations_are_cumulative() -> None:

@@ -10,6 +10,7 @@ import pytest
 from polywire.cluster.nodes import Node, Nodes
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server import standby
+from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import ServeConfig
 from polywire.server.standby import UNHEARD, Presence
 from polywire.store.url import open_bucket
@@ -34,7 +35,8 @@ def test_who_can_say_nothing_is_deposed(tmp_path: Path, monkeypatch: pytest.Monk
         told.append(reason)
         deposed.set()
 
-    presence = Presence(ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one"))
+    config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one")
+    presence = Presence(config, BucketWatch(config))
     presence.say({}, 3, on_deposed)
     assert not deposed.wait(0.5), "it is heard"
     out.set()

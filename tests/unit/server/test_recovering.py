@@ -15,11 +15,11 @@ from polywire.clock import SystemClock
 from polywire.cluster.journal_objects import SHARD
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server import bucket as server_bucket
-from polywire.server import lifecycle, standby
+from polywire.server import bucket_watch, lifecycle
+from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.standby_health import ALONE
-from polywire.store import url
 from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
 
@@ -45,8 +45,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
         return found
 
     monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # or it takes all tests with it
-    monkeypatch.setattr(url, "open_bucket", opened)
-    monkeypatch.setattr(standby, "open_bucket", opened)
+    monkeypatch.setattr(bucket_watch, "open_bucket", opened)
     return found
 
 
@@ -83,7 +82,7 @@ async def ask(config: ServeConfig, path: str) -> bytes:
 
 
 async def serve(config: ServeConfig) -> int:
-    return await lifecycle.serve_in_turn(config, LineLimit(SystemClock()), deposed=False)
+    return await lifecycle.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), deposed=False)
 
 
 def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket: Silent) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from polywire.server import standby_health
 from polywire.server.config import Address
-from polywire.server.standby_health import ALONE, ASKING_MAX, CARRYING, StandbyHealth
+from polywire.server.standby_health import ALONE, ASKING_MAX, CARRYING, METRICS, StandbyHealth
 
 
 async def ask(address: Address, request: bytes) -> bytes:
@@ -36,7 +36,10 @@ def test_what_is_told() -> None:
         assert found.startswith(b"HTTP/1.1 200 ")
         assert found.endswith(CARRYING.encode())
         assert (await ask(address, b"HEAD /livez HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
-        assert (await ask(address, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        found = await ask(address, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 200 ")
+        assert found.endswith(b'polywire_bucket_leads{shard="0000"} 0\n' + METRICS.encode().partition(b"0\n")[2] % 1)
+        assert (await ask(address, b"GET /api/v1/overview HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
         for wrong in (b"POST /livez HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"\x00 \xff\r\n\r\n"):
             assert (await ask(address, wrong)).startswith(b"HTTP/1.1 405 ")
         assert await ask(address, b"GET " + bytes(40_000)) == b""

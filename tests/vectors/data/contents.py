@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
     names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
     if names:
         return {name: plain(getattr(value, name)) for name in names}
-    assert value is None or isinstance(value, str | int | bool), type(value)
+    assert value is None or isinstance(value, str | int | float | bool), type(value)
     return value
 
 

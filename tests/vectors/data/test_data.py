@@ -7,6 +7,7 @@ sealed), and ``contents.json``, what the code that wrote it read from it: every 
 * ``state-2``: Kafka beside them: idempotent producers, positions with a text and a leader epoch, topics with settings of that wire.
 * ``state-3``: groups of Kafka's newer protocol and classic ones, one shared with another wire; transactions of several partitions and groups
   that were committed, aborted, and are open in a sealed segment and in the journal; a user with verifiers of SCRAM. See ``test_newer``.
+* ``state-4``: the same, and classic groups whose members have settled, in the snapshot and in the journal. See ``test_settled``.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def test_a_difference_is_seen() -> None:
 
 
 def test_there_is_a_directory_of_every_shape_of_the_state() -> None:
-    assert DIRECTORIES == ["state-1", "state-2", "state-3"]
+    assert DIRECTORIES == ["state-1", "state-2", "state-3", "state-4"]
     for name in DIRECTORIES:
         assert (HERE / name / "data.tar.xz").stat().st_size < 64 * 1024
 

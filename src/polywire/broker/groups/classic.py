@@ -29,7 +29,7 @@ from polywire.broker.groups.classic_members import (
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
 BROKER: Final = "broker"  # who leads a group whose members share with others; no member is called so
-SEATS_MAX: Final = 250  # of members in topics, where a group is shared: all are taken at once, some 60 us each
+SEATS_MAX: Final = 2_000  # of members in topics, where a group is shared: some 60 us each, twice in a generation
 TOPICS_MAX: Final = 100_000  # that members name, each for itself: some 5 ms whenever all of them are put together
 PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
 
@@ -83,6 +83,7 @@ class ClassicGroup:
         "_supported",
         "_topics",
         "bytes",
+        "changes",
         "generation",
         "is_shared",
         "leader",
@@ -104,6 +105,7 @@ class ClassicGroup:
         self.bytes = 0
         self.is_shared = False
         self.revision = 0
+        self.changes = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
         self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
@@ -135,8 +137,7 @@ class ClassicGroup:
         return self._members.get(member_id)
 
     def can_be_shared(self, join: Join | None = None) -> bool:
-        """Whether the broker can assign for all of them, and for one more: it can write for them, and has seats for them, which are taken at
-        once."""
+        """Whether the broker can assign for all of them, and for one more: it can write for them, and has seats for them."""
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
         return all(one.writing is not None for one in joins) and sum(len(one.topics) for one in joins) <= SEATS_MAX
@@ -247,6 +248,7 @@ class ClassicGroup:
 
     def _put(self, member: Member) -> None:
         self._members[member.id] = member
+        self.changes += 1
         self._topics = None
         self._supported.update(list(member.metadata))
         if member.join.instance_id is not None:
@@ -255,6 +257,7 @@ class ClassicGroup:
 
     def _take(self, member: Member) -> None:
         del self._members[member.id]
+        self.changes += 1
         self._topics = None
         self._supported.subtract(list(member.metadata))
         self._supported = +self._supported
@@ -392,7 +395,6 @@ class ClassicGroup:
             self._assign(member, b"")
         if self.is_shared:
             self.leader = BROKER
-            self._go(Phase.STABLE)
         for member in joined:
             member.is_joining = member.is_new = False
             member.heard_at = now
@@ -440,6 +442,12 @@ class ClassicGroup:
         member.is_syncing = True
         if self.phase is Phase.STABLE:
             self._answer_synced(now)
+
+    def settle(self, now: float) -> None:
+        """The broker has assigned to all members of a group that is shared."""
+        assert self.leader == BROKER, "where a member leads it settles the group"
+        self._go(Phase.STABLE)
+        self._answer_synced(now)
 
     def assign(self, member_id: str, assignment: bytes) -> None:
         """What the broker assigns to a member of a group that is shared. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
@@ -560,7 +568,8 @@ class ClassicGroup:
             self._complete_if_all_joined(now)
         elif due:
             self._ends_at = math.inf
-            self._remove([member for member in self._members.values() if not member.has_synced], now)
+            late = [member for member in self._members.values() if not member.has_synced]
+            self._remove([member for member in late if self.leader != BROKER or not member.is_syncing], now)
 
     def end(self) -> None:
         """The group is deleted. Raises Conflict(GROUP_NOT_EMPTY)."""

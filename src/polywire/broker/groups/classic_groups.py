@@ -9,7 +9,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced, Writing
-from polywire.broker.groups.classic_sharing import Sharing
+from polywire.broker.groups.classic_sharings import Sharings
 from polywire.broker.groups.classic_stored import restored, stored
 from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator
@@ -26,6 +26,7 @@ from polywire.broker.groups.seats import Seats
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, group_size
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
@@ -59,8 +60,10 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here; ``has_begun``: it had a member; ``generation``: the last that was seen; ``sharing``: while it has
-    members of other wires; ``kept``: the revision that is in the journal. Invariant: ``owner`` is charged for ``members`` and ``bytes``."""
+    """A group and what belongs to it here; ``has_begun``: it had a member; ``kept``: the revision that is in the journal.
+
+    Invariant: ``owner`` is charged for ``members`` and ``bytes``.
+    """
 
     group: ClassicGroup
     owner: int
@@ -69,9 +72,7 @@ class _Entry:
     by: Caller = NOBODY
     empty_at: float = 0.0
     has_begun: bool = False
-    generation: int = 0
     kept: int = 0
-    sharing: Sharing | None = None
     waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
@@ -91,8 +92,8 @@ class ClassicGroups:
         "_host",
         "_limits",
         "_loop",
-        "_seats",
         "_settings",
+        "_sharings",
         "_state",
         "_table",
     )
@@ -109,6 +110,7 @@ class ClassicGroups:
         coordinator: Coordinator,
         seats: Seats,
         table: dict[str, ClassicGroup],
+        sliced: SlicedWork,
     ) -> None:
         self._host = host
         self._state = state
@@ -117,8 +119,16 @@ class ClassicGroups:
         self._clock = clock
         self._commits = commits
         self._coordinator = coordinator
-        self._seats = seats
         self._table = table
+        self._sharings = Sharings(
+            seats=seats,
+            coordinator=coordinator,
+            table=table,
+            sliced=sliced,
+            loop=loop,
+            clock=clock,
+            on_seated=self._on_seated,
+        )
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
         coordinator.on_meeting(self._meet)
@@ -144,10 +154,11 @@ class ClassicGroups:
         if not join.member_id:
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + join.size, owner=entry.owner)
         try:
-            if has_others and entry.sharing is None:
-                self._share(entry, by)
+            if has_others and not entry.group.is_shared:
+                self._sharings.share(entry.group, by)
             member = entry.group.join(join, new_id=new_id, now=self._clock.monotonic())
-            self._joined(entry, member, by)
+            entry.by = by
+            self._sharings.joined(entry.group, member, by)
             entry.owner = self._inherit(entry, heir(entry.owner, by))
             self._wait(entry, member, Asked.JOIN, done)
         finally:
@@ -170,11 +181,11 @@ class ClassicGroups:
 
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
         """Refuse who cannot be assigned to where others are; returns whether they are."""
-        sharing = None if entry is None else entry.sharing
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
             pass  # others may have come since
-        has_others = sharing is not None or any(self._coordinated(group, topic) for topic in there)
+        is_shared = entry is not None and entry.group.is_shared
+        has_others = is_shared or any(self._sharings.has_others(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
         if has_others and not known.can_be_shared(join):
             raise Conflict(
@@ -188,87 +199,26 @@ class ClassicGroups:
     def _meet(self, group: str, topic: str) -> None:
         """Somebody on another wire is about to join: a group that has shared the work out itself does so no more.
 
-        Raises Conflict(GROUP_PROTOCOL_MISMATCH) where the broker cannot assign to its members, Busy(BUSY, DISK_FULL).
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH) where the broker cannot assign to its members.
         """
         entry = self._entries.get(group)
-        if entry is None or entry.sharing is not None or not entry.group.reads(topic):
+        self._sharings.met(group)
+        if entry is None or entry.group.is_shared or not entry.group.reads(topic):
             return
         if not entry.group.can_be_shared():
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
                 f"members of the group share the topic out themselves, as Kafka's do group={group!r} topic={topic!r}",
             )
-        self._share(entry, entry.by)
+        self._sharings.share(entry.group, entry.by)
         entry.group.rebalance(self._clock.monotonic())
         self._settle(entry)
 
-    def _share(self, entry: _Entry, by: Caller) -> None:
-        """From the next generation on the broker assigns."""
-        sharing = Sharing(entry.group.name, self._seats, by)
-        entry.sharing = sharing  # first, so that its own members are no others to it
-        try:
-            sharing.begin(entry.group)
-        except BrokerError:
-            sharing.end()
-            entry.sharing = None
-            raise
-        entry.group.is_shared = True
-
-    def _unshare(self, entry: _Entry) -> None:
-        """From the next generation on members share the work out themselves again."""
-        if entry.sharing is not None:
-            entry.sharing.end()
-            entry.sharing, entry.group.is_shared = None, False
-
-    def _joined(self, entry: _Entry, member_id: str, by: Caller) -> None:
-        entry.by = by
-        if entry.sharing is None:
-            return
-        entry.sharing.by = by
-        member = entry.group.member(member_id)
-        if member is not None:
-            entry.sharing.joined(member)
-
-    def _follow(self, entry: _Entry) -> None:
-        """Whoever is a member has a seat where the group is shared; with the last of them that ends."""
-        is_new, entry.generation = entry.generation != entry.group.generation, entry.group.generation
-        if entry.sharing is None:
-            return
-        try:
-            if entry.group.has_members:
-                entry.sharing.follow(entry.group, is_new=is_new)
-            else:
-                self._unshare(entry)
-        except (
-            BrokerError
-        ):  # too many members, or the disk is full: they have what they have, and it is due to try again
-            entry.generation = -1
-
-    def _deal_again(self, entry: _Entry, now: float) -> None:
-        """Have members of a shared group join anew where they should have something else, or nobody is left to share with."""
-        sharing, group = entry.sharing, entry.group
-        if sharing is None or group.phase is not Phase.STABLE:
-            return
-        has_others = sharing.has_others(group.topics)
-        if not has_others:
-            self._unshare(entry)
-        if not has_others or entry.generation != group.generation or sharing.is_due(group):
-            group.rebalance(now)
-            self._settle(entry)
-
-    def _assign(self, entry: _Entry, member_id: str) -> None:
-        """What a member of a shared group is about to ask for."""
-        group = entry.group
-        if entry.sharing is None or group.phase is not Phase.STABLE:
-            return
-        member = group.member(member_id)
-        if member is not None and member.join.writing is not None:
-            group.assign(member_id, member.join.writing.encode(entry.sharing.share(member)))
-
-    def _coordinated(self, group: str, topic: str) -> bool:
-        """Whether the coordinator's group of this name has members."""
-        found = self._coordinator.view(group, topic)
-        return found is not None and bool(found.members)
+    def _on_seated(self, group: str) -> None:
+        """The members of a group that is shared have their assignments."""
+        entry = self._entries[group]
+        entry.group.settle(self._clock.monotonic())
+        self._settle(entry)
 
     def _begin(self, group: str, by: Caller) -> _Entry:
         owner = heir(UNOWNED, by)
@@ -294,11 +244,11 @@ class ClassicGroups:
             topics = {topic for member in found.members for topic in member.topics}
             there = topics & self._state.group_topics.get(found.name, frozenset())
             is_late = self._last_generation(found.name) > found.generation
-            if is_late or any(self._coordinated(found.name, topic) for topic in there):
+            if is_late or any(self._sharings.has_others(found.name, topic) for topic in there):
                 ended.append(changes.ClassicGroupDeleted(found.name))
                 continue
             group = restored(found, self._limits, writing, self._clock.monotonic())
-            entry = _Entry(group, found.owner, by=Caller(None, found.owner), generation=group.generation)
+            entry = _Entry(group, found.owner, by=Caller(None, found.owner))
             entry.kept = group.revision
             self._state.usage.charge(Kind.GROUPS, entry.owner, 1, group_size(found.name, ""))
             self._settle(self._add(entry))
@@ -356,7 +306,7 @@ class ClassicGroups:
             assert done is not None, "only who asked is answered"
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
-        self._follow(entry)
+        self._sharings.follow(group)
         self._keep(entry)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
@@ -418,8 +368,6 @@ class ClassicGroups:
         """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
-            if generation == entry.group.generation:
-                self._assign(entry, member_id)
             entry.group.sync(
                 member_id,
                 generation,
@@ -438,7 +386,9 @@ class ClassicGroups:
     ) -> None:
         """A sign of life. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
         entry, now = self._find(group, member_id, by), self._clock.monotonic()
-        self._deal_again(entry, now)
+        if self._sharings.is_due(entry.group):
+            entry.group.rebalance(now)
+            self._settle(entry)
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
     def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NOBODY) -> None:
@@ -495,24 +445,12 @@ class ClassicGroups:
         refused: dict[str, BrokerError] = {}
         for topic, commits in positions.items():
             try:
-                self._check_seat(group, topic, member_id, commits, by)
+                self._sharings.check(group, topic, member_id, commits, by)
                 made.append(self._commits.stored_of_members(topic, commits, group, generation=generation, by=by))
             except BrokerError as error:
                 refused[topic] = error
         self._host.change_all(made, level=level, done=done)
         return refused
-
-    def _check_seat(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
-        """Refuse positions of what others read, where members of other wires are in the group."""
-        if not self._coordinated(group, topic):
-            return
-        entry = self._entries.get(group)
-        member = None if entry is None or entry.sharing is None else entry.group.member(member_id)
-        if member is None:
-            raise Missing(
-                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
-            )
-        self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=member.join.wire, by=by)
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """All positions of a group in a topic, by partition number."""
@@ -544,16 +482,17 @@ class ClassicGroups:
         entry = self._entries.get(group)
         if entry is not None and entry.members:
             known = entry.group
-            members = (*known.members, *self._others(group, () if entry.sharing is None else entry.sharing))
+            members = (*known.members, *self._others(group))
             return ClassicView(group, known.phase, known.protocol_type, known.protocol, members)
         topics = self.topics(group)
-        members = self._others(group, ())
+        members = self._others(group)
         if entry is None and not topics:
             return None
         return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=members)
 
-    def _others(self, group: str, ours: Container[str]) -> tuple[MemberView, ...]:
+    def _others(self, group: str) -> tuple[MemberView, ...]:
         """Members that the coordinator knows beside those of a classic group."""
+        ours = self._sharings.seats(group)
         views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
         found = {
             member.id: MemberView(member.id, None, member.wire, "", b"", b"")
@@ -572,7 +511,7 @@ class ClassicGroups:
     def has_readers(self, group: str, topic: str) -> bool:
         """Whether members of a group read a topic, as far as they say."""
         entry = self._entries.get(group)
-        return self._coordinated(group, topic) or (entry is not None and entry.group.reads(topic))
+        return self._sharings.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
         self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Completion[int] | None = None
@@ -587,7 +526,7 @@ class ClassicGroups:
         self._host.check_owner(by, self.owner(group), "group", group)
         for topic in topics:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
-            if self._coordinated(group, topic):
+            if self._sharings.has_others(group, topic):
                 raise Conflict(
                     ErrorCode.GROUP_NOT_EMPTY, f"the group has members of other wires group={group!r} topic={topic!r}"
                 )

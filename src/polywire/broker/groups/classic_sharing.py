@@ -1,112 +1,251 @@
-"""Classic groups whose members share topics with members of other wires: the broker assigns, and the members think that one of them did
+"""One classic group whose members share topics with members of other wires: the broker assigns, and the members think that one of them did
 (concepts: groups#one-group-for-all).
 
-Promises: what a member still reads is nobody else's. Must not know: wires, how assignments are written, when a generation begins.
+Promises: what a member still reads is nobody else's; seats are taken and given back step by step, each short whatever the group has.
+Must not know: wires, how assignments are written, when a generation begins, loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from polywire.broker.groups.classic import ClassicGroup
+from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Member
+from polywire.broker.groups.group import Group
 from polywire.broker.groups.seats import Seat, Seats
 from polywire.broker.owners import Caller
+from polywire.errors import BrokerError, Conflict, ErrorCode
+
+SEATS_AT_ONCE_MAX: Final = 25  # taken in a step: some 60 us each
+LOOKS_AT_ONCE_MAX: Final = (
+    250  # topics that a heartbeat has looked at, some 5 us each; the next one goes on behind them
+)
 
 
 class Sharing:
-    """The seats of one group's members.
+    """The seats of one group's members. ``generation``: that this was last told of; ``_known``: who came and went until then.
 
-    Invariant: ``_taken`` has one for each that was a member when this last looked. ``_dealt``: what the shares of this generation follow
-    from. ``_lacks``: what others had to let go of when somebody got less than its share, and how often they had by then.
+    ``has_failed``: something could not be stored, so members have what they have, and it is due to try again.
+    Invariant: ``_taken`` has a seat for each that was a member when this last looked, ``_leaving`` those of others that are still somebody's;
+    ``_untaken``: topics of members whose seats there may be missing. ``_freed``: topics in which somebody has let go of something.
+    ``_dealing``: what is left of dealing out. ``_dealt``: what the shares of this generation follow from. ``_lacks``: what others had to let
+    go of when somebody got less than its share, and how often they had by then. ``_looked``: the topic of these that is looked at next;
+    ``_alone``: how many in a row had no others.
     """
 
-    __slots__ = ("_dealt", "_lacks", "_name", "_seats", "_taken", "by")
+    __slots__ = (
+        "_alone",
+        "_dealing",
+        "_dealt",
+        "_freed",
+        "_known",
+        "_lacks",
+        "_leaving",
+        "_looked",
+        "_name",
+        "_seats",
+        "_taken",
+        "_untaken",
+        "by",
+        "generation",
+        "has_failed",
+    )
 
     def __init__(self, name: str, seats: Seats, by: Caller) -> None:
         """by: whose the seats are."""
         self._name: Final = name
         self._seats: Final = seats
+        self.generation = -1
         self._taken: dict[str, Seat] = {}
-        self._dealt: object = None
+        self._leaving: dict[str, Seat] = {}
+        self._untaken: dict[str, Collection[str]] = {}
+        self._freed: dict[bytes, None] = {}
+        self._dealing: Iterator[None] | None = None
+        self._dealt: dict[str, object] = {}
         self._lacks: dict[bytes, int] = {}
+        self._looked = 0
+        self._alone = 0
+        self._known = -1
         self.by = by
+        self.has_failed = False
 
     def __contains__(self, seat: object) -> bool:
-        return seat in self._taken
+        return seat in self._taken or seat in self._leaving
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has a seat."""
+        return not self._taken and not self._leaving
+
+    # What happens to the group
 
     def begin(self, group: ClassicGroup) -> None:
         """Others have come to a group whose members shared the work out themselves: what these read is theirs until they join again."""
+        self.generation = group.generation
         self.follow(group)
         for member in group.everybody:
-            seat = self._taken[member.seat]
             for topic, partitions in member.reading.items():
-                if topic in seat.topics:
-                    self._seats.held(self._name, seat.topics[topic]).take(seat.id, partitions)
+                if topic in member.join.topics:
+                    self._seats.hold(self._name, self._taken[member.seat], topic, partitions)
 
     def end(self) -> None:
-        """Nobody has a seat any more. Raises Busy(DISK_FULL)."""
-        for id_ in list(self._taken):
-            self._seats.end(self._name, self._taken[id_], ())
-            del self._taken[id_]
+        """Nobody is to have a seat any more."""
+        self._leaving |= self._taken
+        self._taken.clear()
+        self._untaken.clear()
+        self._dealing, self.has_failed = None, False
 
-    def follow(self, group: ClassicGroup, *, is_new: bool = False) -> None:
-        """Members have seats, and nobody else. is_new: a generation has begun, for which they may have said something else.
-
-        Raises as ``Coordinator.join``.
-        """
+    def follow(self, group: ClassicGroup) -> None:
+        """Members are to have seats, and nobody else; in another generation for what they say then."""
+        is_new, self.generation = group.generation != self.generation, group.generation
+        if not is_new and self._known == group.changes:
+            return
+        self._known = group.changes
         members = {member.seat: member for member in group.everybody}
         for id_ in self._taken.keys() - members.keys():
-            self._seats.end(self._name, self._taken[id_], ())
-            del self._taken[id_]
+            self._leaving[id_] = self._taken.pop(id_)
+            self._untaken.pop(id_, None)
         for id_ in members if is_new else members.keys() - self._taken.keys():
             join = members[id_].join
-            seat = self._taken.setdefault(id_, Seat(id_, join.wire))
-            self._seats.take(self._name, seat, join.topics, assignor=None, by=self.by)
+            if id_ not in self._taken:
+                self._taken[id_] = self._leaving.pop(id_, Seat(id_, join.wire))
+            self._untaken[id_] = join.topics
         if is_new:
-            self._dealt, self._lacks = self._deal(group), {}
+            self._dealing, self.has_failed = self._deal_out(group), False
 
     def joined(self, member: Member) -> None:
-        """A member joins (again): it reads no more than it says."""
-        seat = self._taken.get(member.seat)
-        if seat is None:
-            return
-        for topic, id_ in seat.topics.items():
+        """A member joins (again), for another generation: it reads no more than it says."""
+        seat = self._taken.get(member.seat) or self._leaving.get(member.seat)
+        for topic, id_ in () if seat is None else seat.topics.items():
             held = self._seats.held(self._name, id_)
-            held.release(seat.id, held.of(seat.id) - frozenset(member.join.kept.get(topic, ())))
-        self._seats.hand_over(self._name, seat.topics.values())
+            held.release(member.seat, held.of(member.seat) - frozenset(member.join.kept.get(topic, ())))
+            self._freed[id_] = None
 
-    def share(self, member: Member) -> dict[str, Collection[int]]:
+    # What follows from it, step by step
+
+    def step(self, group: ClassicGroup | None) -> bool:
+        """Do one of the things that are left to do; whether there was any. group: None once it is not shared."""
+        if group is None or group.phase is not Phase.COMPLETING:
+            self._dealing = None
+        todo = self._todo()
+        if todo is None:
+            return False
+        try:
+            todo()
+        except BrokerError:  # too many members, or the disk is full
+            self._dealing = None if todo == self._deal_on else self._dealing
+            self.has_failed = True
+        return True
+
+    def _todo(self) -> Callable[[], None] | None:
+        for left, todo in ((self._leaving, self._leave), (self._untaken, self._take), (self._freed, self._hand_over)):
+            if left and not self.has_failed:
+                return todo
+        return None if self._dealing is None else self._deal_on
+
+    def _leave(self) -> None:
+        id_, seat = next(iter(self._leaving.items()))
+        if seat.topics:
+            self._seats.end_in(self._name, seat, next(iter(seat.topics)))
+        if not seat.topics:
+            del self._leaving[id_]
+
+    def _take(self) -> None:
+        id_, topics = next(iter(self._untaken.items()))
+        seat = self._taken[id_]
+        unread = next((topic for topic in seat.topics if topic not in topics), None)
+        if unread is not None:
+            self._seats.end_in(self._name, seat, unread)
+        elif self._seats.take(self._name, seat, topics, assignor=None, by=self.by, at_most=SEATS_AT_ONCE_MAX):
+            del self._untaken[id_]
+
+    def _hand_over(self) -> None:
+        id_ = next(iter(self._freed))
+        self._seats.hand_over(self._name, (id_,))
+        del self._freed[id_]
+
+    def _deal_on(self) -> None:
+        assert self._dealing is not None, "there is something to deal out"
+        if next(self._dealing, self) is self:
+            self._dealing = None
+
+    def _deal_out(self, group: ClassicGroup) -> Iterator[None]:
+        """Assign to all members, who have seats by now; what changes meanwhile is noticed later, because it is looked at first."""
+        dealt: dict[str, object] = {}
+        for topic in group.topics:
+            dealt[topic] = self._deal(topic, self._seats.group_in(self._name, topic))
+            yield
+        self._dealt, self._lacks, self._looked, self._alone = dealt, {}, 0, 0
+        for id_ in [member.id for member in group.everybody]:
+            found: dict[str, Collection[int]] = {}
+            for topic in list(self._seat(group, id_).topics):
+                self._share(self._seat(group, id_), topic, found)
+                yield
+            member = group.member(id_)
+            if member is not None and member.join.writing is not None:
+                group.assign(id_, member.join.writing.encode(found))
+
+    def _seat(self, group: ClassicGroup, id_: str) -> Seat:
+        member = group.member(id_)
+        assert member is not None, "who goes ends the generation"
+        return self._taken[member.seat]
+
+    def _share(self, seat: Seat, topic: str, found: dict[str, Collection[int]]) -> None:
         """What a member reads in this generation: of its share what nobody else has to let go of."""
-        seat, found = self._taken.get(member.seat), dict[str, Collection[int]]()
-        if seat is None:
-            return found
-        shares = self._seats.shares(self._name, seat)
-        for topic, id_ in seat.topics.items():
-            if id_ not in shares:
-                continue
-            partitions, _, held = shares[id_]
-            held.take(seat.id, partitions)
-            found[topic] = sorted(held.of(seat.id) & set(partitions))
-            if len(found[topic]) < len(partitions):
-                self._lacks[id_] = held.releases
-        return found
+        share = self._seats.share(self._name, seat, topic)
+        if share is None:
+            return
+        share.holdings.take(seat.id, share.partitions)
+        found[topic] = sorted(share.holdings.of(seat.id) & set(share.partitions))
+        if len(found[topic]) < len(share.partitions):
+            self._lacks[seat.topics[topic]] = share.holdings.releases
+
+    # Looking
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Whether members should have something else than they were dealt, or can have what others held."""
-        if any(self._seats.held(self._name, id_).releases != releases for id_, releases in self._lacks.items()):
+        """Whether members should have something else than they were dealt, or can have what others held. Of many topics some are looked at,
+        and others the next time."""
+        is_other = [self._look_at(topic) for topic in self._next_topics()]
+        if any(is_other) or self.has_failed or group.topics != self._dealt.keys():
             return True
-        return self._deal(group) != self._dealt
+        return any(self._seats.held(self._name, id_).releases != releases for id_, releases in self._lacks.items())
 
-    def has_others(self, topics: Collection[str]) -> bool:
-        """Whether there are members that are none of this group."""
-        found = (self._seats.group_in(self._name, topic) for topic in topics)
-        return any(member.id not in self._taken for there in found if there is not None for member in there.members)
+    def _next_topics(self) -> Collection[str]:
+        topics, first = list(self._dealt), self._looked
+        count = min(len(topics), LOOKS_AT_ONCE_MAX)
+        self._looked = (first + count) % max(len(topics), 1)
+        return [topics[(first + at) % len(topics)] for at in range(count)]
 
-    def _deal(self, group: ClassicGroup) -> object:
-        found = {topic: self._seats.group_in(self._name, topic) for topic in group.topics}
-        return {
-            topic: (self._seats.topic_id(topic), there and (there.order, there.partition_count, there.assignor))
-            for topic, there in found.items()
-        }
+    def _look_at(self, topic: str) -> bool:
+        """Whether another deal than that of this generation is right by now."""
+        there = self._seats.group_in(self._name, topic)
+        has_others = there is not None and any(member.id not in self for member in there.members)
+        self._alone = 0 if has_others else self._alone + 1
+        return self._deal(topic, there) != self._dealt[topic]
+
+    def met(self) -> None:
+        """Somebody is about to join, perhaps in a topic that was looked at already."""
+        self._alone = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are members of this group only, as far as was looked since others came."""
+        return self._alone >= len(self._dealt) > 0
+
+    def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
+        """Refuse partitions that a member does not read; whether it is known what it reads there. Raises Conflict(PARTITION_NOT_ASSIGNED)."""
+        id_ = self._taken[member.seat].topics.get(topic) if member.seat in self._taken else None
+        held = None if id_ is None else self._seats.held(self._name, id_)
+        if held is None or member.seat not in held:
+            return False
+        for partition in partitions:
+            if partition not in held.of(member.seat):
+                raise Conflict(
+                    ErrorCode.PARTITION_NOT_ASSIGNED,
+                    f"partition is not assigned to member={member.id!r} partition={partition}",
+                )
+        return True
+
+    def _deal(self, topic: str, there: Group | None) -> object:
+        return self._seats.topic_id(topic), there and (there.order, there.partition_count, there.assignor)

@@ -63,6 +63,7 @@ def open_groups(
         coordinator=coordinated,
         seats=seated,
         table=table,
+        sliced=sliced,
     )
     consumers = ConsumerGroups(
         host,

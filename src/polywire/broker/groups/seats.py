@@ -109,14 +109,32 @@ class Seats:
         for id_ in ids:
             self._coordinator.forget_held(group, id_)
 
+    def end_in(self, group: str, seat: Seat, topic: str) -> None:
+        """It is nobody's any more in one topic, and holds nothing there. Raises Busy(DISK_FULL); then it is still somebody's."""
+        id_ = seat.topics[topic]
+        self.leave(group, seat, topic)
+        self._coordinator.held(group, id_).leave(seat.id)
+        self.hand_over(group, (id_,))
+        self._coordinator.forget_held(group, id_)
+
+    def hold(self, group: str, seat: Seat, topic: str, partitions: Collection[int]) -> None:
+        """What is read there is this seat's, which is yet to be taken; nothing where the topic does not exist."""
+        id_ = self.topic_id(topic)
+        if id_ is not None:
+            seat.topics[topic] = id_
+            self._coordinator.held(group, id_).take(seat.id, partitions)
+
+    def share(self, group: str, seat: Seat, topic: str) -> Share | None:
+        """What a seat should have in one of its topics."""
+        there, id_ = self._coordinator.refreshed(group, topic), seat.topics[topic]
+        if there is None or not there.has(seat.id):
+            return None
+        return Share(there.share(seat.id), there.generation, self._coordinator.held(group, id_))
+
     def shares(self, group: str, seat: Seat) -> dict[bytes, Share]:
         """What a seat should have, by topic's id."""
-        found: dict[bytes, Share] = {}
-        for topic, id_ in seat.topics.items():
-            there = self._coordinator.refreshed(group, topic)
-            if there is not None and there.has(seat.id):
-                found[id_] = Share(there.share(seat.id), there.generation, self._coordinator.held(group, id_))
-        return found
+        found = {id_: self.share(group, seat, topic) for topic, id_ in seat.topics.items()}
+        return {id_: share for id_, share in found.items() if share is not None}
 
     def topic_id(self, topic: str) -> bytes | None:
         """The id of a topic, None while it does not exist."""

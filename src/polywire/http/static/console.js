@@ -73,6 +73,9 @@ async function greet() {
   } catch { /* the page says why */ }
 }
 
+// Only a broker on a bucket has that page, and only who may see the overview is told of it.
+export const offerBucket = (told) => { document.getElementById("bucket").hidden = !told.bucket; };
+
 async function watch() {
   const state = document.getElementById("state");
   try {
@@ -89,7 +92,7 @@ async function watch() {
 let leader = false;
 addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const pages = { o: "#/", t: "#/topics", d: "#/dead", g: "#/groups", c: "#/clients", u: "#/users" };
+  const pages = { o: "#/", t: "#/topics", d: "#/dead", g: "#/groups", c: "#/clients", u: "#/users", b: "#/bucket" };
   if (leader && pages[event.key]) { location.hash = pages[event.key]; leader = false; return; }
   leader = event.key === "g";
   if (event.key === "r") show();

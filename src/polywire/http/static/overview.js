@@ -1,5 +1,5 @@
 // The overview: what the broker does now, asked for again and again.
-import { api, every, h } from "./console.js";
+import { api, every, h, offerBucket } from "./console.js";
 import { card, count, size, table } from "./parts.js";
 
 const kept = [];  // what was seen, to make rates of
@@ -62,6 +62,7 @@ export async function overview(page) {
   const look = async () => {
     kept.push(await api("/overview"));
     if (kept.length > 90) kept.shift();
+    offerBucket(kept[kept.length - 1]);
     drawOverview(page);
   };
   await look();

@@ -144,22 +144,14 @@ class IncrementalFetching(Fetching):
 
     # Waiting
 
-    def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Be woken by what rests, and by what has too little to be sent."""
-        kept = self._in_session
-        kept.news = wake
-        if kept.has_news:  # while others were looked at
-            wake()
-            return
-        for partition, wanted, entry in self._asked:
-            if ticket != self._ticket:
-                return
-            try:
-                self._hear_of(partition, wanted, entry.high_watermark)
-            except BrokerError:  # the topic has ended since
-                wake()
-                return
-            yield None
+    def _has_come(self, wake: Callable[[], None]) -> bool:
+        """Be woken by what rests, too."""
+        self._in_session.news = wake
+        return self._in_session.has_news
+
+    def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
+        """The session wakes it."""
+        self._hear_of(partition, asked, offset)
 
     def _woken(self, ticket: int) -> None:
         if ticket != self._ticket:

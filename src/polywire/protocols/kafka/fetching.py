@@ -248,15 +248,26 @@ class Fetching:
 
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
         """Be woken by each partition that has more than was seen when it was read, also if that has come since."""
-        for partition, _, entry in self._asked:
+        if self._has_come(wake):
+            wake()
+            return
+        for partition, asked, entry in self._asked:
             if ticket != self._ticket:
                 return
             try:
-                self._stops.append(self._session.broker.wait(partition, entry.high_watermark, wake))
+                self._wait_for(partition, asked, entry.high_watermark, wake)
             except BrokerError:  # the topic has ended since
                 wake()
                 return
             yield None
+
+    def _has_come(self, wake: Callable[[], None]) -> bool:
+        """Whether something has come while others were looked at, of what is not waited for one by one; later it calls ``wake``."""
+        return False
+
+    def _wait_for(self, partition: Partition, asked: Any, offset: int, wake: Callable[[], None]) -> None:
+        """Be woken by a partition's record behind this offset. Raises BrokerError."""
+        self._stops.append(self._session.broker.wait(partition, offset, wake))
 
     def _woken(self, ticket: int) -> None:
         if ticket != self._ticket:

@@ -120,7 +120,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._busy = False
             self._flush()
         if self._ready:
+            waited = self._waits()
             self._pump_at_once()
+            if waited and not self._waits():  # an answer was all it took: nobody else would offer what is left
+                self._end_quantum()
         return at
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:

@@ -322,6 +322,21 @@ def test_reading_pauses_above_the_limit_of_owed_answers(peer: Peer) -> None:
     assert len(peer.frames()) == REQUESTS_MAX + 5
 
 
+def test_what_waited_for_an_answer_that_is_given_at_once_is_taken_up_again(peer: Peer) -> None:
+    create(peer)
+    peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a"))
+    fetch = encode_head(Verb.FETCH, 8, messages.Fetch("t", 0, 0))
+    batch = batch_of(b"x")
+    stored = encode_head(Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch)) + batch
+    requests = fetch + stored * (REQUESTS_MAX - 1)
+    data = bytearray(requests + encode_head(Verb.PING, 10, Head()))
+    assert peer.session.receive(memoryview(data)) == len(requests), "so many answers are owed"
+    assert peer.session.paused(), "what is left is offered again only to who has waited"
+    peer.loop.run_due()
+    assert peer.resumes == 1
+    assert peer.session.receive(memoryview(data)[len(requests) :]) == len(data) - len(requests)
+
+
 def test_nothing_is_written_after_close(peer: Peer) -> None:
     create(peer)
     peer.send(Verb.PRODUCE, messages.Produce("t", 0, level=2), batch_of(b"x"))

@@ -102,8 +102,10 @@ class Decay:
         flip = self._flip
         if flip is None or flip.kept is None or flip.kept.dropped:
             return
-        partition = self._process.log.partition(flip.kept.incarnation)
-        self._process.log._state.reader.forget(partition)
+        partition, reader = self._process.log.partition(flip.kept.incarnation), self._process.log._state.reader
+        # What was read before the bit was flipped may arrive after it.
+        self._process.until(lambda: not reader._cold._asked)
+        reader.forget(partition)
         begun = partition.first_offset
         refused = read_back(self._process, flip.kept)
         due = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]

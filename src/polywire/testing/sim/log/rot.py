@@ -5,10 +5,12 @@ Promises: the disk that is asked about stays as it is. Must not know: what the f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
+from polywire.log.journal.group import GROUP_HEADER_BYTES, GROUP_MAGIC
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
@@ -21,6 +23,14 @@ from polywire.testing.sim.story import Story
 
 JOURNAL: Final = ".pwj"
 UNNEEDED: Final = ("LOCK",)  # written anew by every start
+
+
+def _places(data: bytearray, pattern: bytes) -> Iterator[int]:
+    """Where a pattern stands."""
+    at = data.find(pattern)
+    while at >= 0:
+        yield at
+        at = data.find(pattern, at + 1)
 
 
 class Rot:
@@ -84,7 +94,7 @@ class Rot:
         chance = self._chance
         files = [(name, inode) for name, inode in disk.files() if inode.data and not name.endswith(UNNEEDED)]
         path, inode = chance.one_of(sorted(files, key=lambda file: file[0]))
-        place = self._some_place(inode)
+        place = self._some_place(inode, path)
         kind = chance.below(4)
         if kind == 0 and not path.endswith(JOURNAL):
             self._put(inode, place, b"", cut=True)
@@ -97,8 +107,11 @@ class Rot:
         self._story.tell("rot", f"{short} at={place} kind={kind}")
         return short, kind == 0 and not path.endswith(JOURNAL)
 
-    def _some_place(self, inode: Inode) -> int:
-        """A byte of the file, mostly one that says something."""
+    def _some_place(self, inode: Inode, path: str) -> int:
+        """A byte of the file, mostly one that says something: of a journal often one of a group's header."""
+        heads = list(_places(inode.data, GROUP_MAGIC)) if path.endswith(JOURNAL) and self._chance.happens(0.5) else []
+        if heads:
+            return min(self._chance.one_of(heads) + self._chance.below(GROUP_HEADER_BYTES), len(inode.data) - 1)
         for _ in range(20):
             place = self._chance.below(len(inode.data))
             if inode.data[place]:

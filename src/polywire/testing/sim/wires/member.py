@@ -85,7 +85,8 @@ class Member:
 
     def _not_moved(self, move: Move) -> None:
         self._ledger.refused(move)
-        self._place = None
+        if self._chance.happens(0.5):  # else it tries again as what it was
+            self._place = None
 
     def _look(self, speech: Speech) -> None:
         partition, asked_at = self._chance.below(TOPICS[TOPIC]), self._ledger.tick()

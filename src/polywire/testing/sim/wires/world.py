@@ -65,19 +65,32 @@ ACTS: Final = {
     "listen": 2.0,
 }
 """What peers do, and how often."""
+FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
+    "anything": {},
+    "members": {"join": 0.7, "move": 4.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
+    "readers": {"produce": 2.0, "fetch": 4.0, "flood": 5.0, "deafen": 3.0, "transact": 0.3},
+    "writers": {"connect": 2.0, "produce": 5.0, "fetch": 2.0, "flood": 3.0, "commit": 0.3, "transact": 0.3},
+    "endings": {"connect": 3.0, "finish": 12.0, "cut": 8.0, "fetch": 2.0, "flood": 8.0, "transact": 0.3},
+}
+"""What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
 
 
-def _speaking(chance: Chance, number: int) -> Callable[[], Speech]:
+def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     """How the peer of this number speaks, over all of its connections."""
+    cursus, kafka = partial(CursusSpeech, Producer(f"p{number}")), partial(KafkaSpeech, Identity())
     speakers: Sequence[Callable[[], Speech]] = (
         PolywireSpeech,
-        partial(KafkaSpeech, Identity()),
+        kafka,
         FluxSpeech,
-        partial(CursusSpeech, Producer(f"p{number}")),
+        cursus,
         CursusApiSpeech,
         IggySpeech,
         Kafka07Speech,
     )
+    if focus == "members":
+        speakers = (PolywireSpeech, FluxSpeech, cursus)
+    elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
+        speakers = (kafka, Kafka07Speech, cursus, FluxSpeech)
     return chance.one_of(speakers)
 
 
@@ -105,13 +118,14 @@ class WiresWorld(World):
 
     def _choose_settings(self) -> None:
         chance = self._chance
+        self._focus = chance.one_of(tuple(FOCUSES))
         durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
         least = 2 + chance.below(2)
         self._log_settings = replace(
             SETTINGS,
             slot_count_min=least,
             slot_count_max=least + chance.below(3),
-            sync_interval_ms=chance.one_of((1, 20, 100, 60_000)),
+            sync_interval_ms=chance.one_of((60_000,) if self._focus == "writers" else (1, 20, 100, 60_000)),
             unsynced_bytes_max=chance.one_of(UNSYNCED_BYTES),
             slot_bytes=chance.one_of((SMALL_SLOT_BYTES, SETTINGS.slot_bytes)),
             durability=durability,
@@ -127,7 +141,7 @@ class WiresWorld(World):
         self._ledger = Ledger(durability)
         self._group = GroupLedger(durability)
         self._peers = [
-            Peer(number, _speaking(chance, number), self._ledger, self._group, chance, self.story)
+            Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
         ]
         self._transactor = Transactor(self._ledger, chance, self.story)
@@ -136,7 +150,7 @@ class WiresWorld(World):
         self._levels: Sequence[Level] = LEVELS[0]
 
     def _description(self) -> str:
-        return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver}"
+        return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver} focus={self._focus}"
 
     def _make_process(self) -> WiresProcess:
         process = WiresProcess(
@@ -148,7 +162,7 @@ class WiresWorld(World):
     def _meet(self) -> None:
         self._error = None
         self._process.log.on_failure(self._failed)
-        self._weights = list(ACTS.values())
+        self._weights = self._focused()
         self._transactor.disconnected()
         for peer in self._peers:
             peer.may_be_refused = False
@@ -165,11 +179,16 @@ class WiresWorld(World):
         return self._error
 
     def _change_minds(self) -> None:
-        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+        self._weights = [weight * self._chance.share() ** 2 for weight in self._focused()]
         self._levels = self._chance.one_of(LEVELS)
         sizes = self._chance.one_of(VALUE_SIZES)
         for peer in self._peers:
             peer.patience, peer.sizes = self._chance.one_of(PATIENCE), sizes
+
+    def _focused(self) -> list[float]:
+        """How often peers do what, in this run."""
+        factors = FOCUSES[self._focus]
+        return [weight * factors.get(act, 1.0) for act, weight in ACTS.items()]
 
     def _expect_failed_reads(self) -> None:
         for peer in self._peers:

@@ -1,0 +1,155 @@
+"""Which classic groups the broker assigns in, and the work that it takes, in slices (concepts: groups#one-group-for-all).
+
+Promises: a group waits for its assignments until its members have their seats, and others do not wait for that; seats of a group that is
+shared no more are given back though nobody asks. Must not know: wires, timers of members, what is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container
+from functools import partial
+from typing import Final
+
+from polywire.broker.groups.classic import ClassicGroup, Phase
+from polywire.broker.groups.classic_sharing import Sharing
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.seats import Seats
+from polywire.broker.owners import Caller
+from polywire.broker.sliced import SlicedWork
+from polywire.clock import Clock
+from polywire.errors import ErrorCode, Missing
+from polywire.log.base import Loop
+
+RETRY_S: Final = 1.0  # the disk was full
+
+
+class Sharings:
+    """Those of one broker. Invariant: ``_shared`` has what is left to do of every group that ``is_shared``, or of which somebody has a seat;
+    ``_working`` those that are in ``sliced``."""
+
+    __slots__ = ("_clock", "_coordinator", "_loop", "_on_seated", "_seats", "_shared", "_sliced", "_table", "_working")
+
+    def __init__(
+        self,
+        *,
+        seats: Seats,
+        coordinator: Coordinator,
+        table: dict[str, ClassicGroup],
+        sliced: SlicedWork,
+        loop: Loop,
+        clock: Clock,
+        on_seated: Callable[[str], None],
+    ) -> None:
+        """table: all classic groups by name. on_seated: called with the name of a group whose members have their assignments."""
+        self._seats: Final = seats
+        self._coordinator: Final = coordinator
+        self._table: Final = table
+        self._sliced: Final = sliced
+        self._loop: Final = loop
+        self._clock: Final = clock
+        self._on_seated: Final = on_seated
+        self._shared: dict[str, Sharing] = {}
+        self._working: set[str] = set()
+
+    def seats(self, group: str) -> Container[str]:
+        """Who the coordinator knows that is a member of a classic group, or has been until just now."""
+        return self._shared.get(group, ())
+
+    def has_others(self, group: str, topic: str) -> bool:
+        """Whether the coordinator's group of this name has members that are no classic group's."""
+        found, ours = self._coordinator.view(group, topic), self.seats(group)
+        return found is not None and any(member.id not in ours for member in found.members)
+
+    def share(self, group: ClassicGroup, by: Caller) -> None:
+        """From the next generation on the broker assigns. by: whose the seats are."""
+        sharing = self._shared.setdefault(group.name, Sharing(group.name, self._seats, by))
+        sharing.by = by
+        sharing.begin(group)
+        group.is_shared = True
+        self._work(group.name)
+
+    def _unshare(self, group: ClassicGroup) -> None:
+        """From the next generation on members share the work out themselves again."""
+        self._shared[group.name].end()
+        group.is_shared = False
+        self._work(group.name)
+
+    def joined(self, group: ClassicGroup, member_id: str, by: Caller) -> None:
+        """A member has joined, or waits for others to join."""
+        if not group.is_shared:
+            return
+        sharing, member = self._shared[group.name], group.member(member_id)
+        sharing.by = by
+        is_going_on = group.phase is not Phase.PREPARING and group.generation == sharing.generation
+        if member is not None and not is_going_on:  # who goes on in its generation reads what it was assigned
+            sharing.joined(member)
+
+    def follow(self, group: ClassicGroup) -> None:
+        """Something happened to a group: whoever is a member has a seat where it is shared; with the last of them that ends."""
+        if not group.is_shared:
+            return
+        if not group.has_members:
+            self._unshare(group)
+            return
+        self._shared[group.name].follow(group)
+        self._work(group.name)
+
+    def is_due(self, group: ClassicGroup) -> bool:
+        """Whether members have to join anew: they should have something else, or nobody is left to share with."""
+        if not group.is_shared or group.phase is not Phase.STABLE:
+            return False
+        sharing = self._shared[group.name]
+        is_due = sharing.is_due(group)
+        if sharing.is_alone:
+            self._unshare(group)
+        return is_due or not group.is_shared
+
+    def met(self, group: str) -> None:
+        """Somebody is about to join the coordinator's group of this name in a topic."""
+        sharing = self._shared.get(group)
+        if sharing is not None:
+            sharing.met()
+
+    def check(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
+        """Refuse positions of what others read, where members of other wires are in the group.
+
+        Raises Missing(MEMBER_MISSING), Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        """
+        found = self._table.get(group)
+        member = None if found is None or not found.is_shared else found.member(member_id)
+        if member is None and self.has_others(group, topic):
+            raise Missing(
+                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
+            )
+        if member is None or self._shared[group].check(member, topic, partitions):
+            return
+        there = self._coordinator.view(group, topic)
+        if there is not None and there.members:
+            self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=member.join.wire, by=by)
+
+    def _work(self, name: str) -> None:
+        if name in self._shared and name not in self._working:
+            self._working.add(name)
+            self._sliced.put(partial(self._work_on, name))
+
+    def _work_on(self, name: str, end: float) -> bool:
+        """Do a slice; whether there is more to do in the loop's next pass."""
+        sharing, found = self._shared[name], self._table.get(name)
+        group = found if found is not None and found.is_shared else None
+        while sharing.step(group):
+            if self._clock.monotonic() >= end:
+                return True
+        self._working.discard(name)
+        if group is not None and group.phase is Phase.COMPLETING:
+            self._on_seated(name)
+        elif group is None and sharing.is_over:
+            del self._shared[name]
+        elif group is None:
+            self._loop.call_later(RETRY_S, self._retry, name)
+        return False
+
+    def _retry(self, name: str) -> None:
+        sharing, found = self._shared.get(name), self._table.get(name)
+        if sharing is not None and (found is None or not found.is_shared):
+            sharing.end()
+            self._work(name)

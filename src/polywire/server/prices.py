@@ -1,0 +1,45 @@
+"""What a store asks for requests, as its operator says (``--bucket-prices``).
+
+Promises: a price is a number from 0 on, for 1,000 requests, in whatever currency. Must not know: requests, any store's list of prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.http.process import PRICED_REQUESTS
+from polywire.store.metered import Charge
+
+PRICE_MAX: Final = 1_000.0  # a slip of the pen
+_KINDS: Final = {charge.value: charge for charge in Charge}
+
+
+def parse_prices(given: str) -> Mapping[Charge, float]:
+    """Prices by kind of request, of ``put=0.005,get=0.0004``; kinds that are not named cost nothing. Raises Invalid(INVALID_REQUEST)."""
+    found: dict[Charge, float] = {}
+    for part in filter(None, (part.strip() for part in given.split(","))):
+        name, _, value = part.partition("=")
+        charge = _KINDS.get(name.strip())
+        if charge is None or charge in found:
+            problem = "named twice" if charge is not None else f"none of {', '.join(_KINDS)}"
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"prices are put=0.005,get=0.0004: kind {name[:40]!r} is {problem}"
+            )
+        found[charge] = _price(value, part)
+    return found
+
+
+def _price(value: str, part: str) -> float:
+    try:
+        price = float(value)
+    except ValueError:
+        price = -1.0
+    if not (isfinite(price) and 0 <= price <= PRICE_MAX):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a price is a number from 0 to {PRICE_MAX:g} for {PRICED_REQUESTS} requests got={part[:40]!r}",
+        )
+    return price

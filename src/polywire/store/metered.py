@@ -1,0 +1,162 @@
+"""What is asked of a bucket, counted: by verb and outcome, how long it took, how many bytes went which way, and what stores charge for.
+
+Promises: every request is counted once, when it has ended, whatever it ended with; errors pass as they are. Must not know: who asks, prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+from typing import Final, TypeVar
+
+from polywire.clock import Clock
+from polywire.durations import Durations
+from polywire.errors import BrokerError
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.objects import ObjectChanged, Objects, Stored
+from polywire.types import Buffer
+
+PAGE_NAMES: Final = 1_000  # that a store lists for one request
+
+_Result = TypeVar("_Result")
+
+
+class Outcome(Enum):
+    """What a request ended with."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """Its condition did not hold: the name is taken, or the object is another one."""
+    MISSING = "missing"
+    FAILED = "failed"
+    """No answer, or an error: what became of it is not known."""
+
+
+class Charge(Enum):
+    """Kinds of requests that stores have a price for."""
+
+    PUT = "put"
+    GET = "get"
+    LIST = "list"
+    DELETE = "delete"
+
+
+CHARGED_AS: Final[Mapping[str, Charge]] = {
+    "create": Charge.PUT,
+    "replace": Charge.PUT,
+    "put": Charge.PUT,
+    "read": Charge.GET,
+    "size": Charge.GET,
+    "list": Charge.LIST,
+    "delete": Charge.DELETE,
+}
+"""By verb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of a bucket so far, copied: it changes no more. ``charged`` has a request for every ``PAGE_NAMES`` of a listing."""
+
+    taken: Mapping[tuple[str, Outcome], Durations]
+    charged: Mapping[Charge, int]
+    put_bytes: int
+    got_bytes: int
+
+
+class Meter:
+    """Counts for any number of buckets, in any threads. Guards: every number is changed under the lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock: Final = clock
+        self._lock: Final = Lock()
+        self._taken: dict[tuple[str, Outcome], Durations] = {}
+        self._charged = dict.fromkeys(Charge, 0)
+        self._put_bytes = 0
+        self._got_bytes = 0
+
+    def count(
+        self, verb: str, outcome: Outcome, seconds: float, *, requests: int = 1, put_bytes: int = 0, got_bytes: int = 0
+    ) -> None:
+        """One verb has ended."""
+        with self._lock:
+            durations = self._taken.get((verb, outcome))
+            if durations is None:
+                durations = self._taken[verb, outcome] = Durations()
+            durations.observe(seconds)
+            self._charged[CHARGED_AS[verb]] += requests
+            self._put_bytes += put_bytes
+            self._got_bytes += got_bytes
+
+    def asked(self) -> Asked:
+        """Everything so far."""
+        with self._lock:
+            taken = {key: durations.copy() for key, durations in self._taken.items()}
+            return Asked(taken, dict(self._charged), self._put_bytes, self._got_bytes)
+
+
+class MeteredObjects:
+    """Implements ``Objects`` over others."""
+
+    def __init__(self, objects: Objects, meter: Meter) -> None:
+        self._objects: Final = objects
+        self._meter: Final = meter
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._put("create", sum(map(len, parts)), lambda: self._objects.create(name, parts))
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        self._put("replace", len(content), lambda: self._objects.replace(name, content, tag))
+
+    def put(self, name: str, content: Buffer) -> None:
+        self._put("put", len(content), lambda: self._objects.put(name, content))
+
+    def read(self, name: str) -> Stored:
+        return self._timed("read", lambda: self._objects.read(name), got=lambda found: len(found.content))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        if start >= stop:
+            return b""
+        return self._timed("read", lambda: self._objects.read_range(name, start, stop), got=len)
+
+    def size(self, name: str) -> int:
+        return self._timed("size", lambda: self._objects.size(name))
+
+    def list(self, prefix: str) -> list[str]:
+        return self._timed(
+            "list", lambda: self._objects.list(prefix), requests=lambda names: max(-(-len(names) // PAGE_NAMES), 1)
+        )
+
+    def delete(self, name: str) -> None:
+        self._timed("delete", lambda: self._objects.delete(name))
+
+    def _put(self, verb: str, size: int, ask: Callable[[], None]) -> None:
+        self._timed(verb, ask, put_bytes=size)
+
+    def _timed(
+        self,
+        verb: str,
+        ask: Callable[[], _Result],
+        *,
+        requests: Callable[[_Result], int] = lambda _: 1,
+        got: Callable[[_Result], int] = lambda _: 0,
+        put_bytes: int = 0,
+    ) -> _Result:
+        begun = self._meter.clock.monotonic()
+        try:
+            found = ask()
+        except (BlobExists, BlobMissing, ObjectChanged, BrokerError) as error:
+            self._meter.count(verb, _outcome(error), self._meter.clock.monotonic() - begun)
+            raise
+        seconds = self._meter.clock.monotonic() - begun
+        self._meter.count(
+            verb, Outcome.DONE, seconds, requests=requests(found), put_bytes=put_bytes, got_bytes=got(found)
+        )
+        return found
+
+
+def _outcome(error: Exception) -> Outcome:
+    if isinstance(error, BlobExists | ObjectChanged):
+        return Outcome.REFUSED
+    return Outcome.MISSING if isinstance(error, BlobMissing) else Outcome.FAILED

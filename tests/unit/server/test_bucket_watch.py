@@ -1,0 +1,51 @@
+"""What a process tells of its bucket: nothing while it stands by, and nothing is forgotten when it is deposed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polywire.cluster.nodes import Node, NodeState
+from polywire.cluster.opening import ShardState
+from polywire.http.process import BucketNode
+from polywire.server.bucket_watch import BucketWatch
+from polywire.server.config import ServeConfig
+
+SHARD = ShardState("0000", 3, 9, unstored_bytes=100, unstored_s=0.5, cached_bytes=7)
+
+
+def watch_of(tmp_path: Path, prices: str = "") -> BucketWatch:
+    return BucketWatch(ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", bucket_prices=prices))
+
+
+def test_who_leads_tells_and_who_stands_by_does_not(tmp_path: Path) -> None:
+    watch = watch_of(tmp_path)
+    assert watch.view() is None
+    watch.open(timeout_s=1).put("a/one", b"123")
+    watch.deposed()  # it never led: another was quicker
+    watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
+    watch.sees([(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDS_BY)])
+    view = watch.view()
+    assert view is not None
+    assert (view.shard, view.led, view.deposed, view.put_bytes) == (SHARD, 1, 0, 3)
+    assert view.nodes == [BucketNode("one", "leads", 3), BucketNode("two", "stands by", None)]
+    assert [charge.cost for charge in view.charges] == [None] * 4
+    watch.deposed()
+    assert watch.view() is None
+    watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
+    again = watch.view()
+    assert again is not None
+    assert (again.led, again.deposed, again.put_bytes) == (2, 1, 3)
+
+
+def test_what_requests_cost(tmp_path: Path) -> None:
+    watch = watch_of(tmp_path, "put=5,list=2")
+    objects = watch.open(timeout_s=1)
+    for number in range(4):
+        objects.put(f"a/{number}", b"")
+    objects.list("a/")
+    objects.read("a/1")
+    watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
+    view = watch.view()
+    assert view is not None
+    costs = {charge.kind: (charge.requests, charge.price, charge.cost) for charge in view.charges}
+    assert costs == {"put": (4, 5, 0.02), "get": (1, 0.0, 0.0), "list": (1, 2, 0.002), "delete": (0, 0.0, 0.0)}

@@ -1,0 +1,118 @@
+"""Connections that a broker carries which stands by: also of who comes before anybody leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from polywire.server import relay
+from polywire.server.config import Address
+from polywire.server.relay import Relay
+
+Place = tuple[str, int]
+
+
+@asynccontextmanager
+async def echoing() -> AsyncIterator[Place]:
+    """A leader: says what it is told, until that ends."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while told := await reader.read(100):
+            writer.write(told)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+
+@asynccontextmanager
+async def relayed(find: Callable[[], Place | None]) -> AsyncIterator[tuple[Relay, Place]]:
+    carrying = Relay(lambda listener: find() if listener == "polywire" else None)
+    addresses = await carrying.listen({"polywire": Address("127.0.0.1", 0)})
+    try:
+        yield carrying, ("127.0.0.1", addresses["polywire"].port)
+    finally:
+        await carrying.stop()
+        while carrying._ends:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0)
+
+
+async def said(place: Place, told: bytes) -> bytes:
+    """What comes back; nothing from who hangs up."""
+    reader, writer = await asyncio.open_connection(*place)
+    writer.write(told)
+    try:
+        return await reader.read(100)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "LOOK_S", 0.001)
+
+
+def test_what_comes_is_carried() -> None:
+    async def run() -> None:
+        async with echoing() as leader, relayed(lambda: leader) as (_, place):
+            assert await said(place, b"hello") == b"hello"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_comes_while_nobody_leads_waits_for_who_will(closed: bool) -> None:
+    """Whether no leader is known, or the known one's port is closed."""
+
+    async def run() -> None:
+        async with echoing() as gone:
+            pass
+        async with echoing() as leader:
+            looks = 0
+
+            def find() -> Place | None:
+                nonlocal looks
+                looks += 1
+                if looks > 3:
+                    return leader
+                return gone if closed else None
+
+            async with relayed(find) as (_, place):
+                assert await said(place, b"hello") == b"hello"
+            assert looks == 4
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with relayed(lambda: None) as (_, place):
+            assert await said(place, b"hello") == b""
+
+    monkeypatch.setattr(relay, "HOLD_S", 0.01)
+    asyncio.run(run())
+
+
+def test_who_waits_is_let_go_when_carrying_ends() -> None:
+    async def run() -> None:
+        looked = asyncio.Event()
+
+        def find() -> None:
+            looked.set()
+
+        async with relayed(find) as (carrying, place):
+            waiting = asyncio.create_task(said(place, b"hello"))
+            await looked.wait()
+            await carrying.stop()
+            assert await waiting == b""
+
+    asyncio.run(run())

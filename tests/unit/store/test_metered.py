@@ -1,0 +1,104 @@
+"""What is asked of a bucket is counted once, by what it ended with; answers and errors pass as they are."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.errors import ErrorCode, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.metered import Asked, Charge, Meter, MeteredObjects, Outcome
+from polywire.store.objects import ObjectChanged
+from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+
+
+def counts(asked: Asked) -> dict[tuple[str, str], int]:
+    return {(verb, outcome.value): durations.count for (verb, outcome), durations in asked.taken.items()}
+
+
+def test_every_verb_is_counted_by_its_outcome() -> None:
+    meter, memory = Meter(SystemClock()), MemoryObjects()
+    objects = MeteredObjects(memory, meter)
+    objects.create("a/one", [b"123", b"45"])
+    with pytest.raises(BlobExists):
+        objects.create("a/one", [b"again"])
+    objects.put("a/two", b"6789")
+    tag = objects.read("a/one").tag
+    objects.replace("a/one", b"54321", tag)
+    with pytest.raises(ObjectChanged):
+        objects.replace("a/one", b"late", tag)
+    assert objects.read_range("a/one", 1, 3) == b"43"
+    assert objects.read_range("a/one", 3, 3) == b""
+    assert objects.size("a/two") == 4
+    with pytest.raises(BlobMissing):
+        objects.read("a/three")
+    assert objects.list("a/") == ["a/one", "a/two"]
+    memory.fail("create", ObjectFault.REFUSED)
+    with pytest.raises(Unavailable):
+        objects.create("a/three", [b"lost"])
+    objects.delete("a/two")
+    asked = meter.asked()
+    assert counts(asked) == {
+        ("create", "done"): 1,
+        ("create", "refused"): 1,
+        ("create", "failed"): 1,
+        ("put", "done"): 1,
+        ("replace", "done"): 1,
+        ("replace", "refused"): 1,
+        ("read", "done"): 2,
+        ("read", "missing"): 1,
+        ("size", "done"): 1,
+        ("list", "done"): 1,
+        ("delete", "done"): 1,
+    }
+    assert asked.charged == {Charge.PUT: 6, Charge.GET: 4, Charge.LIST: 1, Charge.DELETE: 1}
+    assert (asked.put_bytes, asked.got_bytes) == (5 + 4 + 5, 5 + 2)
+    assert all(durations.sum_s > 0 for durations in asked.taken.values())
+
+
+def test_a_long_listing_is_charged_by_its_pages() -> None:
+    class Many(MemoryObjects):
+        def list(self, prefix: str) -> list[str]:
+            return [f"{prefix}{number}" for number in range(2_001)]
+
+    meter = Meter(SystemClock())
+    assert len(MeteredObjects(Many(), meter).list("a/")) == 2_001
+    assert meter.asked().charged[Charge.LIST] == 3
+    assert counts(meter.asked()) == {("list", "done"): 1}
+
+
+def test_what_was_told_does_not_change() -> None:
+    meter = Meter(SystemClock())
+    meter.count("read", Outcome.DONE, 0.1)
+    asked = meter.asked()
+    meter.count("read", Outcome.DONE, 0.1)
+    assert counts(asked) == {("read", "done"): 1}
+
+
+def test_threads_lose_no_count() -> None:
+    meter = Meter(SystemClock())
+    objects = MeteredObjects(MemoryObjects(), meter)
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            with suppress(BlobExists):
+                objects.create(f"a/{number % 3}", [b"12"])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert counts(meter.asked()) == {("create", "done"): 3, ("create", "refused"): 8 * 200 - 3}
+    assert meter.asked().put_bytes == 6
+
+
+def test_a_failure_passes_as_it_is() -> None:
+    class Broken(MemoryObjects):
+        def size(self, name: str) -> int:
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "nobody there")
+
+    meter = Meter(SystemClock())
+    with pytest.raises(Unavailable, match="nobody there"):
+        MeteredObjects(Broken(), meter).size("a/one")
+    assert counts(meter.asked()) == {("size", "failed"): 1}
