@@ -41,13 +41,13 @@ def sealed(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -
 
 def cold(peer: Peer, server: Server, topic: str, value: bytes, scale: float) -> Sequence[Round]:
     """Records per second of a first read while the page cache has nothing of the broker's files."""
-    for name, size in ((topic, HISTORY_BYTES), (f"{topic}-behind", BEHIND_BYTES)):
+    for name, size in ((f"{topic}-old", HISTORY_BYTES), (f"{topic}-behind", BEHIND_BYTES)):
         peer.create(server.address, name)
         produce(peer, server, name, records_of(int(size * scale), len(value)), value)
     time.sleep(SETTLED_S)
     for path in _files(server):
         drop_from_cache(path)
-    return [consume(peer, server, topic, records_of(int(HISTORY_BYTES * scale), len(value)))]
+    return [consume(peer, server, f"{topic}-old", records_of(int(HISTORY_BYTES * scale), len(value)))]
 
 
 def _files(server: Server) -> Sequence[Path]:

@@ -225,10 +225,7 @@ def test_two_members_share_survive_a_kill_and_leave(toolbox: Toolbox, broker: Br
             assert [len(one.assignments) for one in both] == before, "nobody was told to join again"
         elif peer.says_assignments:
             until(
-                lambda: (
-                    all(len(one.assignments) > was for one, was in zip(both, before, strict=True))
-                    and sum(len(one.assigned or ()) for one in both) == PARTITIONS
-                ),
+                lambda: sum(len(one.assigned or ()) for one in both) == PARTITIONS,  # whether it joins again or not
                 lambda: [one.assigned for one in both],
             )
         first.stop()

@@ -22,6 +22,9 @@ HOLD_S: Final = (
     3.0  # a leader that was killed is followed within: clients take a port that hangs up at once for another wire's
 )
 LOOK_S: Final = 0.1  # between two looks for a leader
+LOOKS_PER_S_MAX: Final = (
+    500  # of all that wait: thousands may come at once from a leader that was killed, and who follows it has work to do
+)
 BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before the other is read no further
 
 log = structlog.get_logger("polywire.server")
@@ -84,7 +87,7 @@ class Relay:
         held_until = loop.time() + HOLD_S
         other = await self._reach(listener)
         while other is None and not end.is_closed and loop.time() < held_until:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(max(LOOK_S, len(self._tasks) / LOOKS_PER_S_MAX))
             other = await self._reach(listener)
         if other is None:
             log.info("turned away: no leader answers", listener=listener)
