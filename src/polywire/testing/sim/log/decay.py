@@ -107,8 +107,10 @@ class Decay:
         self._process.until(lambda: not reader._cold._asked)
         reader.forget(partition)
         begun = partition.first_offset
+        lay = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]
         refused = read_back(self._process, flip.kept)
-        due = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]
+        # Whoever reads beside a merge reads what was there before.
+        due = [offset for offset in lay if self._lies_there(flip, offset)]
         require(not due or refused, "what is damaged is not served", damaged=flip.name, offsets=due)
         self._process.until(lambda: self._is_found(flip.name) or not self._lives(flip.name))
         self._story.tell("refused rot", f"{flip.name} records={sorted(refused)}")
