@@ -81,4 +81,4 @@ def test_a_console_shows_topics_records_and_lag(console: str, broker: BrokerProc
     servers = ["-b", "{}:{}".format(*broker.addresses["kafka"])]
     shown(tmp_path, [console, "admin", *servers], "≈7", "Configurations", "[28]", key=b"\r")
     records = ["-t", "orders", "-k", "string", "-v", "string", "--earliest"]
-    shown(tmp_path, [console, "consumer", *servers, *records], "valu", "0.009 KB")  # how much of a value is shown is its own
+    shown(tmp_path, [console, "consumer", *servers, *records], "valu", "0.009 KB")  # it cuts values
