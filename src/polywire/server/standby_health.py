@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -69,7 +70,13 @@ class StandbyHealth:
             return
         task = asyncio.create_task(self._answer(reader, writer))
         self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        task.add_done_callback(partial(self._went, writer))
+
+    def _went(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """A task has ended, or will never begin: then nothing of its own hangs up."""
+        self._asking.discard(task)
+        with suppress(OSError, RuntimeError):
+            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request, and hang up."""
@@ -82,9 +89,6 @@ class StandbyHealth:
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             log.debug("no whole request came")
-        finally:
-            with suppress(OSError, RuntimeError):
-                writer.transport.abort()
 
     def _answer_to(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")

@@ -64,3 +64,22 @@ def test_who_does_not_ask_is_let_go_and_takes_no_more_than_his_share(monkeypatch
 
     monkeypatch.setattr(standby_health, "REQUEST_S", 0.3)
     asyncio.run(run())
+
+
+def test_who_comes_at_the_end_is_hung_up_on() -> None:
+    class Ending(StandbyHealth):
+        """Ends when somebody has come, before the answer has begun."""
+
+        def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            super()._came(reader, writer)
+            for task in self._asking:
+                task.cancel()
+
+    async def run() -> None:
+        health = Ending(lambda: True)
+        address = await health.listen(Address("127.0.0.1", 0), None)
+        async with asyncio.timeout(5.0):
+            assert await ask(address, b"GET /livez HTTP/1.1\r\n\r\n") == b""
+        await health.stop()
+
+    asyncio.run(run())
