@@ -81,4 +81,4 @@ def test_a_console_shows_topics_records_and_lag(console: str, broker: BrokerProc
     servers = ["-b", "{}:{}".format(*broker.addresses["kafka"])]
     shown(tmp_path, [console, "admin", *servers], "≈7", "Configurations", "[28]", key=b"\r")
     records = ["-t", "orders", "-k", "string", "-v", "string", "--earliest"]
-    shown(tmp_path, [console, "consumer", *servers, *records], "val", "0.009 KB")  # how much of a value is shown is its own
+    shown(tmp_path, [console, "consumer", *servers, *records], "val", "0.009 KB")  # values are cut
