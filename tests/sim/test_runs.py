@@ -17,7 +17,7 @@ from polywire.testing.sim.worlds import WORLDS
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
 RARE = {
-    "log": ("drop", "compact", "publish", "trim", "woken", "rot", "refused rot", "log failed"),
+    "log": ("drop", "compact", "publish", "trim", "woken", "rot", "decay", "log failed"),
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
     "wires": ("reset", "eof", "hung up", "cut", "take"),
 }
@@ -32,6 +32,8 @@ FOUND = (
     ("broker", 1_000_900),
     ("broker", 1_001_194),
     ("log", 2_201_282),
+    ("log", 3_000_123),
+    ("log", 3_000_338),
     ("log", 3_000_933),
     ("log", 4_000_899),
     ("log", 4_001_525),
@@ -56,6 +58,10 @@ def test_runs_keep_every_promise(kind: str, part: int) -> None:
         counts += run(kind, seed).story.counts
     missing = [event for event in (*TROUBLES, *RARE[kind]) if not counts[event]]
     assert not missing, "every kind of trouble comes up"
+
+
+def test_rot_that_readers_meet_comes_up() -> None:
+    assert any(run("log", seed).story.counts["refused rot"] for seed in range(RUNS))
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)

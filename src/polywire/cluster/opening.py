@@ -312,7 +312,7 @@ class ShardOpening:
                 )
             )
         rests_on, snapshot = (sealed, None) if naming is None else (naming.rests_on, naming.snapshot)
-        return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None)
+        return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None, ())
 
     def _listed(self, snapshot: str | None) -> list[str]:
         """Segments that a snapshot lists, whose ends are read next; what is wrong with it is found by who plays it."""

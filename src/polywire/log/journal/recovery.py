@@ -68,6 +68,7 @@ class Chain:
     snapshot: name of the newest snapshot's blob, None when there is none.
     rests_on: the last group that the snapshot, or the segments it lists, depend on.
     checksum: of the last group of all.
+    headless: slots of which somebody wrote the beginning, and no group is found there.
     """
 
     start: int
@@ -77,6 +78,7 @@ class Chain:
     groups: Sequence[FoundGroup]
     checksum: int
     torn: Torn | None
+    headless: Sequence[Slot]
 
     @property
     def sequence(self) -> int:
@@ -95,7 +97,7 @@ class Chain:
         return Corrupt(
             ErrorCode.CORRUPT,
             "a blob that the journal names is missing, or the group that names the next one is damaged"
-            f" name={name} path={path!r} position={position}",
+            f" name={name} path={path!r} position={position}{_or_at_the_beginning(self.headless)}",
         )
 
 
@@ -125,12 +127,12 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
         if sequence >= naming.rests_on:
             break
     else:
-        raise _unnamed(found_groups, start)
+        raise _unnamed(slots, found_groups, start)
     torn = None
     if through is None:
         torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
     checksum = groups[-1].checksum if groups else naming.checksum
-    return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn)
+    return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn, _headless(slots))
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
@@ -229,14 +231,14 @@ def _examine_end(
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
-        raise _damaged(found_groups, expected)
+        raise _damaged(slots, found_groups, expected)
     if later:
         path, position, _ = _locate(found_groups, expected)
         return Torn(str(path), position, sum(group.length for group in later), len(later))
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damaged(found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
+def _damaged(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
     damaged = _newest_damage(found_groups, expected)
     sequence = expected if damaged is None else damaged
     path, position, end = _locate(found_groups, sequence)
@@ -244,21 +246,23 @@ def _damaged(found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
     return Corrupt(
         ErrorCode.CORRUPT,
         f"a synced group of the journal is damaged sequence={sequence} path={str(path)!r} position={position} end={end}"
-        f" proof={proof.slot.path.name}:{proof.position}",
+        f" proof={proof.slot.path.name}:{proof.position}{_doubt(slots, found_groups, sequence)}",
     )
 
 
-def _unnamed(found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
+def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
     """No state that a group names is reached."""
     newest = next(_namings(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
     path, position, end = earliest.slot.path, 0, earliest.position
+    doubt = ""
     if damaged is not None:
         path, position, end = _locate(found_groups, damaged)
+        doubt = _doubt(slots, found_groups, damaged)
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}",
+        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}{doubt}",
     )
 
 
@@ -278,8 +282,9 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 
 
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
-    """(file, position, end) of a damaged group, where its header was found; else behind the one before or before the nearest."""
-    found, last = found_groups.get(sequence), found_groups.get(sequence - 1)
+    """(file, position, end) of a damaged group, where its header was found; else behind the nearest before or before the nearest behind."""
+    found = found_groups.get(sequence)
+    last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
     if found is not None:
         return found.slot.path, found.position, found.position + found.length
     nearest = _next_found(found_groups, sequence)
@@ -289,6 +294,22 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
     if last is not None:
         return last.slot.path, last.position + last.length, last.slot.size
     return nearest.slot.path.parent, 0, 0
+
+
+def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
+    """Where else a damaged group may lie: what follows begins a slot, so it was the last of one, or the first of another."""
+    is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
+    return "" if is_certain else _or_at_the_beginning(_headless(slots))
+
+
+def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
+    paths = " or ".join(repr(str(slot.path)) for slot in slots)
+    return f", or at the beginning of {paths}" if paths else ""
+
+
+def _headless(slots: Sequence[Slot]) -> Sequence[Slot]:
+    """Slots of which somebody wrote the beginning, where no group is found: it was never written whole, or is damaged."""
+    return [slot for slot in slots if _group_at(slot, 0) is None and bytes(slot.view[:PAGE_BYTES]).strip(b"\0")]
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:
