@@ -221,13 +221,13 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
 def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     """LeaveGroup: one member, or several, each with an error of its own."""
     response = schema.response(Api.LEAVE_GROUP)
-    _as_member(
-        peer,
-        reply,
-        request,
-        lambda: reply.ok(_left(peer, reply, request)),
-        lambda error: reply.ok(response(error=group_error(error))),
-    )
+
+    def then() -> None:
+        left = _left(peer, reply, request)
+        peer.broker.commit()  # who is told that it has left is no member after a kill either
+        reply.ok(left)
+
+    _as_member(peer, reply, request, then, lambda error: reply.ok(response(error=group_error(error))))
 
 
 def _left(peer: Peer, reply: Reply, request: Any) -> Any:
