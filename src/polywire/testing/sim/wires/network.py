@@ -25,7 +25,9 @@ from polywire.testing.sim.story import Story
 from polywire.testing.sim.wires.sockets import KERNEL_BYTES, SimulatedEpoll, SimulatedSocket, WatchingLoop
 from polywire.types import Buffer
 
-BACKLOG_BYTES_MAX: Final = 256 * 1024  # what may wait, and the longest answers that were under way when it did
+BACKLOG_BYTES_MAX: Final = (
+    512 * 1024
+)  # what may wait, and the longest answer that was under way when it did: all of a topic, over Cursus
 HELD_BYTES_MAX: Final = (
     32 * 1024
 )  # received of one connection: twice the longest request, unless it keeps the chunk that all land in
