@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 
 from benchmarks.measure import console, spell
 from benchmarks.peers import history, limits, workloads
+from benchmarks.peers.chart import draw
 from benchmarks.peers.kafka import Kafka, KafkaWire
 from benchmarks.peers.kafka_clients import java, librdkafka
 from benchmarks.peers.limits import EPOLL_ECHO, UVLOOP_ECHO, Echo
@@ -201,6 +202,8 @@ def run(
             rows += _measure(name, workload, [*running, *echoes], rounds, absent)
         found = _limits(place)
     report(rows, absent, found, keep)
+    if keep is not None and rows:
+        draw(rows, keep.with_suffix(".svg"))
 
 
 def _limits(place: Path) -> dict[str, str]:
