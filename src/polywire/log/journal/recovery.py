@@ -68,7 +68,7 @@ class Chain:
     snapshot: name of the newest snapshot's blob, None when there is none.
     rests_on: the last group that the snapshot, or the segments it lists, depend on.
     checksum: of the last group of all.
-    headless: slots of which somebody wrote the beginning, and no group is found there.
+    slots: where all of it was looked for.
     """
 
     start: int
@@ -78,7 +78,7 @@ class Chain:
     groups: Sequence[FoundGroup]
     checksum: int
     torn: Torn | None
-    headless: Sequence[Slot]
+    slots: Sequence[Slot]
 
     @property
     def sequence(self) -> int:
@@ -97,7 +97,7 @@ class Chain:
         return Corrupt(
             ErrorCode.CORRUPT,
             "a blob that the journal names is missing, or the group that names the next one is damaged"
-            f" name={name} path={path!r} position={position}{_or_at_the_beginning(self.headless)}",
+            f" name={name} path={path!r} position={position}{_or_at_the_beginning(self.slots)}",
         )
 
 
@@ -132,7 +132,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     if through is None:
         torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
     checksum = groups[-1].checksum if groups else naming.checksum
-    return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn, _headless(slots))
+    return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn, slots)
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
@@ -299,17 +299,14 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
 def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
     """Where else a damaged group may lie: what follows begins a slot, so it was the last of one, or the first of another."""
     is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
-    return "" if is_certain else _or_at_the_beginning(_headless(slots))
+    return "" if is_certain else _or_at_the_beginning(slots)
 
 
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
-    paths = " or ".join(repr(str(slot.path)) for slot in slots)
-    return f", or at the beginning of {paths}" if paths else ""
-
-
-def _headless(slots: Sequence[Slot]) -> Sequence[Slot]:
     """Slots of which somebody wrote the beginning, where no group is found: it was never written whole, or is damaged."""
-    return [slot for slot in slots if _group_at(slot, 0) is None and bytes(slot.view[:PAGE_BYTES]).strip(b"\0")]
+    headless = [slot for slot in slots if _group_at(slot, 0) is None and bytes(slot.view[:PAGE_BYTES]).strip(b"\0")]
+    paths = " or ".join(repr(str(slot.path)) for slot in headless)
+    return f", or at the beginning of {paths}" if paths else ""
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:
