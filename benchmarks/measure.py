@@ -82,7 +82,8 @@ def figure_of(
 ) -> Figure:
     """The figure of rounds that were run elsewhere."""
     found = Figure(name, unit, statistics.median(values), min(values), max(values), aim, more_is_better, remark)
-    console.print(f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})", highlight=False)
+    told = f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})"
+    console.print(f"{told}  {remark}" if remark else told, highlight=False)
     return found
 
 
@@ -109,10 +110,29 @@ def resident_bytes(pid: int) -> dict[str, int]:
     return fields
 
 
-def processor_seconds(pid: int) -> float:
-    """Processor time a process has used so far, user and system."""
+def processor_seconds(pid: int, *, with_children: bool = False) -> float:
+    """Processor time a process has used so far, user and system; with_children: of those, too, that it has buried."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Every process below one, with its name."""
+    below: dict[int, list[tuple[int, str]]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = stat.read_text().rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        number, _, name = head.partition(" (")
+        below.setdefault(int(rest.split()[1]), []).append((int(number), name))
+    found: dict[int, str] = {}
+    parents = [pid]
+    while parents:
+        children = below.get(parents.pop(), [])
+        found.update(children)
+        parents += [number for number, _ in children]
+    return found
 
 
 def machine() -> dict[str, str]:

@@ -1,15 +1,18 @@
 """Spark on two cores over a topic, beside Spark over the same records as Parquet files: its own fastest path.
 
 Each round is a whole action in a warm session; the first action of a fresh Java machine is the warm-up and does not count. Ratios are
-rates over the topic divided by rates over the Parquet files.
+rates over the topic divided by rates over the Parquet files. Beside each rate stands the processor time that its records took: of Spark's
+Java machine, of its Python workers, and of the broker.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +20,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import polywire_load
-from benchmarks.measure import Figure, figure, figure_of, fresh_broker, processor_seconds
+from benchmarks.measure import Figure, descendants, figure_of, fresh_broker, processor_seconds
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection
 from polywire.spark import session
@@ -56,6 +59,41 @@ class Bench:
             partitions=PARTITIONS,
         )
 
+    def figure(
+        self,
+        name: str,
+        work: Callable[[], float],
+        *,
+        rounds: int,
+        records: int,
+        aim: float | None = None,
+        remark: str = "",
+    ) -> Figure:
+        """Rows per second of a work on so many records, and in its remark what they took of the processor."""
+        rates: list[float] = []
+        shares: dict[str, list[float]] = {}
+        for number in range(rounds + 1):
+            before = self._seconds()
+            rate = work()
+            if number:
+                rates.append(rate)
+                for process, seconds in self._seconds().items():
+                    shares.setdefault(process, []).append(seconds - before.get(process, 0.0))
+        told = ", ".join(f"{process} {statistics.median(share):.2g}" for process, share in shares.items())
+        remark = "; ".join(filter(None, (remark, f"processor s for {records / 1e6:.0f} million: {told}")))
+        return figure_of(name, "rows/s", rates, aim=aim, remark=remark)
+
+    def _seconds(self) -> dict[str, float]:
+        """Processor time so far of those who take part."""
+        found = {"Java": 0.0, "Python workers": 0.0, "broker": processor_seconds(self.pid)}
+        for pid, name in descendants(os.getpid()).items():
+            if name == "java":
+                found["Java"] += processor_seconds(pid)
+                for worker in descendants(pid):
+                    with suppress(FileNotFoundError):  # it has ended meanwhile, and its time is its parent's
+                        found["Python workers"] += processor_seconds(worker, with_children=True)
+        return found
+
     def topic(self, name: str, schema: str | None = None, **options: str) -> DataFrame:
         """A topic as a batch read."""
         reader = self.spark.read.format("polywire").options(address=self.address, subscribe=name, **options)
@@ -87,17 +125,18 @@ def read_figures(rounds: int) -> list[Figure]:
             ("to Parquet", lambda read: _written(read, made.place), 1e6),
         ]
         found = [
-            figure(
+            made.figure(
                 "Spark batch read, count of offsets alone",
-                "rows/s",
                 _counted(made.topic("scan", "offset bigint")),
                 rounds=rounds,
+                records=READ_RECORDS,
                 remark="schema 'offset bigint': no value moves",
             )
         ]
         for name, work, aim in kinds:
-            ours = figure(f"Spark batch read, {name}", "rows/s", work(frame), aim=aim, rounds=rounds)
-            theirs = figure(f"Spark reading the same as Parquet, {name}", "rows/s", work(parquet), rounds=rounds)
+            of_parquet = f"Spark reading the same as Parquet, {name}"
+            ours = made.figure(f"Spark batch read, {name}", work(frame), aim=aim, rounds=rounds, records=READ_RECORDS)
+            theirs = made.figure(of_parquet, work(parquet), rounds=rounds, records=READ_RECORDS)
             found += [ours, theirs, ratio(f"Spark batch read, {name}, as a ratio of Parquet", ours, theirs)]
         return found
 
@@ -161,15 +200,16 @@ def write_figures(rounds: int) -> list[Figure]:
 
             return one_round
 
+        def measured(name: str, work: Callable[[], float], aim: float | None = None) -> Figure:
+            return made.figure(name, work, aim=aim, rounds=rounds, records=WRITE_RECORDS)
+
         values = rows.select("value")
-        ours = figure("Spark sink, values, exactly once", "rows/s", sink(values, "true"), aim=1e6, rounds=rounds)
-        theirs = figure(
-            "Spark writing the same as Parquet", "rows/s", _written(values, made.place, WRITE_RECORDS), rounds=rounds
-        )
+        ours = measured("Spark sink, values, exactly once", sink(values, "true"), 1e6)
+        theirs = measured("Spark writing the same as Parquet", _written(values, made.place, WRITE_RECORDS))
         return [
             ours,
-            figure("Spark sink, keys and values, exactly once", "rows/s", sink(rows, "true"), aim=1e6, rounds=rounds),
-            figure("Spark sink, values, at least once", "rows/s", sink(values, "false"), rounds=rounds),
+            measured("Spark sink, keys and values, exactly once", sink(rows, "true"), 1e6),
+            measured("Spark sink, values, at least once", sink(values, "false")),
             theirs,
             ratio("Spark sink as a ratio of Parquet", ours, theirs),
         ]

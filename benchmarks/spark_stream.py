@@ -39,12 +39,12 @@ def stream_figures(rounds: int) -> list[Figure]:
         made.fill("land", LAND_RECORDS)
         numbers = count()
         return [
-            figure(
+            made.figure(
                 "Spark streaming land into Parquet, sustained",
-                "rows/s",
                 lambda: _land_rate(made, made.place / f"land-{next(numbers)}"),
                 aim=500_000,
                 rounds=rounds,
+                records=LAND_RECORDS,
                 remark="from the end of the first micro-batch to the end of the last",
             ),
             figure(
