@@ -26,6 +26,7 @@ from polywire.server.config import TLS_SUFFIX, Address, ServeConfig
 from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
 from polywire.server.tls import server_tls
+from polywire.server.wires import factories_of
 from tests.hostile.exchanges import STREAMS
 from tests.unit.server.test_tls import Certificates
 
@@ -78,7 +79,7 @@ async def served(directory: Path, certificates: Certificates | None = None) -> A
     broker = Broker.open(directory / "data", BrokerSettings(), asyncio.get_running_loop(), SystemClock())
     hub = Hub(broker)
     addresses = {wire + suffix: Address("127.0.0.1", 0) for wire in WIRES}
-    factories = lifecycle.factories_of(broker, config)
+    factories = factories_of(broker, config)
     listeners = await open_listeners(hub, addresses, factories, tls=server_tls(config))
     try:
         ports = {listener.name.removesuffix(suffix): listener.address.port for listener in listeners}

@@ -161,13 +161,18 @@ class Transactions:
     def _check_owner(self, by: Caller, transaction: Transaction) -> None:
         self._owners.check(by, transaction.owner, "transactional_id", transaction.id)
 
-    def begin_epoch(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None) -> Transaction:
+    def begin_epoch(
+        self, id_: str, *, epoch_min: int = 0, by: Caller = NOBODY, done: Completion[int] | None
+    ) -> Transaction:
         """Hold this transactional id: an open transaction of whoever held it before is aborted, and that one fenced.
+
+        epoch_min: what the new epoch is at least, for who has had later ones elsewhere.
 
         Raises Invalid(INVALID_NAME), Denied(DENIED) when it is another user's, Busy(BUSY) when there are too many, Busy(DISK_FULL).
         """
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
+        epoch = max(epoch, epoch_min)
         return self._store(Transaction(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, 0, owner=heir(owner, by)), done)
 
     def number_producer(

@@ -20,22 +20,23 @@ from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.api import Api
+from polywire.http.carrying import CarryingApp
 from polywire.http.console import console_file
-from polywire.http.endpoints import PREFIX, Endpoints
+from polywire.http.endpoints import NOT_KEPT, PREFIX, Endpoints
 from polywire.http.exchange import AsgiExchange
 from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
 from polywire.protocols.runtime.session import Output
-
-NOT_KEPT: Final = {"Cache-Control": "no-store"}
+from polywire.protocols.runtime.shards import Shards
 
 
 class HttpApplication:
     """Everything that is answered over HTTP."""
 
-    def __init__(self, broker: Broker, process: Process, *, names: Sequence[str]) -> None:
+    def __init__(self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None = None) -> None:
+        """shards: those that requests are carried to; without them there are no others."""
         routes = [
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
@@ -51,7 +52,8 @@ class HttpApplication:
         self._broker: Final = broker
         self._process: Final = process
         app = Starlette(routes=routes, exception_handlers={BrokerError: _refused})
-        self._guard: Final = Guard(app, broker.access, names=names)
+        carrying = app if shards is None else CarryingApp(app, broker, shards)
+        self._guard: Final = Guard(carrying, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:
         """For one request."""

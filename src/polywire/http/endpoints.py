@@ -26,6 +26,7 @@ from polywire.http.guard import PRINCIPAL
 
 PREFIX: Final = "/api/v1"
 TOPIC: Final = "{topic}"
+NOT_KEPT: Final = {"Cache-Control": "no-store"}
 _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 
 
@@ -92,6 +93,11 @@ class Endpoint:
         return found
 
 
+def segments_of(raw_path: str) -> list[str]:
+    """What stands between the slashes of a path, behind the prefix of all."""
+    return [unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/")]
+
+
 class Endpoints:
     """The table, and what carries a request out."""
 
@@ -101,8 +107,8 @@ class Endpoints:
 
     async def carry_out(self, request: Request) -> Any:
         """What an endpoint answers, to be spelled as JSON. Raises BrokerError."""
-        raw = request.scope["raw_path"].decode("ascii", "replace").removeprefix(PREFIX)
-        segments = [unquote(segment) for segment in raw.strip("/").split("/")]
+        raw = request.scope["raw_path"].decode("ascii", "replace")
+        segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method
         for endpoint in self.table:
             path = endpoint.matches(segments)
@@ -110,7 +116,9 @@ class Endpoints:
                 asked = await self._asked(request, path)
                 self.authorize(endpoint, asked)
                 return await endpoint.answer(asked)
-        raise Missing(ErrorCode.TOPIC_MISSING, f"no such endpoint method={request.method} path={raw[:200]!r}")
+        raise Missing(
+            ErrorCode.TOPIC_MISSING, f"no such endpoint method={request.method} path={raw.removeprefix(PREFIX)[:200]!r}"
+        )
 
     async def _asked(self, request: Request, path: Mapping[str, str]) -> Asked:
         body: Any = {}

@@ -13,6 +13,7 @@ from polywire.broker.broker import Broker
 from polywire.http.process import Process
 from polywire.http.session import Application, HttpSession
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
 
 WIRE: Final = "http"
 
@@ -21,14 +22,18 @@ class HttpFactory:
     """Makes sessions; a ``SessionFactory`` and a ``Site``. On a listener of several wires it is never recognised: a request that a web page
     has sent to the port of a wire must reach nothing."""
 
-    def __init__(self, broker: Broker, process: Process, *, names: Sequence[str] = ()) -> None:
-        """names: hosts by which browsers may reach an open broker, beside addresses and localhost."""
+    def __init__(
+        self, broker: Broker, process: Process, *, names: Sequence[str] = (), shards: Shards | None = None
+    ) -> None:
+        """names: hosts by which browsers may reach an open broker, beside addresses and localhost. shards: where requests are carried;
+        without them there are no others."""
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP is served on a real loop"
         self.loop: Final = loop
         self._broker: Final = broker
         self._process: Final = process
         self._names: Final = names
+        self._shards: Final = shards
         self._application: Application | None = None
 
     @property
@@ -49,14 +54,16 @@ class HttpFactory:
         if self._application is None:
             make = await asyncio.to_thread(_load)
             if self._application is None:
-                self._application = make(self._broker, self._process, names=self._names)
+                self._application = make(self._broker, self._process, names=self._names, shards=self._shards)
         return self._application
 
 
 class MakeApplication(Protocol):
     """How an application is made."""
 
-    def __call__(self, broker: Broker, process: Process, *, names: Sequence[str]) -> Application: ...
+    def __call__(
+        self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None
+    ) -> Application: ...
 
 
 def _load() -> MakeApplication:

@@ -24,30 +24,18 @@ from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.factory import HttpFactory
+from polywire.http.link import HttpLinkFactory
 from polywire.log.worker import ThreadWorker
-from polywire.protocols.cursus.context import CursusSettings
-from polywire.protocols.cursus.factory import CursusFactory
-from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux import exports
-from polywire.protocols.flux.context import FluxSettings
-from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
-from polywire.protocols.iggy.context import IggySettings
-from polywire.protocols.iggy.factory import IggyFactory
-from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.factory import KafkaFactory
-from polywire.protocols.kafka07.factory import Kafka07Factory
-from polywire.protocols.polywire.factory import PolywireFactory
-from polywire.protocols.runtime.off_loop import OffLoopQueue
-from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import is_left_opening, open_in_bucket
 from polywire.server.collector import Collector
-from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig, parse_address
+from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
-from polywire.server.listener import Listener, close_listeners, listen_inside, open_listeners
+from polywire.server.listener import INSIDE, Listener, close_listeners, listen_inside, open_listeners
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
@@ -57,6 +45,7 @@ from polywire.server.shard import Shard
 from polywire.server.shard_directories import check_alone
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
+from polywire.server.wires import factories_of, shard_factories
 from polywire.server.zookeeper import Registration
 from polywire.store.file import FileStore
 from polywire.types import Level
@@ -213,10 +202,10 @@ async def serve(
             assert not access.is_open, "with users somebody has to log in"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls = server_tls(config)
-        listeners = await _open_wires(broker, hub, config, server.driver, addresses, tls, shard)
         overview = Overview(hub, config, server.work.by_name, server.watch)
-        listeners += await _open_http(broker, overview, config, addresses, listeners, tls)
-        server.registration = _registration(config, listeners)
+        listeners = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard)
+        listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard)
+        server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         server.exports = _exports(broker, config)
     except BrokerError:
         broker.close()
@@ -237,7 +226,7 @@ async def serve(
 
 async def _open_wires(
     broker: Broker,
-    hub: Hub,
+    overview: Overview,
     config: ServeConfig,
     driver: ReadinessDriver | None,
     addresses: Mapping[str, Address],
@@ -247,7 +236,7 @@ async def _open_wires(
     """Listen for every wire; for the other processes, too, where a shard is all that this one has. Raises Busy(BUSY)."""
     factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
     listeners = await open_listeners(
-        hub,
+        overview.hub,
         {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP},
         factories,
         any_wires=config.any_wires(has_users=not broker.access.is_open),
@@ -257,7 +246,9 @@ async def _open_wires(
         shared=shard is not None,
     )
     if shard is not None:
-        listeners.append(await listen_inside(hub, shard.inside, inside, driver))
+        alone = HttpFactory(broker, overview, names=_http_names(config))
+        inside.append(HttpLinkFactory(alone, shard.key))
+        listeners.append(await listen_inside(overview.hub, shard.inside, inside, driver))
     return listeners
 
 
@@ -268,14 +259,15 @@ async def _open_http(
     addresses: Mapping[str, Address],
     wires: Sequence[Listener],
     tls: ServerTls | None,
+    shard: Shard | None,
 ) -> list[Listener]:
     """Listen for HTTP beside the wires; where nobody asked for it and its usual port is taken, without. Raises Busy(BUSY)."""
     own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
-    factory = HttpFactory(broker, overview, names=[name for name in config.http_names.split(",") if name])
+    factory = HttpFactory(broker, overview, names=_http_names(config), shards=shard)
     opened: list[Listener] = []
     for name, address in own.items():
         try:
-            opened += await open_listeners(overview.hub, {name: address}, [factory], tls=tls)
+            opened += await open_listeners(overview.hub, {name: address}, [factory], tls=tls, shared=shard is not None)
         except Busy as error:
             if name != HTTP or config.http is not None:
                 close_listeners([*wires, *opened])
@@ -283,8 +275,13 @@ async def _open_http(
             log.warning(
                 "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
             )
-    overview.addresses = {listener.name: str(listener.address) for listener in (*wires, *opened)}
+    shown = (listener for listener in (*wires, *opened) if listener.name != INSIDE)
+    overview.addresses = {listener.name: str(listener.address) for listener in shown}
     return opened
+
+
+def _http_names(config: ServeConfig) -> Sequence[str]:
+    return [name for name in config.http_names.split(",") if name]
 
 
 class Server:
@@ -440,12 +437,12 @@ class Server:
                 self._lines.sweep()
 
 
-def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registration | None:
+def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id: int) -> Registration | None:
     """Where the Kafka 0.7 wire is told to listen, begun. Raises Invalid."""
     addresses = [listener.address for listener in listeners if listener.name == "kafka07"]
     if config.kafka07_zookeeper == OFF or not addresses:
         return None
-    registration = Registration(config.kafka07_zookeeper, addresses[0])
+    registration = Registration(config.kafka07_zookeeper, addresses[0], broker_id)
     registration.start()
     return registration
 
@@ -495,60 +492,6 @@ async def _hang_up(hub: Hub) -> None:
         await asyncio.sleep(DRAIN_POLL_S)
     for connection in list(hub.connections):
         connection.abort("the broker stops and the peer does not read its answers")
-
-
-def flux_settings(config: ServeConfig) -> FluxSettings:
-    """What the FLUX wire is told."""
-    advertised = parse_address(config.address_of("flux"))
-    return FluxSettings(
-        host=advertised.host if advertised is not None else "127.0.0.1",
-        port=advertised.port if advertised is not None else 0,
-        admin=config.flux_admin,
-        strict_leaders=config.flux_strict_leaders,
-        pipes_in_arguments=config.flux_pipes,
-        replication_factor=config.flux_replication_factor,
-        min_isr=config.flux_min_isr,
-        line_bytes_max=config.flux_line_bytes_max,
-    )
-
-
-def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
-    """Every wire this broker speaks."""
-    flux = flux_settings(config)
-    cursus = CursusSettings(
-        dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
-        compression="" if config.cursus_compression == AUTO else config.cursus_compression,
-        idle_timeout_s=config.cursus_idle_timeout_s,
-        repeats_s=60 * config.cursus_dedup_minutes,
-    )
-    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
-    kafka_at = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
-    kafka = KafkaSettings(
-        host="" if kafka_at is None else kafka_at.host,
-        port=0 if kafka_at is None else kafka_at.port,
-        acks_all=config.kafka_acks_all,
-        replication_factor_max=config.kafka_replication_factor_max,
-        data_dir=config.data_dir,
-    )
-    off_loop = OffLoopQueue(broker.loop)
-    return [
-        FluxFactory(broker, flux),
-        CursusFactory(broker, cursus, off_loop=off_loop),
-        IggyFactory(broker, iggy),
-        Kafka07Factory(broker, off_loop=off_loop),
-        KafkaFactory(broker, kafka, off_loop=off_loop),
-        PolywireFactory(broker),
-    ]
-
-
-def shard_factories(
-    broker: Broker, config: ServeConfig, shard: Shard
-) -> tuple[list[SessionFactory], list[SessionFactory]]:
-    """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
-    flux, has_users = FluxFactory(broker, flux_settings(config)), not broker.access.is_open
-    own: list[SessionFactory] = [flux, PolywireFactory(broker)]
-    inside = [factory for factory in own if config.speaks(factory.wire, has_users=has_users)]
-    return [CarryingFluxFactory(flux, shard), PolywireFactory(broker, shard)], inside
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

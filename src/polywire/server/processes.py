@@ -7,6 +7,7 @@ parent. The parent has no loop and no threads: processes are forked from it. Mus
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,9 +22,10 @@ import structlog
 
 from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.log.opening import lock_directory
+from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import lifecycle
 from polywire.server.board import Board, Stage
-from polywire.server.config import ANY, OFF, TLS_SUFFIX, Address, ServeConfig
+from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, Address, ServeConfig
 from polywire.server.listener import ACCEPT_BACKLOG, cannot_listen
 from polywire.server.placement import Placement, shard_name
 from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
@@ -32,7 +34,7 @@ from polywire.server.shard import Shard
 from polywire.server.shard_directories import NAMES, PROCESSES_MAX, SHARDS, check_count, directory_of
 from polywire.store.libc import find_call
 
-CARRIED_WIRES: Final = ("flux", "polywire")
+CARRIED_WIRES: Final = ("cursus", "flux", "kafka07", "polywire")
 TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
 LOOK_S: Final = 1.0
@@ -121,6 +123,7 @@ class Parent:
         self._addresses: Final = self._reserve()
         self._inside: Final = [_inside() for _ in range(config.processes)]
         self._board: Final = Board(config.processes)
+        self._key: Final = secrets.token_bytes(KEY_BYTES)
         self._children: Final = [Child(number) for number in range(config.processes)]
         self._exit_code = lifecycle.EXIT_OK
         self._is_ready = False
@@ -217,7 +220,7 @@ class Parent:
             places = [Address(*listening.getsockname()[:2]) for listening in self._inside]
             for other in (*self._sockets, *self._inside[:number], *self._inside[number + 1 :]):
                 other.close()
-            shard = Shard(number, self._board, Placement(names, number), places, self._inside[number])
+            shard = Shard(number, self._board, Placement(names, number), places, self._inside[number], self._key)
             code = lifecycle.run_shard(_config_of(self._config, number, self._addresses), shard)
         finally:
             sys.stderr.flush()
@@ -225,15 +228,18 @@ class Parent:
 
     def _reserve(self) -> dict[str, Address]:
         """Keep the addresses of all wires that are carried, and find out which those are. Raises Busy(BUSY)."""
-        served, left_out = {}, []
+        served: dict[str, Address] = {}
+        left_out = []
         for name, address in self._config.listeners().items():
-            if name == "flux" and self._config.flux is None and self._config.users is not None:
+            if name in USUAL and getattr(self._config, name) is None and self._config.users is not None:
                 continue  # it has no login, and nobody has asked for it
-            if name.removesuffix(TLS_SUFFIX) in (*CARRIED_WIRES, ANY):
+            if name == HTTP and self._config.http is None:
+                self._keep_http(served, address)
+            elif name.removesuffix(TLS_SUFFIX) in (*CARRIED_WIRES, ANY, HTTP):
                 served[name] = self._kept(name, address)
             else:
                 left_out.append(name)
-        if not served:
+        if not served.keys() - {HTTP}:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 f"several processes serve these wires so far: {', '.join(CARRIED_WIRES)}; switch one of them on",
@@ -241,6 +247,15 @@ class Parent:
         if left_out:
             log.warning("not served by several processes yet", listeners=",".join(left_out))
         return served
+
+    def _keep_http(self, served: dict[str, Address], address: Address) -> None:
+        """Where nobody asked for HTTP and its usual port is taken, do without."""
+        try:
+            served[HTTP] = self._kept(HTTP, address)
+        except Busy as error:
+            log.warning(
+                "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
+            )
 
     def _kept(self, name: str, address: Address) -> Address:
         """The address with its real port, which is ours from now on although the parent does not listen there."""
@@ -298,14 +313,14 @@ def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]
         processes=1,
         data_dir=directory_of(config.data_dir, shard),
         flux=str(addresses.get("flux", OFF)),
-        cursus=OFF,
+        cursus=str(addresses.get("cursus", OFF)),
         iggy=OFF,
         kafka=OFF,
-        kafka07=OFF,
+        kafka07=str(addresses.get("kafka07", OFF)),
         polywire=str(addresses.get("polywire", OFF)),
         any_wire=str(addresses.get(ANY, OFF)),
         tls={name.removesuffix(TLS_SUFFIX): str(at) for name, at in addresses.items() if name.endswith(TLS_SUFFIX)},
-        http=OFF,
+        http=str(addresses.get(HTTP, OFF)),
         ready_file=None,
         flux_exports=False,
     )

@@ -31,10 +31,17 @@ class Shard:
     """Implements ``Shards`` and ``Claims``."""
 
     def __init__(
-        self, own: int, board: Board, placement: Placement, addresses: Sequence[Address], inside: socket.socket
+        self,
+        own: int,
+        board: Board,
+        placement: Placement,
+        addresses: Sequence[Address],
+        inside: socket.socket,
+        key: bytes,
     ) -> None:
-        """addresses: where each shard's process listens for the others. inside: where this one does."""
+        """addresses: where each shard's process listens for the others. inside: where this one does. key: what they know each other by."""
         self.own: Final = own
+        self.key: Final = key
         self.inside: Final = inside
         self.count: Final = board.count
         self._board: Final = board
@@ -115,6 +122,7 @@ class SocketLink(asyncio.Protocol):
         self._peer: LinkPeer | None = peer
         self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
         self._unsent: list[bytes] = []
+        self._is_finishing = False
         self.backlog_max: Final = BACKLOG_BYTES_MAX
         loop = asyncio.get_running_loop()
         self._making: Final = loop.create_task(self._make(loop, address))
@@ -129,13 +137,15 @@ class SocketLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio calls it."""
         self._transport = transport
-        if self._peer is None:
+        if self._peer is None and not self._is_finishing:
             self._transport.abort()
             return
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=BACKLOG_BYTES_MAX)
         self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
+        if self._is_finishing:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Asyncio calls it."""
@@ -177,8 +187,17 @@ class SocketLink(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_reading() and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def finish(self) -> None:
+        """See ``Link``."""
+        self._peer = None
+        self._is_finishing = True
+        if self._transport is not None:
+            self._transport.close()
+
     def close(self) -> None:
         """See ``Link``."""
+        if self._is_finishing:
+            return
         self._peer = None
         self._unsent.clear()
         if self._transport is not None:

@@ -3,8 +3,8 @@
 Promises: the loop only hands over what topics there are; everything that waits for ZooKeeper does so in a thread of its own, and serving goes
 on without it. What is told is ephemeral: it goes when the broker goes. Must not know: any wire's bytes, consumers' nodes.
 
-    /brokers/ids/0              <host>-<epoch ms>:<host>:<port>
-    /brokers/topics/<topic>/0   number of partitions
+    /brokers/ids/<id>              <host>-<epoch ms>:<host>:<port>
+    /brokers/topics/<topic>/<id>   number of partitions
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from polywire.server.config import Address
 
 log = structlog.get_logger("polywire.server")
 
-BROKER_ID: Final = 0  # one broker, always the same: consumers' positions carry it
 SESSION_S: Final = 6.0  # after which ZooKeeper forgets a broker that is gone; the default of 0.7
 ROUND_S: Final = 1.0  # between two looks at what there is to tell
 STOP_S: Final = 3.0  # for taking leave
@@ -38,8 +37,10 @@ class Registration:
     Invariant: ``_topics`` is replaced, never changed, so that the thread sees one state or the next.
     """
 
-    def __init__(self, hosts: str, address: Address) -> None:
-        """hosts: ``HOST:PORT[,HOST:PORT…][/chroot]``. Raises Invalid(INVALID_REQUEST) without the package kazoo, or for an address whose host
+    def __init__(self, hosts: str, address: Address, broker_id: int = 0) -> None:
+        """hosts: ``HOST:PORT[,HOST:PORT…][/chroot]``. broker_id: the shard of this process, always the same: consumers' positions carry it.
+
+        Raises Invalid(INVALID_REQUEST) without the package kazoo, or for an address whose host
         no 0.7 client can read."""
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
@@ -51,6 +52,7 @@ class Registration:
                 ErrorCode.INVALID_REQUEST, "ZooKeeper needs the package kazoo: install polywire[zk]"
             ) from None
         self._hosts: Final = hosts
+        self._broker_id: Final = broker_id
         self._data: Final = f"{host}-{time.time_ns() // 1_000_000}:{host}:{address.port}".encode()
         self._topics: dict[str, int] = {}
         self._told: dict[str, bytes] = {}
@@ -101,9 +103,9 @@ class Registration:
         session = client.client_id[0]
         if session != self._session:
             self._session, self._told = session, {}
-        wanted = {f"/brokers/ids/{BROKER_ID}": self._data}
+        wanted = {f"/brokers/ids/{self._broker_id}": self._data}
         for name, count in self._topics.items():
-            wanted[f"/brokers/topics/{name}/{BROKER_ID}"] = str(count).encode()
+            wanted[f"/brokers/topics/{name}/{self._broker_id}"] = str(count).encode()
         for path in self._told.keys() - wanted.keys():
             client.delete(path)
             del self._told[path]

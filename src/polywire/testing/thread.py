@@ -16,8 +16,9 @@ from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import Address, ServeConfig
 from polywire.server.hub import Hub
-from polywire.server.lifecycle import SWEEP_S, factories_of
+from polywire.server.lifecycle import SWEEP_S
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.wires import factories_of
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.process import WIRES, lasting_port
 

@@ -21,6 +21,7 @@ from polywire.errors import PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
+from polywire.protocols.runtime.shards import Shards
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 
@@ -168,12 +169,19 @@ def dechunked(data: bytes) -> bytes:
 class Site:
     """A broker, and HTTP over it."""
 
-    def __init__(self, *, names: Sequence[str] = (), settings: BrokerSettings | None = None) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(
+        self,
+        *,
+        names: Sequence[str] = (),
+        settings: BrokerSettings | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        shards: Shards | None = None,
+    ) -> None:
+        self.loop = loop or asyncio.new_event_loop()
         self.memory = MemoryBroker(settings, loop=self.loop, clock=SystemClock())
         self.process = Process()
         self.peer = Peer()
-        self.application = HttpApplication(self.broker, self.process, names=names)
+        self.application = HttpApplication(self.broker, self.process, names=names, shards=shards)
 
     @property
     def broker(self) -> Broker:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.protocols.runtime.session import Session, SessionFactory
-from polywire.protocols.runtime.shards import LinkPeer
+from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Buffer
@@ -85,6 +85,10 @@ class MemoryLink:
         self._peer = None
         self._session.close()
 
+    def finish(self) -> None:
+        self._pump()
+        self.close()
+
     def break_off(self) -> None:
         """The process at the other end has gone."""
         peer, self._peer = self._peer, None
@@ -105,6 +109,7 @@ class MemoryShards:
         """make_factory: of sessions that carry nothing."""
         self.count = count
         self.own = own
+        self.key = bytes(range(KEY_BYTES))
         self.loop = ManualLoop()
         self.brokers = [
             Broker.over(

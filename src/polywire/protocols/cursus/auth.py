@@ -73,6 +73,12 @@ class AccessGuard:
             if action in ADMINISTRATION:
                 self._access.administers(self._acting, action, where)
 
+    def prove(self, peer: Peer, request: Request, /) -> None:
+        """Who sends the request, as ``Guard`` says."""
+        self._acting = self._principal(peer, request)
+        if self._acting is not None:
+            _identify(peer, self._acting)
+
     def admit_batch(self, peer: Peer, /) -> None:
         """Whether the connection may write batches; it must have logged in by AUTH. What it may write to is ``admit_topic``'s."""
         self._acting = None
@@ -154,7 +160,7 @@ class AccessGuard:
         if verdict is not None and verdict[0] == words:
             return verdict[1]
         name, token = words
-        address = peer.output.peer
+        address = peer.peer_address
         known = self._access.recall(name, token, peer=address) or self._holder(name, token, address)
         if known is not None:
             return known

@@ -115,6 +115,10 @@ class Peer(Protocol):
         """Where it is, and whom its certificate names."""
 
     @property
+    def peer_address(self) -> str:
+        """Where its requests come from."""
+
+    @property
     def principal(self) -> Principal | None:
         """Who has logged in by AUTH."""
 
@@ -138,6 +142,9 @@ class Guard(Protocol):
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``; NotYet when the guard
         needs time: it calls ``peer.wake()`` later, and is asked again about the same request.
         """
+
+    def prove(self, peer: Peer, request: Request, /) -> None:
+        """Find out who sends a request that another process admits and carries out. Raises Refused, NotYet, as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
         """Whether the connection may write batches. Raises Refused, NotYet."""

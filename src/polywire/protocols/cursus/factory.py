@@ -23,13 +23,17 @@ from polywire.protocols.cursus import (
     transactions,
 )
 from polywire.protocols.cursus.auth import AccessGuard
+from polywire.protocols.cursus.carrying import CarryingCursusSession
 from polywire.protocols.cursus.compression import begins_compressed
 from polywire.protocols.cursus.context import WIRE, CursusBroker, CursusSettings, CursusState
+from polywire.protocols.cursus.linked import LinkedSession
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
+from polywire.protocols.cursus.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
 
 COMMANDS: Final[Mapping[str, Command]] = table(
     *introduction.COMMANDS,
@@ -92,6 +96,56 @@ class CursusFactory:
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
         """A session for a new connection."""
         return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
+
+
+class CarryingCursusFactory:
+    """Implements ``SessionFactory`` over another one: its sessions carry requests to the shards that have what they name."""
+
+    __slots__ = ("_inside", "_shards")
+
+    def __init__(self, inside: CursusFactory, shards: Shards) -> None:
+        """inside: makes the sessions of our own shard."""
+        self._inside: Final = inside
+        self._shards: Final = shards
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """As every factory of this wire."""
+        return self._inside.recognise(prefix)
+
+    def open(self, output: Output, resume: Callable[[], None]) -> CarryingCursusSession:
+        """A session for a new connection."""
+        return CarryingCursusSession(self._shards, self._inside.state, COMMANDS, output, resume)
+
+
+class CursusLinkFactory:
+    """Implements ``SessionFactory`` for what other processes of this broker carry here."""
+
+    __slots__ = ("_inside", "_key")
+
+    def __init__(self, inside: CursusFactory, key: bytes) -> None:
+        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
+        self._inside: Final = inside
+        self._key: Final = key
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether the opening of a link stands there."""
+        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(MAGIC) else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
+        """A session for a link."""
+        return LinkedSession(self._key, self._inside.state, COMMANDS, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:

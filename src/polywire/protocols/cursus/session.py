@@ -239,12 +239,16 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             body = plain
         elif len(body) > LONG_BYTES:
             return self._begin_long(body, None)
+        return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
+
+    def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
+        """Carry out what a frame says; False when it must wait, and be offered again. received: the frame as it came."""
         self._packed = packed
         try:
             if self._is_batch(body):
                 storing = self._take_batch(self, body, self.state.scratch)
                 if storing is not None and not storing.store_at_once():
-                    return self._begin_long(data[at + PREFIX_BYTES : end], packed)  # waited for like those
+                    return self._begin_long(received, packed)  # waited for like those
                 return True
             return self._take_text(body)
         except NotYet:
@@ -322,8 +326,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            self.state.guard.admit(self, request, command.actions)
-            reply = command.handler(self, request)
+            reply = self._begin(command, request)
         except Refused as error:
             refusal = error
         except BrokerError as error:
@@ -335,6 +338,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if refusal is not None:
             self._slot_for(request).refuse(refusal)
         del refusal  # its trace has this call: not each the other
+
+    def _begin(self, command: Command, request: Request) -> Reply | None:
+        """Begin one command, if whoever asks may. Raises Refused, BrokerError, NotYet."""
+        self.state.guard.admit(self, request, command.actions)
+        return command.handler(self, request)
 
     def _slot_for(self, request: Request) -> Answer:
         """The reply slot that the command took before it failed, or a new one."""
@@ -355,12 +363,22 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return settings.host or host, settings.port or port
 
     @property
+    def peer_address(self) -> str:
+        """Where requests come from, which shares of limits go by."""
+        return self.output.peer
+
+    @property
     def leader(self) -> str:
         """The address as acknowledgements and METADATA tell it."""
         if not self._leader:
             host, port = self.address
             self._leader = f"{host}:{port}"
         return self._leader
+
+    @property
+    def epoch_min(self) -> int:
+        """What the epoch of a transactional id must at least be that is begun now."""
+        return 0
 
     @property
     def structured(self) -> bool:
@@ -372,7 +390,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         """Who the request in hand acts for, for what belongs to somebody; known while it is carried out only."""
         acting = self.state.guard.acting
         if self._caller is None or self._caller.principal != acting:
-            self._caller = caller_of(acting, self.output.peer)
+            self._caller = caller_of(acting, self.peer_address)
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
@@ -382,11 +400,14 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         The page of the legacy dialect compresses whole messages both ways; other peers send compressed batches, and read plain answers.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
-        answer = Answer(self, dialect, packing, blocking=blocking)
+        answer = self._make_answer(dialect, packing, blocking=blocking)
         self._answers.append(answer)
         self._slot = answer
         self._blocking += blocking
         return answer
+
+    def _make_answer(self, dialect: Dialect, packing: Algorithm | None, *, blocking: bool) -> Answer:
+        return Answer(self, dialect, packing, blocking=blocking)
 
     def withdraw(self, answer: Answer) -> None:
         """The request that took this slot last is not carried out now, but offered again."""

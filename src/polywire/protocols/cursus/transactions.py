@@ -101,7 +101,9 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
-        transaction = session.state.broker.transactions.begin_epoch(name, by=session.caller, done=answer.done)
+        transaction = session.state.broker.transactions.begin_epoch(
+            name, epoch_min=session.epoch_min, by=session.caller, done=answer.done
+        )
     except (Invalid, Busy) as error:
         raise Refused("init_producer_failed", f"reason={quote(error.message)}") from None
     answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transaction.epoch}")

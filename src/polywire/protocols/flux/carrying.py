@@ -16,6 +16,7 @@ from polywire.protocols.flux import decoder
 from polywire.protocols.flux.messages import Refused, Request, bad, err, named, parse
 from polywire.protocols.flux.part_replies import Lines, Merged, OwnReplies, Part, Said, ShardReplies
 from polywire.protocols.flux.session import Command, FluxSession
+from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 
@@ -86,7 +87,7 @@ class CarryingFluxSession:
         self._own: Final = OwnReplies(output, self._replied)
         self._inner: Final = inner(self._own, self._go_on)
         self._own.on_room(partial(self._inner.broker.loop.call_soon, self._inner.drained))
-        self._links: dict[int, ShardReplies] = {}
+        self._links: Final = Links(self._linked)
         self._order: deque[Part] = deque()
         self._settles = False
         self._held = False
@@ -125,7 +126,7 @@ class CarryingFluxSession:
             or len(self._order) >= PARTS_MAX
             or self._output.backlog > self._output.backlog_max
             or self._inner.paused()
-            or any(link.is_clogged for link in self._links.values())
+            or self._links.are_clogged
         )
 
     def receive(self, data: memoryview) -> int:
@@ -183,7 +184,7 @@ class CarryingFluxSession:
             self._order.append(Said(err(request.id, bad(NO_BROKERS))))
             return None
         if request.command == METADATA:
-            links = [self._link(shard) for shard in range(self._shards.count)]
+            links = [self._links.to(shard) for shard in range(self._shards.count)]
             for link in links:
                 link.write(line)
             self._order.append(Merged(links))
@@ -212,7 +213,7 @@ class CarryingFluxSession:
     def _hand(self, shard: int, lines: memoryview, count: int) -> int:
         """Give lines to a shard; returns how many bytes it took. Raises PeerError."""
         if shard != self._shards.own:
-            link = self._link(shard)
+            link = self._links.to(shard)
             link.write(bytes(lines))
             self._order.append(Lines(link, count))
             return len(lines)
@@ -222,11 +223,8 @@ class CarryingFluxSession:
         part.count = bytes(lines[:taken]).count(b"\n")
         return taken
 
-    def _link(self, shard: int) -> ShardReplies:
-        link = self._links.get(shard)
-        if link is None:
-            link = self._links[shard] = ShardReplies(self._shards, shard, self)
-        return link
+    def _linked(self, shard: int) -> ShardReplies:
+        return ShardReplies(self._shards, shard, self)
 
     # What comes back
 
@@ -242,10 +240,10 @@ class CarryingFluxSession:
         """A shard takes more again."""
         self._go_on()
 
-    def lost(self, shard: int) -> None:
+    def link_lost(self, shard: int) -> None:
         """A shard's process has ended: what it owes cannot be told from what it did."""
-        link = self._links.pop(shard)
-        if not self._is_closed and any(part.rests_on(link) for part in self._order):
+        link = self._links.forget(shard)
+        if link is not None and not self._is_closed and any(part.rests_on(link) for part in self._order):
             self._output.fail(PeerError("the process that has a topic has ended", fatal=True))
 
     def _pump(self) -> None:
@@ -265,7 +263,7 @@ class CarryingFluxSession:
     def _regulate(self) -> None:
         """Let shards answer as far as the peer takes it."""
         is_full = self._output.backlog > self._output.backlog_max
-        for link in self._links.values():
+        for link in self._links:
             link.regulate(is_full=is_full)
         self._own.regulate()
 
@@ -308,8 +306,7 @@ class CarryingFluxSession:
         self._is_closed = True
         self._inner.close()
         self._order.clear()
-        for link in self._links.values():
-            link.close()
+        self._links.close()
 
 
 def _anywhere(choose: Callable[[], int]) -> Callable[[str], int]:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.errors import PeerError
+from polywire.protocols.runtime.links import LinksOwner, WireLink
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 from polywire.types import Buffer
@@ -20,14 +21,10 @@ HELD_BYTES_MAX: Final = 1024 * 1024  # of one shard's answers, before their turn
 _TOPICS: Final = b"|OK|topics=["
 
 
-class RepliesOwner(Protocol):
+class RepliesOwner(LinksOwner, Protocol):
     """What a shard's answers are for."""
 
     def came(self) -> None: ...
-
-    def relieved(self) -> None: ...
-
-    def lost(self, shard: int) -> None: ...
 
 
 class Replies:
@@ -142,30 +139,16 @@ class OwnReplies(Replies):
             self._room()
 
 
-class ShardReplies(Replies):
-    """Implements ``LinkPeer``: what another shard says."""
+class ShardReplies(Replies, WireLink):
+    """What another shard says."""
 
-    __slots__ = ("_is_paused", "_link", "_owner", "_shard")
+    __slots__ = ("_is_paused", "_replied")
 
     def __init__(self, shards: Shards, shard: int, owner: RepliesOwner) -> None:
-        super().__init__()
-        self._owner: Final = owner
-        self._shard: Final = shard
+        Replies.__init__(self)
+        self._replied: Final = owner.came
         self._is_paused = False
-        self._link: Final = shards.connect(shard, self)
-
-    @property
-    def is_clogged(self) -> bool:
-        """Whether the shard takes less than is sent."""
-        return self._link.backlog > self._link.backlog_max
-
-    def write(self, lines: bytes) -> None:
-        """Send lines."""
-        self._link.write(lines)
-
-    def close(self) -> None:
-        """Nobody waits for answers any more."""
-        self._link.close()
+        WireLink.__init__(self, shards, shard, owner)
 
     def regulate(self, *, is_full: bool) -> None:
         """Let answers come, or not, while the peer takes no more or much is kept."""
@@ -173,22 +156,14 @@ class ShardReplies(Replies):
         if pauses != self._is_paused:
             self._is_paused = pauses
             if pauses:
-                self._link.pause()
+                self.pause()
             else:
-                self._link.resume()
+                self.resume()
 
     def received(self, data: bytes) -> None:
         """See ``LinkPeer``."""
         self.held += data
-        self._owner.came()
-
-    def relieved(self) -> None:
-        """See ``LinkPeer``."""
-        self._owner.relieved()
-
-    def lost(self) -> None:
-        """See ``LinkPeer``."""
-        self._owner.lost(self._shard)
+        self._replied()
 
 
 class Part(ABC):

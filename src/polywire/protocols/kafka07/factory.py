@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
+from polywire.protocols.kafka07.carrying import CarryingKafkaSession
 from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
@@ -19,6 +20,7 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
 
 WIRE: Final = "kafka07"
 _FIRST_BYTE_MAX: Final = (FRAME_BYTES_MAX >> 24).to_bytes()
@@ -36,10 +38,13 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 class Kafka07Factory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
+    __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers", "_shards")
 
-    def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
-        """off_loop: the process's, where it has one."""
+    def __init__(
+        self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None, shards: Shards | None = None
+    ) -> None:
+        """off_loop: the process's, where it has one. shards: whose requests sessions carry; without them there are no others."""
+        self._shards: Final = shards
         self._broker = broker
         self._producer = Producer(broker)
         self._reply_buffers = ReplyBuffers()
@@ -72,4 +77,15 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
+        if self._shards is not None:
+            return CarryingKafkaSession(
+                self._shards,
+                self._broker,
+                self._producer,
+                self._reply_buffers,
+                self._off_loop,
+                COMMANDS,
+                output,
+                resume,
+            )
         return KafkaSession(self._broker, self._producer, self._reply_buffers, self._off_loop, COMMANDS, output, resume)

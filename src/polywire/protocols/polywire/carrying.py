@@ -26,6 +26,7 @@ from polywire.protocols.polywire.gathering import Gathered, gathering
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.protocols.polywire.shard_link import ShardLink
+from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.sequential import Wait
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
@@ -61,7 +62,7 @@ class CarryingSession(PolywireSession):
         super().__init__(broker, commands, round_robin, output, resume)
         self.shards: Final = shards
         self._carried: dict[tuple[int, int], Carried] = {}
-        self._links: dict[int, ShardLink] = {}
+        self._links: Final = Links(self._linked)
         self._login = b""
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -135,10 +136,10 @@ class CarryingSession(PolywireSession):
         if correlation == 0 or (shard, correlation) in self._carried:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
         self._carried[shard, correlation] = carried
-        link = self._links.get(shard)
-        if link is None:
-            link = self._links[shard] = ShardLink(self, shard, self._login)
-        link.write(frame)
+        self._links.to(shard).write(frame)
+
+    def _linked(self, shard: int) -> ShardLink:
+        return ShardLink(self.shards, shard, self, self._login)
 
     def pass_on(self, frame: bytes) -> None:
         """Send the peer a frame of a carried request's answer."""
@@ -167,13 +168,12 @@ class CarryingSession(PolywireSession):
         if self._ready:
             self._schedule()
         if self.output.backlog > self.output.backlog_max:
-            for link in self._links.values():
-                link.pause()
+            self._links.pause()
         self._go_on()
 
     def link_lost(self, shard: int, error: BrokerError | None = None) -> None:
         """A shard answers nothing any more."""
-        self._links.pop(shard, None)
+        self._links.forget(shard)
         for place in [place for place in self._carried if place[0] == shard]:
             carried = self._carried.pop(place, None)
             if carried is not None:
@@ -186,28 +186,25 @@ class CarryingSession(PolywireSession):
     # The peer's side
 
     def _waits(self) -> bool:
-        return super()._waits() or any(link.is_clogged for link in self._links.values())
+        return super()._waits() or self._links.are_clogged
 
     def drained(self) -> None:
         """The peer reads again."""
-        for link in self._links.values():
-            link.resume()
+        self._links.resume()
         super().drained()
 
     def close(self) -> None:
         """The connection is gone."""
         super().close()
         self._carried.clear()
-        links, self._links = self._links, {}
-        for link in links.values():
-            link.close()
+        self._links.close()
 
     def _log_in_anew(self, frame: bytes) -> None:
         """Links belong to who was logged in."""
         self._login = frame
-        for shard, link in list(self._links.items()):
+        for link in self._links:
             link.close()
-            self.link_lost(shard, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
+            self.link_lost(link.shard, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
 
 
 class _One:

@@ -9,66 +9,29 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from polywire.protocols.polywire.codec import MAGIC, PREFIX_BYTES, Prefix, decode_answer_prefix
+from polywire.protocols.runtime.links import LinksOwner, WireLink
 from polywire.protocols.runtime.shards import Shards
 
 
-class LinkOwner(Protocol):
-    """What a link asks of its session."""
-
-    @property
-    def shards(self) -> Shards: ...
+class FramesOwner(LinksOwner, Protocol):
+    """What a link tells its session."""
 
     def frames_came(self, shard: int, frames: Sequence[tuple[Prefix, bytes]]) -> None: ...
 
-    def link_lost(self, shard: int) -> None: ...
 
-    def relieved(self) -> None: ...
+class ShardLink(WireLink):
+    """Guards: ``_expected`` frames that nobody has asked for come first: the greeting, and what a login is answered."""
 
+    __slots__ = ("_expected", "_frames", "_is_open", "_received")
 
-class ShardLink:
-    """Implements ``LinkPeer``. Guards: ``_expected`` frames that nobody has asked for come first: the greeting, and what a login is
-    answered."""
-
-    __slots__ = ("_expected", "_is_open", "_link", "_owner", "_received", "_shard")
-
-    def __init__(self, owner: LinkOwner, shard: int, login: bytes) -> None:
+    def __init__(self, shards: Shards, shard: int, owner: FramesOwner, login: bytes) -> None:
         """login: the frame by which the peer has logged in, empty where it has not."""
-        self._owner: Final = owner
-        self._shard: Final = shard
+        super().__init__(shards, shard, owner)
+        self._frames: Final = owner
         self._received = bytearray()
         self._is_open = False
         self._expected = 2 if login else 1
-        self._link: Final = owner.shards.connect(shard, self)
-        self._link.write(MAGIC + login)
-
-    @property
-    def is_clogged(self) -> bool:
-        """Whether the shard takes less than is sent."""
-        return self._link.backlog > self._link.backlog_max
-
-    def write(self, frame: bytes) -> None:
-        """Send a request."""
-        self._link.write(frame)
-
-    def pause(self) -> None:
-        """The peer takes nothing for now."""
-        self._link.pause()
-
-    def resume(self) -> None:
-        """The peer takes answers again."""
-        self._link.resume()
-
-    def close(self) -> None:
-        """Nobody waits for answers any more."""
-        self._link.close()
-
-    def relieved(self) -> None:
-        """See ``LinkPeer``."""
-        self._owner.relieved()
-
-    def lost(self) -> None:
-        """See ``LinkPeer``."""
-        self._owner.link_lost(self._shard)
+        self.write(MAGIC + login)
 
     def received(self, data: bytes) -> None:
         """Hand on whole frames."""
@@ -88,7 +51,7 @@ class ShardLink:
                 at = end
         del self._received[:at]
         if frames:
-            self._owner.frames_came(self._shard, frames)
+            self._frames.frames_came(self.shard, frames)
 
     def _opened(self) -> int:
         """Bytes of the opening, once all of them are there."""

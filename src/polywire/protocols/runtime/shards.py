@@ -6,7 +6,9 @@ topics are placed.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+KEY_BYTES: Final = 16
 
 
 class LinkPeer(Protocol):
@@ -42,8 +44,11 @@ class Link(Protocol):
     def resume(self) -> None:
         """Let bytes come again."""
 
+    def finish(self) -> None:
+        """End it once what was written has left; its user is told nothing any more."""
+
     def close(self) -> None:
-        """End it; its user is told nothing any more."""
+        """End it now; its user is told nothing any more."""
 
 
 class Shards(Protocol):
@@ -56,6 +61,10 @@ class Shards(Protocol):
     @property
     def own(self) -> int:
         """The one that this process has."""
+
+    @property
+    def key(self) -> bytes:
+        """``KEY_BYTES`` that nobody but the processes of this directory knows, other ones at each start of their parent."""
 
     def shard_of(self, full_name: str) -> int | None:
         """Where a topic lies; None when there is none of this name that shards share."""

@@ -1,0 +1,61 @@
+"""What it costs that another process has the topic: lone requests that are carried beside those that are not, over one connection in one run.
+
+Run: ``python -m benchmarks.carried [--requests N] [--connections N]``
+
+A connection meets one of two processes; of two topics, which lie one in each, one is that process's own: the one that answers sooner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from benchmarks.lone_requests import MADE, ask_all, connected, create
+from benchmarks.measure import console
+from polywire.testing.process import BrokerProcess
+
+WIRES: Final = ("cursus", "flux", "polywire")
+TOPICS: Final = ("here", "there")
+WARMING: Final = 50
+
+
+def medians_us(address: tuple[str, int], wire: str, requests: int) -> tuple[float, float]:
+    """Median times of one request on a connection of its own: of the topic that its process has, and of the other one, in turns."""
+    lone = {topic: MADE[wire](topic) for topic in TOPICS}
+    times: Mapping[str, list[int]] = {topic: [] for topic in TOPICS}
+    with connected(address, lone[TOPICS[0]], 1) as peers:
+        for number in range(WARMING + requests):
+            for topic in TOPICS:
+                begun = time.perf_counter_ns()
+                ask_all(peers, lone[topic])
+                if number >= WARMING:
+                    times[topic].append(time.perf_counter_ns() - begun)
+    here, there = sorted(statistics.median(times[topic]) / 1000 for topic in TOPICS)
+    return here, there
+
+
+def main() -> None:
+    """Measure, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--connections", type=int, default=5)
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        BrokerProcess(Path(directory) / "data", "--processes", "2", wires=WIRES) as broker,
+    ):
+        for topic in TOPICS:
+            create(broker.addresses, "polywire", topic)
+        for wire in WIRES:
+            found = [medians_us(broker.addresses[wire], wire, given.requests) for _ in range(given.connections)]
+            own, carried = (statistics.median(column) for column in zip(*found, strict=True))
+            console.print(f"{wire}: own {own:.0f} µs, carried {carried:.0f} µs, more {carried - own:.0f} µs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Answers of several processes made into one: lists, sums, metrics (decision 0076).
+
+Promises: nothing is told twice; a metric keeps its name, and says of which shard it is. Must not know: who was asked, and how.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
+UP: Final = "polywire_shard_up"
+
+
+def _topics(answers: Sequence[Any]) -> Any:
+    found = sorted((topic for answer in answers for topic in answer["topics"]), key=lambda topic: topic["name"])
+    return {"topics": found, "more": any(answer["more"] for answer in answers)}
+
+
+def _groups(answers: Sequence[Any]) -> Any:
+    found = [group for answer in answers for group in answer["groups"]]
+    found.sort(key=lambda group: (group["topic"], group["group"]))
+    return {"groups": found, "more": any(answer["more"] for answer in answers)}
+
+
+def _connections(answers: Sequence[Any]) -> Any:
+    found = [connection for answer in answers for connection in answer["connections"]]
+    return {"connections": found, "more": any(answer["more"] for answer in answers)}
+
+
+def _overview(answers: Sequence[Any]) -> Any:
+    """The first's words, and everybody's numbers; what is not ready tells why."""
+    first = min(answers, key=lambda answer: answer["ready"])
+    sums = {name: sum(answer[name] for answer in answers) for name in SUMMED}
+    wires: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for answer in answers:
+        for wire, traffic in answer["wires"].items():
+            for name, count in traffic.items():
+                wires[wire][name] += count
+    congested = any(answer["congested"] for answer in answers)
+    return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
+
+
+MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
+    "topics": _topics,
+    "groups": _groups,
+    "connections": _connections,
+    "overview": _overview,
+}
+"""By the endpoint that all shards are asked."""
+
+
+def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
+    """What Prometheus is told of so many shards, of whom these have answered: samples of one metric stand together."""
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = defaultdict(list)
+    for shard, text in texts.items():
+        label = b'shard="%04x"' % shard
+        name = b""
+        for line in text.splitlines():
+            if line.startswith(b"# "):
+                name = line.split(b" ", 3)[2]
+                known = heads.setdefault(name, [])
+                if line not in known and len(known) < 2:  # what it is, and of which kind
+                    known.append(line)
+            elif line:
+                samples[name].append(_labelled(line, label))
+    lines = [line for name, head in heads.items() for line in (*head, *samples[name])]
+    lines += [b"# HELP %b 1 where the process of a shard answers." % UP.encode(), b"# TYPE %b gauge" % UP.encode()]
+    lines += [b'%b{shard="%04x"} %d' % (UP.encode(), shard, shard in texts) for shard in range(count)]
+    return b"\n".join(lines) + b"\n"
+
+
+def _labelled(line: bytes, label: bytes) -> bytes:
+    """A sample with one label more. A metric's name has neither blanks nor braces."""
+    name, brace, behind = line.partition(b"{")
+    if brace and b" " not in name:
+        return name + brace + label + b"," + behind
+    name, _, value = line.partition(b" ")
+    return name + b"{" + label + b"} " + value

@@ -1,0 +1,327 @@
+"""A session that carries requests to the shards that have the topics they name (decision 0076).
+
+Promises: answers leave in the order of the requests, wherever they come from; requests about one topic keep their order; a peer that does not
+read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.cursus import produce
+from polywire.protocols.cursus.context import CursusState
+from polywire.protocols.cursus.gathering import Gathered, gathering, transaction_of
+from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect, Refused, Request, decoded, quote, topic_name
+from polywire.protocols.cursus.produce import BatchAppend
+from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.scratch import ScratchArrays
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
+from polywire.protocols.cursus.shard_link import STREAM, STREAM_END, UNUSED, Context, CursusLink, LinkRequest
+from polywire.protocols.runtime.links import Links
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
+
+OWN: Final = frozenset(
+    {"AUTH", "HELP", "EXIT", "SETGROUP", "PROTOCOL_INFO", "NEGOTIATE", "FIND_COORDINATOR"}
+    | {"LIST_CLUSTER", "CLUSTER_STATUS", "ELECT_LEADER"}
+)
+"""What is about this connection, or the broker as a whole."""
+LOST: Final = "the process that has this topic has ended; it is started again, nobody knows what became of the request"
+_BOUNDARIES: Final = frozenset({"INIT_PRODUCER_ID", "BEGIN_TXN", "END_TXN"})
+_TRANSACTION_FAILURES: Final = {
+    "TXN_PUBLISH": "transaction_publish_failed",
+    "SEND_OFFSETS_TO_TXN": "transaction_offsets_failed",
+}
+SPANS: Final = "what one transaction writes to must lie in one process of this broker"
+
+
+class CarryingCursusSession(CursusSession):
+    """One connection. ``_body``: of the text frame in hand. ``_login``: the AUTH that came last. ``_staged_in``: which shard has what was
+    staged over this connection, by transactional id. ``stream_asked``: the link over which a stream was asked for that has not begun."""
+
+    __slots__ = ("_body", "_links", "_login", "_staged_in", "shards", "stream_asked")
+
+    def __init__(
+        self,
+        shards: Shards,
+        state: CursusState,
+        commands: Mapping[str, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(state, commands, take_batch, output, resume)
+        self.shards: Final = shards
+        self._body = memoryview(b"")
+        self._links: Final = Links(self._linked)
+        self._login: LinkRequest | None = None
+        self._staged_in: dict[str, int] = {}
+        self.stream_asked: _StreamLink | None = None
+
+    # Where requests go
+
+    def _take_text(self, body: memoryview) -> bool:
+        self._body = body
+        try:
+            return super()._take_text(body)
+        finally:
+            self._body = memoryview(b"")
+
+    def _begin(self, command: Command, request: Request) -> Reply | None:
+        if request.name == "AUTH":
+            self._links.close()  # they belong to who was logged in
+            self._login = self.asking(bytes(self._body))
+        gathered = gathering(self.shards.count, request, bytes(self._body))
+        if gathered is not None:
+            self.state.guard.prove(self, request)
+            if request.name in _BOUNDARIES:
+                self._staged_in.pop(transaction_of(request), None)
+            _Several(self, self.later(request.dialect, blocking=gathered.is_blocking), gathered).ask_next()
+            return None
+        place = self._place_of(request)
+        if place is None or place == self.shards.own:
+            self._check_transaction(request, place)
+            return super()._begin(command, request)
+        self._check_transaction(request, place)
+        self.state.guard.prove(self, request)
+        waits = request.name == "CONSUME" and request.options.get("wait_ms", "0") != "0"
+        answer = self.later(request.dialect, blocking=not (command.pipelined or waits))
+        if request.name == "STREAM":
+            self.stream_asked = _StreamLink(self, place, answer, self.asking(bytes(self._body)))
+        else:
+            self.carry(place, bytes(self._body), answer, writes=command.pipelined)
+        return None
+
+    def _place_of(self, request: Request) -> int | None:
+        """The shard of the topic that a request names, if any."""
+        name = request.options.get("topic", "")
+        if not name or request.name in OWN:
+            return None
+        place = self.place(name)
+        return self.shards.least_loaded() if place is None and request.name == "CREATE" else place
+
+    def place(self, name: str) -> int | None:
+        """The shard that has a topic, None when none has; our own says so."""
+        if self.broker.find_topic(name) is not None:
+            return self.shards.own
+        return self.shards.shard_of(name)
+
+    def _check_transaction(self, request: Request, place: int | None) -> None:
+        """Refuse what could not be committed in one go; who comes over another connection is refused at the end. Raises Refused."""
+        failure = _TRANSACTION_FAILURES.get(request.name)
+        if failure is None or place is None:
+            return
+        if self._staged_in.setdefault(transaction_of(request), place) != place:
+            raise Refused(failure, f"reason={quote(SPANS)}")
+
+    # Carrying
+
+    def asking(self, body: bytes) -> LinkRequest:
+        """A frame as it is sent over a link."""
+        return LinkRequest(body, self.spoken, "" if self._packed is None else self._packed.name)
+
+    def carry(self, shard: int, body: bytes, answer: Answer, *, writes: bool) -> None:
+        """Have a frame carried out, and answered in its slot. writes: others about the same topic may be behind it already."""
+        self._links.to(shard).ask(self.asking(body), _One(self, answer, writes=writes))
+
+    def ask(self, shard: int, request: LinkRequest, several: _Several) -> None:
+        """Ask a shard for a part of an answer."""
+        self._links.to(shard).ask(request, several)
+
+    def _linked(self, shard: int) -> CursusLink:
+        return CursusLink(self.shards, shard, self, self.login)
+
+    @property
+    def login(self) -> LinkRequest | None:
+        """The request by which the peer has logged in, None where it has not."""
+        return None if self.principal is None else self._login
+
+    @property
+    def context(self) -> Context:
+        """What this connection's commands rest on."""
+        host, port = self.address
+        return Context(host, port, self.output.peer, self.group, self.features)
+
+    def answers_came(self) -> None:
+        """A shard has answered; where the peer takes no more, shards wait."""
+        self.answered()
+        if self.output.backlog > self.output.backlog_max:
+            self._links.pause()
+
+    def link_lost(self, shard: int) -> None:
+        """A shard answers nothing any more."""
+        self._links.forget(shard)
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    # The peer's side
+
+    def _waits(self) -> bool:
+        return super()._waits() or self._links.are_clogged
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self._links.resume()
+        super().drained()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        super().close()
+        self._links.close()
+        if self.stream_asked is not None:
+            self.stream_asked.close()
+            self.stream_asked = None
+
+
+def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
+    """A batch frame, to be stored here or where its topic lies. Raises NotYet."""
+    assert isinstance(session, CarryingCursusSession), "only those carry"
+    try:
+        session.state.guard.admit_batch(session)
+        place = session.place(topic_name(decoded(bytes(body[4 : 4 + int.from_bytes(body[2:4], "big")]))))
+    except Refused as error:
+        session.later(Dialect.MODERN).refuse(error)
+        return None
+    if place is None or place == session.shards.own:
+        return produce.take_batch(session, body, scratch)
+    session.carry(place, bytes(body), session.later(Dialect.MODERN), writes=True)
+    return None
+
+
+class _One:
+    """Implements ``Asked``: a request that one shard answers; its frames go to the peer as they are."""
+
+    __slots__ = ("_answer", "_session", "_writes")
+
+    def __init__(self, session: CarryingCursusSession, answer: Answer, *, writes: bool) -> None:
+        self._session: Final = session
+        self._answer: Final = answer
+        self._writes: Final = writes
+
+    def answered(self, flags: int, frames: bytes) -> None:
+        """See ``Asked``."""
+        self._answer.parts = [frames]
+        if flags & UNUSED:
+            self._session.close_unused()
+
+    def lost(self) -> None:
+        """See ``Asked``. Producers send anew, in its order, what a connection owes when it ends; behind a refusal they go on."""
+        if self._writes:
+            self._session.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+        else:
+            self._answer.refuse(lost())
+
+
+def lost() -> Refused:
+    """What is said of an answer that does not come."""
+    return Refused("request_cancelled", f"reason={quote(LOST)}", legacy=LOST)
+
+
+class _Several:
+    """Implements ``Asked``: a request that several shards are asked, one after the other; the peer gets one answer."""
+
+    __slots__ = ("_answer", "_gathered", "_session")
+
+    def __init__(self, session: CarryingCursusSession, answer: Answer, gathered: Gathered) -> None:
+        self._session: Final = session
+        self._answer: Final = answer
+        self._gathered: Final = gathered
+
+    def ask_next(self) -> None:
+        """Ask the next shard, or answer when there is none left."""
+        question = self._gathered.next_question()
+        if question is not None:
+            request = LinkRequest(question.text, self._answer.dialect, epoch_min=question.epoch_min)
+            self._session.ask(question.shard, request, self)
+            return
+        whole = self._gathered.whole()
+        if isinstance(whole, Refused):
+            self._answer.refuse(whole)
+        else:
+            self._answer.ok(whole)
+
+    def answered(self, flags: int, frames: bytes) -> None:
+        """See ``Asked``."""
+        self._gathered.answered(frames[PREFIX_BYTES:])
+        self.ask_next()
+
+    def lost(self) -> None:
+        """See ``Asked``."""
+        self._answer.refuse(lost())
+
+
+class _StreamLink(CursusLink):
+    """Implements ``Pushing``: a stream that comes over a link of its own. ``_left``: bytes of the frame that has begun;
+    ``_held``: what is there of the next one's length."""
+
+    def __init__(self, session: CarryingCursusSession, shard: int, answer: Answer, request: LinkRequest) -> None:
+        super().__init__(session.shards, shard, session, session.login)
+        self._session: Final = session
+        self._slot: Final = answer
+        self._left = 0
+        self._held = b""
+        self._is_pushing = False
+        self.ask(request, self)
+
+    def answered(self, flags: int, frames: bytes) -> None:
+        """See ``Asked``."""
+        self._session.stream_asked = None
+        if flags & STREAM:
+            self._is_pushing = True
+            self._session.push(self)
+            self._slot.parts = []
+        else:
+            self._slot.parts = [frames]
+            self.close()
+
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+        if not self._is_pushing:
+            super().received(data)
+            data = bytes(self._received)
+            if not self._is_pushing or not data:
+                return
+            self._received.clear()
+        self._pass_on(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Write whole frames, and beginnings of such, up to the stream's end."""
+        data, at = self._held + data, 0
+        self._held = b""
+        while at < len(data):
+            if self._left:
+                taken = min(self._left, len(data) - at)
+                self._left -= taken
+                at += taken
+            elif len(data) - at < PREFIX_BYTES:
+                self._held = data[at:]
+                break
+            elif data[at : at + PREFIX_BYTES] == STREAM_END:
+                self._session.output.write(data[:at])
+                self.close()
+                self._session.pull()
+                return
+            else:
+                self._left = PREFIX_BYTES + int.from_bytes(data[at : at + PREFIX_BYTES], "big")
+        self._session.output.write(data[: len(data) - len(self._held)])
+        if self._session.output.backlog > self._session.output.backlog_max:
+            self.pause()
+
+    def lost(self) -> None:
+        """See ``LinkPeer`` and ``Asked``: a stream breaks off as if this broker had ended."""
+        if self._is_pushing:
+            self._session.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+        else:
+            self._session.stream_asked = None
+            self._slot.refuse(lost())
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self.resume()
+
+    def drop(self) -> None:
+        """The connection is gone."""
+        self.close()

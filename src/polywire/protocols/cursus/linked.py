@@ -1,0 +1,159 @@
+"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0076).
+
+Promises: requests mean what they meant where they came from; who asks has proved who it is over this link, too. Must not know: sockets, who
+has which topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hmac import compare_digest
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.cursus.compression import Algorithm, algorithm
+from polywire.protocols.cursus.context import CursusState
+from polywire.protocols.cursus.long_frame import Stored
+from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect
+from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.session import Command, CursusSession, Pushing, TakeBatch
+from polywire.protocols.cursus.shard_link import (
+    MAGIC,
+    OPENING_BYTES,
+    REQUEST_HEAD_BYTES_MAX,
+    STREAM,
+    STREAM_END,
+    UNUSED,
+    Context,
+    Kind,
+    answer_head,
+    decode_context,
+    decode_head,
+)
+from polywire.protocols.runtime.off_loop import LONG_BYTES
+from polywire.protocols.runtime.session import Output
+from polywire.types import Buffer
+
+
+class LinkedAnswer(Answer):
+    """An answer with its size in front. flags: what else is told of it."""
+
+    __slots__ = ("flags",)
+
+    flags: int
+
+    def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        """The answer is known."""
+        super().fill([answer_head(sum(map(len, parts)), self.flags), *parts], released)
+
+
+class LinkedSession(CursusSession):
+    """One link. Guards: nothing is read before the key has come.
+
+    ``_packing``: what the peer's frame in hand was compressed with.
+    """
+
+    __slots__ = ("_context", "_epoch_min", "_is_open", "_key", "_packing")
+
+    def __init__(
+        self,
+        key: bytes,
+        state: CursusState,
+        commands: Mapping[str, Command],
+        take_batch: TakeBatch,
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(state, commands, take_batch, output, resume)
+        self._key: Final = key
+        self._is_open = False
+        self._context = Context("", 0, "", "", frozenset())
+        self._epoch_min = 0
+        self._packing: Algorithm | None = None
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame; whoever has the key has looked how long it may be."""
+        return PREFIX_BYTES + REQUEST_HEAD_BYTES_MAX + self.state.settings.frame_bytes_max
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if not self._is_open:
+            return OPENING_BYTES
+        if len(data) - at < PREFIX_BYTES:
+            return 0
+        size = PREFIX_BYTES + int.from_bytes(data[at : at + PREFIX_BYTES], "big")
+        if size > self.frame_bytes_max:
+            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+        return size
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if not self._is_open:
+            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
+                raise PeerError("a link is for processes of this broker", fatal=True)
+            self._is_open = True
+            return True
+        head = decode_head(data, at)
+        body = data[head.begin : end]
+        if head.kind is Kind.CONTEXT:
+            if self._settled():
+                self._rest_on(decode_context(body))
+                return True
+            return False
+        self.spoken, self._epoch_min = head.dialect, head.epoch_min
+        self._packing = algorithm(head.packing) if head.packing else None
+        if len(body) > LONG_BYTES:
+            return self._begin_long(body, None)
+        return self._take_plain(body, body, self._packing)
+
+    def _rest_on(self, context: Context) -> None:
+        self._context, self._leader, self._caller = context, "", None
+        self.group, self.features = context.group, context.features
+
+    def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
+        return super()._begin_long(body, None)  # it comes expanded
+
+    def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
+        """Begin what a long frame asks for."""
+        return super().take_long(body, self._packing)
+
+    # What commands ask for
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port by which the peer at the other end reaches this broker."""
+        return self._context.host, self._context.port
+
+    @property
+    def peer_address(self) -> str:
+        """Where the peer at the other end is."""
+        return self._context.peer
+
+    @property
+    def epoch_min(self) -> int:
+        """What the epoch of a transactional id must at least be that is begun now."""
+        return self._epoch_min
+
+    def _make_answer(self, dialect: Dialect, packing: Algorithm | None, *, blocking: bool) -> LinkedAnswer:
+        answer = LinkedAnswer(self, dialect, packing, blocking=blocking)
+        answer.flags = 0
+        return answer
+
+    def close_unused(self) -> None:
+        """Have the connection closed at the other end, unless something further is asked there."""
+        answer = self._answers[-1]
+        assert isinstance(answer, LinkedAnswer), "answers are made here"
+        answer.flags |= UNUSED
+
+    def push(self, pushing: Pushing) -> None:
+        """From now on there are a stream's frames."""
+        self.output.write(answer_head(0, STREAM))
+        super().push(pushing)
+
+    def pull(self) -> None:
+        """The stream has ended, and its link with it."""
+        self._pushing = None
+        self.output.write(STREAM_END)
+        self.end()
+
+    def _look_idle(self) -> None:
+        """A link lasts as long as who asks over it."""

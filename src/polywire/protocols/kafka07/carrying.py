@@ -1,0 +1,349 @@
+"""A Kafka 0.7 connection whose requests go to the shards that have the topics they name (decision 0076).
+
+Producers are never answered, so whoever reads behind what it produced has its only acknowledgement: what was carried is settled first, by a
+FETCH of nothing over the same link.
+
+Promises: what is read sees every set produced before it on this connection, wherever it went; sets of one topic keep their order; a process
+that ends with sets nobody knows the fate of ends the connection. Must not know: sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.kafka07.context import Kafka07Broker
+from polywire.protocols.kafka07.messages import (
+    Fetch,
+    Offsets,
+    Produce,
+    Request,
+    RequestType,
+    answer_head,
+    encode_fetch,
+    encode_multifetch,
+    encode_multiproduce,
+    entry_count,
+    frame_length,
+    parse,
+    split_multifetch_answer,
+)
+from polywire.protocols.kafka07.produce import Producer, topic_name
+from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX, LENGTH_BYTES, Command, KafkaSession
+from polywire.protocols.runtime.links import Links, LinksOwner, WireLink
+from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
+from polywire.protocols.runtime.sequential import ENDING
+from polywire.protocols.runtime.session import QUANTUM_S, Output
+from polywire.protocols.runtime.shards import Shards
+
+TYPE_AT: Final = LENGTH_BYTES
+TOPIC_AT: Final = TYPE_AT + 2
+PRODUCING: Final = frozenset({RequestType.PRODUCE, RequestType.MULTIPRODUCE})
+SINGLE: Final = frozenset({RequestType.PRODUCE, RequestType.FETCH, RequestType.OFFSETS})
+_SIZE_BYTES: Final = 4  # in front of an entry of a MULTIFETCH's answer
+
+Then = Callable[[bytes], None]
+"""Takes a whole answer."""
+
+
+class KafkaLink(WireLink):
+    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests, each with how many sets were sent before;
+    ``_settled`` of the ``_sent`` are known to be stored."""
+
+    def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
+        super().__init__(shards, shard, owner)
+        self._asked: deque[tuple[Then, int]] = deque()
+        self._received = bytearray()
+        self._sent = self._settled = 0
+        self._topic = b""
+
+    def produce(self, frame: bytes, topic: bytes) -> None:
+        """Send sets, of this topic among others."""
+        self._sent += 1
+        self._topic = topic
+        self.write(frame)
+
+    def ask(self, frame: bytes, then: Then) -> None:
+        """Send a request that is answered."""
+        self._asked.append((then, self._sent))
+        self.write(frame)
+
+    def settle(self, then: Then) -> None:
+        """Have all sets sent so far stored."""
+        self.ask(encode_fetch(self._topic, 0, 0, 0), then)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether it is not known of a set whether it was stored."""
+        return self._sent > self._settled
+
+    @property
+    def owes(self) -> bool:
+        """Whether its end would be somebody's loss."""
+        return self.is_dirty or bool(self._asked)
+
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+        self._received += data
+        while self._asked and len(self._received) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
+            if end > len(self._received):
+                break
+            answer = bytes(memoryview(self._received)[:end])
+            del self._received[:end]
+            then, self._settled = self._asked.popleft()
+            then(answer)
+
+
+class CarryingKafkaSession(KafkaSession):
+    """One peer. ``_owed``: how many answers of other shards are waited for; nothing is handled meanwhile."""
+
+    __slots__ = ("_links", "_owed", "_shards")
+
+    def __init__(
+        self,
+        shards: Shards,
+        broker: Kafka07Broker,
+        producer: Producer,
+        reply_buffers: ReplyBuffers,
+        off_loop: OffLoopQueue,
+        commands: Mapping[RequestType, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(broker, producer, reply_buffers, off_loop, commands, output, resume)
+        self._shards: Final = shards
+        self._owed = 0
+        self._links: Final = Links(partial(_link, shards, self))
+
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""
+        return self._owed > 0 or super().owes()
+
+    def _waits(self) -> bool:
+        return super()._waits() or self._links.are_clogged
+
+    # Where frames go
+
+    def _receive(self, data: memoryview) -> int:
+        at = self._wanted = 0
+        now = self.broker.clock.monotonic
+        quantum_end = now() + QUANTUM_S
+        while not self._waits() and (end := self._frame_end(data, at)):
+            taken = self._take_own(data, at)
+            if taken is None:
+                taken = self._take_carried(data, at, end)
+            if taken == 0:
+                break
+            at += taken
+            if at < len(data) and now() >= quantum_end:
+                self._end_quantum()
+                break
+        return at
+
+    def _frame_end(self, data: memoryview, at: int) -> int:
+        """Where the frame at ``at`` ends, 0 while not all of it is there. Raises PeerError."""
+        if len(data) - at < LENGTH_BYTES:
+            return 0
+        end = at + LENGTH_BYTES + frame_length(data, at)
+        if end <= len(data):
+            return end
+        self._wanted = end - at
+        return 0
+
+    def _take_own(self, data: memoryview, start: int) -> int | None:
+        """Hand sets of our own shard on, as many frames as follow each other; returns how many bytes were taken, None where there is no such
+        frame. Raises PeerError."""
+        end, own = start, self._shards.own
+        while (after := self._frame_end(data, end)) and _kind(data, end) is RequestType.PRODUCE:
+            if self._place(_topic(data, end), creates=True) != own:
+                break
+            end = after
+        return super()._receive(data[start:end]) if end > start else None
+
+    def _take_carried(self, data: memoryview, at: int, end: int) -> int:
+        """Take a frame that is not ours, or reads; 0 when it must wait, and be offered again. Raises PeerError."""
+        kind = _kind(data, at)
+        if kind not in PRODUCING and not self._is_settled():
+            return 0
+        if kind in SINGLE:
+            shard = self._place(_topic(data, at), creates=kind is RequestType.PRODUCE)
+            if shard != self._shards.own:
+                self._send(shard, bytes(data[at:end]), _topic(data, at), kind)
+                return end - at
+        elif kind is not None:
+            if entry_count(data, at + LENGTH_BYTES, end) > ENTRIES_AT_ONCE_MAX:
+                read = partial(parse, data, at + LENGTH_BYTES, end)
+                self._large = self._off_loop.put(read, partial(self._read, data, at, end), self.output.pin())
+                return end - at
+            if self._spread(data, parse(data, at + LENGTH_BYTES, end)):
+                return end - at
+        self._handle(data, at + LENGTH_BYTES, end)
+        return end - at
+
+    def _read(self, data: memoryview, at: int, end: int, request: Any) -> None:
+        """A request of very many entries was read."""
+        large, self._large = self._large, None
+        try:
+            if isinstance(request, PeerError):
+                raise request
+            if not self._spread(data, request):
+                self._handle(data, at + LENGTH_BYTES, end)
+        except PeerError as error:
+            self._fail(error)
+        if large is not None:
+            large.leave()
+        self._go_on()
+
+    def _place(self, topic: bytes, *, creates: bool) -> int:
+        """The shard of a topic; our own, which says what is wrong, where there is none. creates: one that is nowhere begins now."""
+        own = self._shards.own
+        try:
+            name = topic_name(topic)
+        except BrokerError:
+            return own
+        if self.broker.find_topic(name) is not None:
+            return own
+        shard = self._shards.shard_of(name)
+        if shard is None:
+            return self._shards.home(name) if creates else own
+        return shard
+
+    def _is_settled(self) -> bool:
+        """Whether all that was produced is stored, in whatever shard; what is not yet is waited for. Raises PeerError."""
+        self._settle_links()
+        if self._dirty:
+            self._settle(_nothing)
+        return not self.owes()
+
+    def _settle_links(self) -> None:
+        for link in self._links:
+            if link.is_dirty:
+                self._owed += 1
+                link.settle(self._settled_there)
+
+    # Carrying
+
+    def _send(self, shard: int, frame: bytes, topic: bytes, kind: RequestType) -> None:
+        """Have a request carried out by another shard; what is asked behind a new topic finds it."""
+        link = self._links.to(shard)
+        if kind not in PRODUCING:
+            self._owed += 1
+            link.ask(frame, self._said)
+            return
+        link.produce(frame, topic)
+        if self._shards.shard_of(topic_name(topic)) is None:
+            self._owed += 1
+            link.settle(self._settled_there)
+
+    def _said(self, answer: bytes) -> None:
+        self.output.write(answer)
+        self._settled_there(b"")
+
+    def _settled_there(self, _: bytes) -> None:
+        self._owed -= 1
+        self._go_on()
+
+    def _spread(self, data: memoryview, request: Request) -> bool:
+        """Have the entries of a request carried out where their topics lie; False when all of them are ours. Raises PeerError."""
+        assert not isinstance(request, Offsets), "it has one topic"
+        creates = isinstance(request, Produce)
+        places = [self._place(entry.topic, creates=creates) for entry in request.entries]
+        if set(places) <= {self._shards.own}:
+            return False
+        if isinstance(request, Fetch):
+            self._spread_fetch(request, places)
+        else:
+            self._spread_sets(data, request, places)
+        return True
+
+    def _spread_sets(self, data: memoryview, request: Produce, places: Sequence[int]) -> None:
+        for shard in dict.fromkeys(places):
+            own = [entry for entry, place in zip(request.entries, places, strict=True) if place == shard]
+            sets = [(entry.topic, entry.partition, bytes(data[entry.start : entry.stop])) for entry in own]
+            frame = encode_multiproduce(sets)
+            if shard == self._shards.own:
+                self._handle(memoryview(frame), LENGTH_BYTES, len(frame))
+            else:
+                self._send(shard, frame, own[0].topic, RequestType.MULTIPRODUCE)
+
+    def _spread_fetch(self, request: Fetch, places: Sequence[int]) -> None:
+        gathered: dict[int, deque[tuple[int, memoryview]]] = {}
+        shards = list(dict.fromkeys(places))
+
+        def came(shard: int, answer: bytes) -> None:
+            gathered[shard] = deque(split_multifetch_answer(memoryview(answer)[LENGTH_BYTES:]))
+            if len(gathered) == len(shards):
+                self.output.write(_merged([gathered[place].popleft() for place in places]))
+            self._settled_there(b"")
+
+        for shard in shards:
+            entries = [entry for entry, place in zip(request.entries, places, strict=True) if place == shard]
+            self._owed += 1
+            self._links.to(shard).ask(encode_multifetch(entries), partial(came, shard))
+
+    # What links tell
+
+    def link_lost(self, shard: int) -> None:
+        """A process has ended: what it was sent may be stored, or not, and the wire has no word for that."""
+        link = self._links.forget(shard)
+        if link is not None and link.owes:
+            self._fail(PeerError("the process that has a topic has ended, or refuses a set", fatal=True))
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    # The end
+
+    def _end_when_done(self) -> None:
+        if self._owed == 0 and self._phase is ENDING:  # the connection lasts until what was produced over it is stored
+            self._settle_links()
+        super()._end_when_done()
+
+    def close(self) -> None:
+        """The connection is gone; what was produced over it goes on to where it belongs."""
+        super().close()
+        for link in self._links:
+            if link.is_dirty:
+                link.finish()
+            else:
+                link.close()
+
+
+def _link(shards: Shards, owner: LinksOwner, shard: int) -> KafkaLink:
+    return KafkaLink(shards, shard, owner)
+
+
+def _kind(data: memoryview, at: int) -> RequestType | None:
+    """What a frame asks, None for what no broker knows."""
+    number = int.from_bytes(data[at + TYPE_AT : at + TOPIC_AT], "big")
+    return RequestType(number) if number <= max(RequestType) else None
+
+
+def _topic(data: memoryview, at: int) -> bytes:
+    """The topic of a frame that names one; nonsense, which is nobody's, where it does not."""
+    begin = at + TOPIC_AT + 2
+    return bytes(data[begin : begin + int.from_bytes(data[at + TOPIC_AT : begin], "big")])
+
+
+def _merged(entries: Sequence[tuple[int, memoryview]]) -> bytes:
+    """The answer to MULTIFETCH with these errors and sets."""
+    parts: list[bytes | memoryview] = []
+    for error, message_set in entries:
+        parts += [answer_head_of(len(message_set), error), message_set]
+    size = sum(map(len, parts))
+    return b"".join([answer_head(size), *parts])
+
+
+def answer_head_of(size: int, error: int) -> bytes:
+    """The head of one entry of such an answer."""
+    return (size + 2).to_bytes(_SIZE_BYTES, "big") + error.to_bytes(2, "big", signed=True)
+
+
+def _nothing() -> None:
+    """What was asked is looked at anew."""

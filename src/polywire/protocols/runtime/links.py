@@ -1,0 +1,118 @@
+"""The links of one session to the shards that it carries requests to: made when first wanted, ended with it (decision 0076).
+
+Promises: a session has one link to a shard at most, whose bytes keep their order; where a shard takes none, or the peer does not read,
+all of them stop. Must not know: any wire's bytes, sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+from polywire.protocols.runtime.shards import Link, Shards
+
+
+class LinksOwner(Protocol):
+    """Whom a link tells what became of it."""
+
+    def link_lost(self, shard: int) -> None:
+        """The process at the other end has gone, or could not be reached: it answers nothing any more."""
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+
+
+class WireLink(ABC):
+    """Implements ``LinkPeer`` as every wire does; a wire says what its bytes are. It has no slots: those of two bases would not fit."""
+
+    def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
+        self._owner: Final = owner
+        self.shard: Final = shard
+        self._link: Final[Link] = shards.connect(shard, self)
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the shard takes less than is sent."""
+        return self._link.backlog > self._link.backlog_max
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        self._link.write(data)
+
+    def pause(self) -> None:
+        """The peer takes nothing for now."""
+        self._link.pause()
+
+    def resume(self) -> None:
+        """The peer takes answers again."""
+        self._link.resume()
+
+    def finish(self) -> None:
+        """Nobody waits for answers any more, but what was sent is to be carried out."""
+        self._link.finish()
+
+    def close(self) -> None:
+        """Nobody waits for answers any more."""
+        self._link.close()
+
+    @abstractmethod
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+
+    def relieved(self) -> None:
+        """See ``LinkPeer``."""
+        self._owner.relieved()
+
+    def lost(self) -> None:
+        """See ``LinkPeer``."""
+        self._owner.link_lost(self.shard)
+
+
+_Link = TypeVar("_Link", bound=WireLink)
+
+
+class Links(Generic[_Link]):
+    """Guards: a link that is lost is forgotten before anybody is told, so that the next request makes another."""
+
+    __slots__ = ("_by_shard", "_make")
+
+    def __init__(self, make: Callable[[int], _Link]) -> None:
+        """make: a link to a shard."""
+        self._make: Final = make
+        self._by_shard: dict[int, _Link] = {}
+
+    def __iter__(self) -> Iterator[_Link]:
+        return iter(list(self._by_shard.values()))
+
+    def to(self, shard: int) -> _Link:
+        """The link to a shard, made now where there is none."""
+        link = self._by_shard.get(shard)
+        if link is None:
+            link = self._by_shard[shard] = self._make(shard)
+        return link
+
+    def forget(self, shard: int) -> _Link | None:
+        """The link to a shard is of no more use; returns it."""
+        return self._by_shard.pop(shard, None)
+
+    @property
+    def are_clogged(self) -> bool:
+        """Whether one of the shards takes less than is sent."""
+        return any(link.is_clogged for link in self._by_shard.values())
+
+    def pause(self) -> None:
+        """The peer takes nothing for now."""
+        for link in self._by_shard.values():
+            link.pause()
+
+    def resume(self) -> None:
+        """The peer takes answers again."""
+        for link in self._by_shard.values():
+            link.resume()
+
+    def close(self) -> None:
+        """End all."""
+        by_shard, self._by_shard = self._by_shard, {}
+        for link in by_shard.values():
+            link.close()

@@ -1,0 +1,96 @@
+"""Which wires a broker speaks, and how each is set: factories of sessions, made of the configuration.
+
+Promises: what several wires share is made once. Must not know: sockets, what factories do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polywire.broker.broker import Broker
+from polywire.protocols.cursus.context import CursusSettings
+from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFactory, CursusLinkFactory
+from polywire.protocols.cursus.messages import Dialect as CursusDialect
+from polywire.protocols.flux.context import FluxSettings
+from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
+from polywire.protocols.iggy.context import IggySettings
+from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka07.factory import Kafka07Factory
+from polywire.protocols.polywire.factory import PolywireFactory
+from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.session import SessionFactory
+from polywire.server.config import AUTO, ServeConfig, parse_address
+
+if TYPE_CHECKING:
+    from polywire.server.shard import Shard
+
+
+def flux_settings(config: ServeConfig) -> FluxSettings:
+    """What the FLUX wire is told."""
+    advertised = parse_address(config.address_of("flux"))
+    return FluxSettings(
+        host=advertised.host if advertised is not None else "127.0.0.1",
+        port=advertised.port if advertised is not None else 0,
+        admin=config.flux_admin,
+        strict_leaders=config.flux_strict_leaders,
+        pipes_in_arguments=config.flux_pipes,
+        replication_factor=config.flux_replication_factor,
+        min_isr=config.flux_min_isr,
+        line_bytes_max=config.flux_line_bytes_max,
+    )
+
+
+def cursus_settings(config: ServeConfig) -> CursusSettings:
+    """What the Cursus wire is told."""
+    return CursusSettings(
+        dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
+        compression="" if config.cursus_compression == AUTO else config.cursus_compression,
+        idle_timeout_s=config.cursus_idle_timeout_s,
+        repeats_s=60 * config.cursus_dedup_minutes,
+    )
+
+
+def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
+    """Every wire this broker speaks."""
+    flux, cursus = flux_settings(config), cursus_settings(config)
+    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
+    kafka_at = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
+    kafka = KafkaSettings(
+        host="" if kafka_at is None else kafka_at.host,
+        port=0 if kafka_at is None else kafka_at.port,
+        acks_all=config.kafka_acks_all,
+        replication_factor_max=config.kafka_replication_factor_max,
+        data_dir=config.data_dir,
+    )
+    off_loop = OffLoopQueue(broker.loop)
+    return [
+        FluxFactory(broker, flux),
+        CursusFactory(broker, cursus, off_loop=off_loop),
+        IggyFactory(broker, iggy),
+        Kafka07Factory(broker, off_loop=off_loop),
+        KafkaFactory(broker, kafka, off_loop=off_loop),
+        PolywireFactory(broker),
+    ]
+
+
+def shard_factories(
+    broker: Broker, config: ServeConfig, shard: Shard
+) -> tuple[list[SessionFactory], list[SessionFactory]]:
+    """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
+    flux, cursus = FluxFactory(broker, flux_settings(config)), CursusFactory(broker, cursus_settings(config))
+    off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
+    inside: list[SessionFactory] = [
+        flux,
+        CursusLinkFactory(cursus, shard.key),
+        Kafka07Factory(broker, off_loop=off_loop),
+        PolywireFactory(broker),
+    ]
+    outside: list[SessionFactory] = [
+        CarryingFluxFactory(flux, shard),
+        CarryingCursusFactory(cursus, shard),
+        Kafka07Factory(broker, off_loop=off_loop, shards=shard),
+        PolywireFactory(broker, shard),
+    ]
+    return outside, [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]

@@ -1,0 +1,86 @@
+"""Every wire that several processes speak, over two of them: whichever one a client meets, it finds every topic."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from polywire.client.base import Ability
+from polywire.client.connect import connect
+from polywire.records.columns import Record
+from polywire.server.processes import CARRIED_WIRES
+from tests.broker_process import BrokerProcess
+
+TOPICS = 4
+CONNECTIONS = 6  # all of them to one process once in 32 runs, which then had less to show
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("processes") / "data", "--processes", "2", wires=(*CARRIED_WIRES, "http")
+    ) as process:
+        yield process
+        assert process.stop() == 0, process.log_text()
+
+
+@pytest.mark.parametrize("wire", CARRIED_WIRES)
+def test_what_one_connection_wrote_every_other_reads(broker: BrokerProcess, wire: str) -> None:
+    asyncio.run(_write_and_read(broker, wire))
+
+
+async def _write_and_read(broker: BrokerProcess, wire: str) -> None:
+    names = [f"{wire}-{number}" for number in range(TOPICS)]
+    clients = [await connect(broker.url(wire)) for _ in range(CONNECTIONS)]
+    try:
+        for number, name in enumerate(names):
+            if Ability.CREATE_TOPIC in clients[0].abilities:
+                await clients[number].create_topic(name, 1)
+            place = 0 if Ability.CHOOSE_PARTITION in clients[0].abilities else None
+            await clients[-number - 1].produce(name, [Record(value=b"%d" % number)], partition=place)
+        for client in clients:
+            for number, name in enumerate(names):
+                assert [record.value for record in await client.fetch(name, 0, 0)] == [b"%d" % number]
+    finally:
+        for client in clients:
+            await client.close()
+
+
+def test_http_tells_of_all(broker: BrokerProcess) -> None:
+    asyncio.run(_make(broker, [f"shown-{number}" for number in range(TOPICS)]))
+    for _ in range(CONNECTIONS):
+        assert ask(broker, "/readyz") == b"ready\n"
+        listed = [topic["name"] for topic in json.loads(ask(broker, "/api/v1/topics"))["topics"]]
+        assert [f"shown-{number}" for number in range(TOPICS)] == [name for name in listed if name.startswith("shown")]
+        for number in range(TOPICS):
+            assert json.loads(ask(broker, f"/api/v1/topics/shown-{number}"))["partitions"] == 1
+        metrics = ask(broker, "/metrics").decode()
+        assert 'polywire_shard_up{shard="0000"} 1' in metrics
+        assert 'polywire_shard_up{shard="0001"} 1' in metrics
+        for number in range(TOPICS):
+            assert sum(f'topic="shown-{number}"' in line for line in metrics.splitlines()) == 4
+
+
+async def _make(broker: BrokerProcess, names: list[str]) -> None:
+    client = await connect(broker.url("polywire"))
+    try:
+        for name in names:
+            await client.create_topic(name, 1)
+    finally:
+        await client.close()
+
+
+def ask(broker: BrokerProcess, path: str) -> bytes:
+    with closing(http.client.HTTPConnection(*broker.addresses["http"], timeout=30)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return answer.read()

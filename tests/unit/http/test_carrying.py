@@ -1,0 +1,233 @@
+"""HTTP over several brokers that have topics between them: whichever is asked, the answer is that of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from polywire.broker.permissions import EVERYTHING
+from polywire.errors import PeerError
+from polywire.http import carrying
+from polywire.http.application import HttpApplication
+from polywire.http.gathering import merged_metrics
+from polywire.http.link import MAGIC, HttpLinkFactory
+from polywire.http.session import Application
+from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
+from tests.unit.http.site import Answer, Peer, Site
+
+SHARDS = 3
+CHANGE = {"X-Polywire": "1", "Content-Type": "application/json"}
+
+
+class _Output(Peer):
+    """What the far end of a link writes; the loop's next pass delivers it."""
+
+    def __init__(self, link: _Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def close(self) -> None:
+        self._link.ended()
+
+
+class _Link:
+    """A connection to one shard's application, without sockets."""
+
+    backlog = 0
+    backlog_max = 1000
+
+    def __init__(self, site: Site, peer: LinkPeer, factory: HttpLinkFactory, *, breaks: bool) -> None:
+        self._site, self._peer, self._breaks = site, peer, breaks
+        self._output = _Output(self)
+        self._session = factory.open(self._output, lambda: None)
+
+    def write(self, data: bytes) -> None:
+        if self._breaks:
+            self._site.loop.call_soon(self._peer.lost)
+        else:
+            assert self._session.receive(memoryview(data)) == len(data)
+
+    def ended(self) -> None:
+        self._site.loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        for at in range(0, len(self._output.sent), 50):
+            self._peer.received(bytes(self._output.sent[at : at + 50]))
+        self._peer.lost()
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _FarSite:
+    """Implements ``session.Site`` for a shard, which carries nothing further."""
+
+    def __init__(self, site: Site) -> None:
+        self.loop = site.loop
+        self._application = HttpApplication(site.broker, site.process, names=())
+
+    async def application(self) -> Application:
+        return self._application
+
+
+class Shards:
+    """Implements ``Shards``; the first one is asked. ``lost``: those whose processes have ended."""
+
+    count = SHARDS
+    own = 0
+    key = bytes(range(KEY_BYTES))
+
+    def __init__(self) -> None:
+        self.asked = Site(shards=self)
+        self.sites = [self.asked, *(Site(loop=self.asked.loop) for _ in range(SHARDS - 1))]
+        self.lost: set[int] = set()
+        self.links = 0
+
+    def shard_of(self, full_name: str) -> int | None:
+        return next((number for number, site in enumerate(self.sites) if site.broker.find_topic(full_name)), None)
+
+    def home(self, full_name: str) -> int:
+        return 0
+
+    def least_loaded(self) -> int:
+        return min(range(SHARDS), key=lambda number: len(self.sites[number].broker.topics()))
+
+    def connect(self, shard: int, peer: LinkPeer) -> _Link:
+        self.links += 1
+        site = self.sites[shard]
+        return _Link(site, peer, HttpLinkFactory(_FarSite(site), self.key), breaks=shard in self.lost)
+
+    def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        return self.asked.ask(method, path, CHANGE | headers, b"" if body is None else body)
+
+
+@pytest.fixture
+def shards() -> Iterator[Shards]:
+    shards = Shards()
+    yield shards
+    for site in shards.sites[1:]:
+        site.broker.close()
+    shards.asked.close()
+
+
+def make(shards: Shards, *names: str) -> None:
+    for name in names:
+        assert shards.ask("POST", f"/api/v1/topics/{name}", {"partitions": 1}).json == {"name": name}
+
+
+def test_topics_are_spread_and_every_endpoint_finds_them(shards: Shards) -> None:
+    names = ("a", "b", "c", "sp%2Fac%20e")
+    for name in names:
+        assert shards.ask("POST", f"/api/v1/topics/{name}", {"partitions": 1}).status == 200
+        assert shards.ask("POST", f"/api/v1/topics/{name}/records", {"value": "v"}).json["offset"] == 0
+        assert shards.ask("GET", f"/api/v1/topics/{name}").json["records"] == 1
+        answer = shards.ask("GET", f"/api/v1/topics/{name}/partitions/0/records?limit=1")
+        assert answer.json["records"][0]["value"]["text"] == "v"
+    assert [len(site.broker.topics()) for site in shards.sites] == [2, 1, 1]
+    listed = shards.ask("GET", "/api/v1/topics").json
+    assert [topic["name"] for topic in listed["topics"]] == ["a", "b", "c", "sp/ac e"]
+    assert shards.ask("GET", "/api/v1/topics/nowhere").status == 404
+    assert shards.ask("POST", "/api/v1/topics/b", {"partitions": 1}).code == "topic_exists"
+    assert shards.ask("DELETE", "/api/v1/topics/b").status == 200
+    assert shards.ask("GET", "/api/v1/topics/b").status == 404
+
+
+def test_sums_are_those_of_all(shards: Shards) -> None:
+    make(shards, "a", "b", "c")
+    shown = shards.ask("GET", "/api/v1/overview").json
+    assert (shown["topics"], shown["ready"], shown["refused"]) == (3, True, 9)
+    assert shown["wires"]["kafka"]["accepted"] == 15
+    assert shards.ask("GET", "/api/v1/groups").json == {"groups": [], "more": False}
+    assert shards.ask("GET", "/api/v1/connections").json == {"connections": [], "more": False}
+    assert shards.ask("GET", "/api/v1/settings").status == 200
+
+
+def test_metrics_of_all_are_one_page(shards: Shards) -> None:
+    make(shards, "a", "b", "c")
+    text = shards.ask("GET", "/metrics").body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families) == sum(line.startswith("# TYPE") for line in text.splitlines()), "each is told once"
+    topics = {(s.labels["shard"], s.value) for s in families["polywire_topics"].samples}
+    assert topics == {("0000", 1.0), ("0001", 1.0), ("0002", 1.0)}
+    assert {s.labels["topic"] for s in families["polywire_topic_partitions"].samples} == {"a", "b", "c"}
+    assert [s.value for s in families["polywire_shard_up"].samples] == [1.0, 1.0, 1.0]
+
+
+def test_a_process_that_is_gone_is_told_and_makes_the_broker_not_ready(shards: Shards) -> None:
+    make(shards, "a", "b", "c")
+    assert shards.ask("GET", "/readyz").body == b"ready\n"
+    shards.lost.add(1)
+    assert shards.ask("GET", "/readyz").status == 503
+    assert shards.ask("GET", "/livez").status == 200
+    text = shards.ask("GET", "/metrics").body.decode()
+    assert 'polywire_shard_up{shard="0001"} 0' in text
+    assert 'polywire_topics{shard="0001"}' not in text
+    assert shards.ask("GET", "/api/v1/topics/b").code == "stopping"
+    assert shards.ask("GET", "/api/v1/topics").status == 503
+    assert shards.ask("GET", "/api/v1/topics/a").status == 200
+
+
+def test_one_that_says_nothing_is_not_waited_for(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(shards, "a", "b")
+    monkeypatch.setattr(carrying, "ANSWER_S", 0.01)
+    monkeypatch.setattr(_Link, "write", lambda self, data: None)
+    assert shards.ask("GET", "/api/v1/topics").code == "stopping"
+
+
+def test_who_asks_proves_it_everywhere(shards: Shards) -> None:
+    make(shards, "a", "b")
+    for site in shards.sites:
+        site.configure(root=EVERYTHING)
+    links = shards.links
+    assert shards.ask("GET", "/api/v1/topics/b").status == 401
+    assert shards.ask("GET", "/metrics").status == 401
+    assert shards.links == links, "nothing is carried for who has yet to log in"
+    login = {"Authorization": "Basic cm9vdDpyb290"}
+    assert shards.ask("GET", "/api/v1/topics/b", None, **login).status == 200
+    assert shards.ask("GET", "/metrics", None, **login).status == 200
+    assert shards.ask("HEAD", "/api/v1/topics", None, **login).body == b""
+    refused = shards.ask("POST", "/api/v1/users/eve", {"password": "x"}, **login)
+    assert "users are those of --users" in refused.json["error"]["message"]
+
+
+def test_a_foreign_page_reaches_no_shard(shards: Shards) -> None:
+    make(shards, "a", "b")
+    links = shards.links
+    assert shards.ask("GET", "/api/v1/topics/b", None, Origin="https://evil.example").status == 403
+    assert shards.links == links
+
+
+def test_a_link_without_the_key_is_turned_away() -> None:
+    factory = HttpLinkFactory(None, bytes(KEY_BYTES))  # type: ignore[arg-type]
+    assert factory.recognise(MAGIC[:2]) is None
+    assert factory.recognise(MAGIC)
+    assert not factory.recognise(b"GET /")
+
+
+def test_an_opening_comes_first(shards: Shards) -> None:
+    session = HttpLinkFactory(_FarSite(shards.asked), shards.key).open(Peer(), lambda: None)
+    assert session.receive(memoryview(MAGIC)) == 0
+    with pytest.raises(PeerError):
+        session.receive(memoryview(MAGIC + bytes(KEY_BYTES)))
+    session.close()
+
+
+def test_labels_are_added_whatever_a_value_holds() -> None:
+    text = b'# HELP x X.\n# TYPE x gauge\nx{topic="a{ b}"} 1.0\n# HELP y Y.\n# TYPE y gauge\ny 2.0\n'
+    merged = merged_metrics({0: text, 2: text}, 3).splitlines()
+    assert merged[:4] == [
+        b"# HELP x X.",
+        b"# TYPE x gauge",
+        b'x{shard="0000",topic="a{ b}"} 1.0',
+        b'x{shard="0002",topic="a{ b}"} 1.0',
+    ]
+    assert merged[6:8] == [b'y{shard="0000"} 2.0', b'y{shard="0002"} 2.0']
+    assert merged[-3:] == [b'polywire_shard_up{shard="000%d"} %d' % (n, n != 1) for n in range(3)]

@@ -1,0 +1,196 @@
+"""Kafka 0.7 requests about topics of several shards: answered as one broker answers them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka07.factory import Kafka07Factory
+from polywire.protocols.kafka07.messages import (
+    EARLIEST,
+    LATEST,
+    FetchEntry,
+    encode_fetch,
+    encode_multifetch,
+    encode_multiproduce,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+    split_multifetch_answer,
+)
+from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
+from polywire.protocols.runtime.session import Session
+from tests.unit.protocols.polywire.peer import CapturedOutput
+from tests.unit.protocols.shards_in_memory import MemoryShards
+
+TOPICS = (b"a", b"bb", b"ccc", b"dddd")  # of shards 1, 2, 0 and 1
+FRAMES = (
+    *(encode_produce(topic, 0, encode_set([b"%d" % number])) for topic in TOPICS for number in range(3)),
+    encode_multiproduce([(topic, 0, encode_set([topic, b"m"])) for topic in TOPICS]),
+    encode_multiproduce([(topic, 0, encode_set([b"n"])) for topic in (b"ccc", b"bb", b"ccc")]),
+    *(encode_fetch(topic, 0, at, 1000) for topic in TOPICS for at in (0, 11)),
+    encode_fetch(b"nowhere", 0, 0, 1000),
+    encode_multifetch([FetchEntry(topic, 0, 0, 1000) for topic in (*TOPICS, b"nowhere", b"bb")]),
+    encode_multifetch([FetchEntry(topic, number, 0, 1000) for topic in TOPICS for number in (0, 9)]),
+    *(encode_offsets(topic, 0, time, 2) for topic in TOPICS for time in (LATEST, EARLIEST)),
+)
+
+
+class Conversation:
+    """One connection; ``count`` shards behind it."""
+
+    def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
+        self.shards = shards or MemoryShards(Kafka07Factory, count)
+        self.output = CapturedOutput()
+        self.resumes = 0
+        broker = self.shards.brokers[0]
+        factory = Kafka07Factory(broker, shards=self.shards if count > 1 else None)
+        self.session: Session = factory.open(self.output, self._resume)
+        self._unread = bytearray()
+
+    def _resume(self) -> None:
+        self.resumes += 1
+
+    def feed(self, data: bytes) -> None:
+        self._unread += data
+        if not self.session.paused():
+            buffer = bytearray(self._unread)
+            taken = self.session.receive(memoryview(buffer))
+            del self._unread[:taken]
+
+    def pass_by(self) -> None:
+        for _ in range(10_000):
+            before = len(self._unread), self.resumes, len(self.output.written)
+            self.feed(b"")
+            self.session.paused()
+            self.shards.loop.run_due()
+            if before == (len(self._unread), self.resumes, len(self.output.written)) and not self.output.pins:
+                return
+
+    def say(self, *frames: bytes) -> None:
+        for frame in frames:
+            self.feed(frame)
+        self.pass_by()
+
+    def heard(self) -> bytes:
+        data = bytes(self.output.written)
+        self.output.written.clear()
+        return data
+
+    def fetched(self, topic: bytes) -> bytes:
+        self.say(encode_fetch(topic, 0, 0, 1 << 20))
+        answer = self.heard()
+        assert answer[:6] == struct.pack(">ih", len(answer) - 4, 0)
+        return answer[6:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(chosen=st.lists(st.sampled_from(FRAMES), min_size=1, max_size=20), size=st.integers(5, 400))
+def test_requests_are_answered_as_by_one_broker(chosen: list[bytes], size: int) -> None:
+    data = b"".join(chosen)
+    heard = []
+    for count in (1, 3):
+        conversation = Conversation(count)
+        for at in range(0, len(data), size):
+            conversation.feed(data[at : at + size])
+            conversation.pass_by()
+        conversation.pass_by()
+        heard.append(conversation.heard())
+    assert heard[0] == heard[1]
+
+
+def test_topics_begin_where_every_process_says() -> None:
+    conversation = Conversation(3)
+    conversation.say(*(encode_produce(topic, 0, encode_set([topic])) for topic in TOPICS))
+    assert [[topic.name.full for topic in broker.topics()] for broker in conversation.shards.brokers] == [
+        ["ccc"],
+        ["a", "dddd"],
+        ["bb"],
+    ]
+    other = Conversation(3, conversation.shards)
+    for topic in TOPICS:
+        assert other.fetched(topic) == encode_set([topic])
+
+
+def test_a_read_waits_for_what_was_produced_elsewhere() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.feed(encode_produce(b"a", 0, encode_set([b"2"])))
+    conversation.feed(encode_offsets(b"ccc", 0, LATEST, 1))
+    assert conversation.session.paused(), "what is there of another topic acknowledges all that was sent"
+    conversation.pass_by()
+    assert conversation.heard()
+    assert conversation.fetched(b"a") == encode_set([b"1", b"2"])
+
+
+def test_what_was_produced_is_stored_when_the_peer_goes() -> None:
+    conversation = Conversation(3)
+    conversation.feed(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.session.finish(memoryview(encode_produce(b"bb", 0, encode_set([b"2"])) + b"\0"))
+    assert not conversation.output.closed
+    for _ in range(3):
+        conversation.shards.loop.run_due()
+    assert conversation.output.closed
+    other = Conversation(3, conversation.shards)
+    assert (other.fetched(b"a"), other.fetched(b"bb")) == (encode_set([b"1"]), encode_set([b"2"]))
+
+
+def test_what_was_produced_goes_on_when_the_connection_is_gone() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.feed(encode_produce(b"a", 0, encode_set([b"2"])))
+    conversation.session.close()
+    conversation.shards.loop.run_due()
+    assert Conversation(3, conversation.shards).fetched(b"a") == encode_set([b"1", b"2"])
+
+
+def test_a_set_that_is_refused_elsewhere_ends_the_connection() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.feed(encode_produce(b"a", 99, encode_set([b"2"])))
+    with pytest.raises(PeerError):
+        conversation.shards.links[0].break_off()
+    assert conversation.session.paused() is False or conversation.output.closed
+
+
+def test_a_lost_process_that_owes_nothing_is_nobodys_end() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.fetched(b"a")
+    conversation.shards.links[0].break_off()
+    assert conversation.fetched(b"a") == encode_set([b"1"])
+
+
+def test_nothing_more_is_taken_for_a_process_that_takes_nothing() -> None:
+    conversation = Conversation(3)
+    conversation.say(encode_produce(b"a", 0, encode_set([b"1"])))
+    conversation.shards.links[0].backlog = 1001
+    assert conversation.session.paused()
+    resumes = conversation.resumes
+    conversation.shards.links[0].relieve()
+    assert conversation.resumes == resumes + 1
+
+
+def test_a_request_of_very_many_entries_is_spread() -> None:
+    conversation = Conversation(3)
+    count = ENTRIES_AT_ONCE_MAX
+    conversation.say(
+        encode_multiproduce([(topic, 0, encode_set([b"x"])) for _ in range(count) for topic in (b"a", b"ccc")])
+    )
+    one = encode_set([b"x"])
+    assert conversation.fetched(b"a") == conversation.fetched(b"ccc") == one * count
+    conversation.say(encode_multifetch([FetchEntry(topic, 0, 0, 100) for _ in range(count) for topic in (b"a", b"bb")]))
+    entries = split_multifetch_answer(memoryview(conversation.heard())[4:])
+    assert len(entries) == 2 * count
+    assert bytes(entries[0][1]).startswith(one)
+    assert not entries[1][1]
+
+
+@pytest.mark.parametrize("frame", [struct.pack(">ih", 2, 9), struct.pack(">ihh", 4, 2, -1), struct.pack(">i", -1)])
+def test_nonsense_ends_the_connection(frame: bytes) -> None:
+    with pytest.raises(PeerError):
+        Conversation(3).say(frame)
