@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +30,11 @@ def medians_us(address: tuple[str, int], wire: str, requests: int) -> tuple[floa
     lone = {topic: MADE[wire](topic) for topic in TOPICS}
     times: Mapping[str, list[int]] = {topic: [] for topic in TOPICS}
     with connected(address, lone[TOPICS[0]], 1) as peers:
-        for number in range(WARMING + requests):
-            for topic in TOPICS:
-                begun = time.perf_counter_ns()
-                ask_all(peers, lone[topic])
-                if number >= WARMING:
-                    times[topic].append(time.perf_counter_ns() - begun)
-    here, there = sorted(statistics.median(times[topic]) / 1000 for topic in TOPICS)
+        for _, topic in product(range(WARMING + requests), TOPICS):
+            begun = time.perf_counter_ns()
+            ask_all(peers, lone[topic])
+            times[topic].append(time.perf_counter_ns() - begun)
+    here, there = sorted(statistics.median(times[topic][WARMING:]) / 1000 for topic in TOPICS)
     return here, there
 
 

@@ -5,8 +5,8 @@ Promises: nothing is told twice; a metric keeps its name, and says of which shar
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
@@ -57,19 +57,24 @@ def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
     samples: dict[bytes, list[bytes]] = defaultdict(list)
     for shard, text in texts.items():
         label = b'shard="%04x"' % shard
-        name = b""
-        for line in text.splitlines():
-            if line.startswith(b"# "):
-                name = line.split(b" ", 3)[2]
-                known = heads.setdefault(name, [])
-                if line not in known and len(known) < 2:  # what it is, and of which kind
-                    known.append(line)
-            elif line:
-                samples[name].append(_labelled(line, label))
+        for name, head, own in _families(text):
+            heads.setdefault(name, head)
+            samples[name] += [_labelled(line, label) for line in own]
     lines = [line for name, head in heads.items() for line in (*head, *samples[name])]
     lines += [b"# HELP %b 1 where the process of a shard answers." % UP.encode(), b"# TYPE %b gauge" % UP.encode()]
     lines += [b'%b{shard="%04x"} %d' % (UP.encode(), shard, shard in texts) for shard in range(count)]
     return b"\n".join(lines) + b"\n"
+
+
+def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    """Name, comments and samples of each metric. The first of the two comments says what it is, the other of which kind."""
+    lines = deque(line for line in text.splitlines() if line)
+    while lines:
+        head = [lines.popleft(), lines.popleft()]
+        samples = []
+        while lines and not lines[0].startswith(b"# "):
+            samples.append(lines.popleft())
+        yield head[0].split(b" ", 3)[2], head, samples
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Cursus commands that name no topic: which shards are asked, and what their answers are together (decision 0076).
 
-Promises: lists are what one broker would tell that had all topics; a transactional id has one epoch, whatever shard it writes to. Must not
-know: who asks shards, and how.
+Promises: lists are what one broker would tell that had all topics; a transactional id has one epoch, whatever shard it writes to.
+Must not know: who asks shards, and how.
 """
 
 from __future__ import annotations
