@@ -19,8 +19,8 @@ from typing import Final
 from benchmarks.measure import console
 from polywire.clock import SystemClock
 from polywire.cluster import uploader
-from polywire.cluster.journal_objects import SHARD
 from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import BrokerError
 from polywire.log.log import FileLog
 from polywire.log.segments import sealer
@@ -29,6 +29,8 @@ from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import Memory, RigLoop, abandon, batch_of
+
+SHARD = shard_root(FIRST)
 
 MEBI: Final = 1 << 20
 START_REQUEST_S: Final = 0.04

@@ -25,6 +25,7 @@ DEFAULT_PARTITION_COUNT: Final = 3
 PORT_MAX: Final = 65_535
 PORT_DIGITS_MAX: Final = 5  # longer ones are not turned into numbers
 PARTITION_COUNT_MAX: Final = 10_000
+SHARDS_MAX: Final = 64  # that have topics between them, each with a process of its own
 
 
 class Level(IntEnum):
@@ -107,3 +108,8 @@ def check_topic_name(name: TopicName) -> None:
     """Refuse a name whose stream or topic nothing may be called, as ``is_name`` says. Raises Invalid(INVALID_TOPIC)."""
     if not is_name(name.stream) or not is_name(name.topic):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full[: FULL_NAME_BYTES_MAX + 1]!r}")
+
+
+def shard_name(shard: int) -> str:
+    """A shard's number as it stands in names of files and objects: four hexadecimal digits."""
+    return f"{shard:04x}"

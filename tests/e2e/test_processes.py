@@ -1,4 +1,4 @@
-"""Every wire that several processes speak, over two of them: whichever one a client meets, it finds every topic."""
+"""Every wire that several processes speak, over two of them, of a directory or a bucket: whichever a client meets, it finds every topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,19 @@ CONNECTIONS = 6  # all of them to one process once in 32 runs, which then had le
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("processes") / "data", "--processes", "2", wires=(*CARRIED_WIRES, "http")
-    ) as process:
-        yield process
-        assert process.stop() == 0, process.log_text()
+@pytest.fixture(scope="module", params=["directory", "bucket", "second machine"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """The second machine of a bucket leads no shard: whatever comes there is carried to the first."""
+    folder, wires = tmp_path_factory.mktemp("processes"), (*CARRIED_WIRES, "http")
+    bucket = () if request.param == "directory" else ("--bucket", f"file://{folder / 'bucket'}", "--balance-s", "0")
+    with ExitStack() as stack:
+        found = BrokerProcess(folder / "data", "--processes", "2", *bucket, "--node", "one", wires=wires)
+        stack.enter_context(found)
+        if request.param == "second machine":
+            found = BrokerProcess(folder / "other", *bucket, "--node", "two", wires=wires)
+            stack.enter_context(found)
+        yield found
+        assert found.stop() == 0, found.log_text()
 
 
 @pytest.mark.parametrize("wire", CARRIED_WIRES)
@@ -65,6 +71,7 @@ def test_http_tells_of_all(broker: BrokerProcess) -> None:
         metrics = ask(broker, "/metrics").decode()
         assert 'polywire_shard_up{shard="0000"} 1' in metrics
         assert 'polywire_shard_up{shard="0001"} 1' in metrics
+        assert max(line.count('shard="') for line in metrics.splitlines()) == 1
         for number in range(TOPICS):
             assert sum(f'topic="shown-{number}"' in line for line in metrics.splitlines()) == 4
 

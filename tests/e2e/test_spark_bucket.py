@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from polywire.server.placement import home_of
 from polywire.spark.sealed import RANGE_RECORDS_MIN
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached
@@ -68,16 +69,20 @@ def in_bucket(tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch) -> It
             reached.connection.create_topic(topic, 2)
             append(reached, topic, 0, RECORDS)
             wait_until_sealed(reached, topic)
-            options = {
-                "bucket.endpoint": environment["AWS_ENDPOINT_URL"],
-                "bucket.access_key_id": environment["AWS_ACCESS_KEY_ID"],
-                "bucket.secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
-                "bucket.region": environment["AWS_REGION"],
-            }
-            yield InBucket(broker, reached, topic, options)
+            yield InBucket(broker, reached, topic, reader_options(environment))
         finally:
             if not broker.stopped:
                 broker.kill()
+
+
+def reader_options(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """How Spark's tasks reach the bucket."""
+    return {
+        "bucket.endpoint": environment["AWS_ENDPOINT_URL"],
+        "bucket.access_key_id": environment["AWS_ACCESS_KEY_ID"],
+        "bucket.secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
+        "bucket.region": environment["AWS_REGION"],
+    }
 
 
 def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket: InBucket) -> None:
@@ -99,3 +104,36 @@ def test_the_bucket_is_read_and_the_broker_is_not(spark: SparkSession, in_bucket
     assert planned.getNumPartitions() > 1
     in_bucket.broker.kill()
     assert planned.count() == sum(int(str(row[1])) for row in rows)
+
+
+def count_of(spark: SparkSession, in_bucket: InBucket) -> int:
+    """Records that are sealed, which are the same from the bucket and from the broker."""
+    sealed = {"endingOffsets": in_bucket.sealed_end()}
+    rows = digest(in_bucket.read(spark, **sealed, localSegments="required"))
+    assert rows == digest(in_bucket.read(spark, **sealed, localSegments="off"))
+    return sum(int(str(row[1])) for row in rows)
+
+
+def test_topics_of_several_shards_by_way_of_any_machine(
+    spark: SparkSession, tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lies in a shard of its own; the second machine leads none."""
+    names = [
+        next(name for name in map(f"{topic}-{{}}".format, range(99)) if home_of(name, 2) == home) for home in (0, 1)
+    ]
+    with s3_server(tmp_path / "s3") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = "--bucket", f"s3://{BUCKET}/log", "--slot-mib", "17", "--balance-s", "0"
+        one = BrokerProcess(tmp_path / "one", *bucket, "--processes", "2", "--node", "one", wires=("polywire",))
+        two = BrokerProcess(tmp_path / "two", *bucket, "--node", "two", wires=("polywire",))
+        with one, two:
+            for name in names:
+                reach(two).connection.create_topic(name, 2)
+                append(reach(two), name, 0, RECORDS)
+                wait_until_sealed(reach(one), name)
+            roots = [reach(two).connection.locate(name, 0).runs[0].blob.split("segments/")[0] for name in names]
+            assert roots == ["shards/0000/", "shards/0001/"]
+            for broker in (one, two):
+                found = [InBucket(broker, reach(broker), name, reader_options(environment)) for name in names]
+                assert [count_of(spark, one) >= 1.5 * RECORDS for one in found] == [True, True]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
@@ -16,15 +17,18 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import LOOK_S, Node, Nodes, NodeState, Watch, Wish, states
+from polywire.cluster.nodes import LOOK_S, Candidate, Node, Nodes, NodeState, Watch, Wish, states
 from polywire.cluster.probe import probe
+from polywire.cluster.shards import FIRST
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
+from polywire.types import SHARDS_MAX, shard_name
 
 EXIT_UNFIT: Final = 3
 POLL_S: Final = 0.25
-NODE_COLUMNS: Final = ("node", "state", "start", "addresses")
+NODE_COLUMNS: Final = ("node", "shard", "state", "start", "addresses")
+SHARD_COLUMNS: Final = ("shard", "leader", "start", "standing_by")
 
 app = App(
     name="cluster",
@@ -61,21 +65,37 @@ def check(url: Url, *, output: Output = ListFormat.TABLE) -> int:
 @app.command(
     help_epilogue=examples(
         "polywire cluster init s3://my-bucket/polywire",
+        "polywire cluster init s3://my-bucket/polywire --shards 8",
         exits={EXIT_UNFIT: "the bucket does not have the conditional writes that a log needs"},
     )
 )
-def init(url: Url) -> int:
+def init(
+    url: Url,
+    *,
+    shards: Annotated[
+        int,
+        Parameter(
+            help="Number of shards that have the topics between them, each led by one broker at a time; it stays as it is for ever. A "
+            "machine serves with a process for each.",
+            validator=Number(gte=1, lte=SHARDS_MAX),
+        ),
+    ] = 1,
+) -> int:
     """Check a bucket, and make it one that holds a log, which brokers do at their first start as well.
 
-    A bucket that holds a log already is left as it is.
+    A bucket that holds a log already is left as it is; one with another number of shards is an error.
     """
     objects = open_bucket(url)
     defects = [f"{finding.what}: {finding.defect}" for finding in probe(objects) if finding.defect]
     if defects:
         note(f"this bucket cannot hold a log: {defects[0]}", style="red")
         return EXIT_UNFIT
-    identity, made = make_identity(objects, secrets.token_bytes, SystemClock().now_us())
-    note(f"{'made' if made else 'there is'} a log in this bucket id={identity.id}")
+    identity, made = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=shards)
+    if identity.shards != shards and shards != 1:
+        raise Failed(
+            f"there is a log in this bucket with another number of shards id={identity.id} shards={identity.shards}"
+        )
+    note(f"{'made' if made else 'there is'} a log in this bucket id={identity.id} shards={identity.shards}")
     return 0
 
 
@@ -94,6 +114,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     rows = [
         {
             "node": node.name,
+            "shard": shard_name(node.shard),
             "state": state.value,
             "start": node.start if node.start > 0 else None,
             "addresses": " ".join(f"{wire}={host}:{port}" for wire, (host, port) in sorted(node.addresses.items())),
@@ -102,19 +123,47 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     ]
     print_list(rows, columns=NODE_COLUMNS, form=output)
     if output is ListFormat.TABLE:
-        note(f"log id={identity.id} made={format_time(identity.created_at_us)}")
+        note(f"log id={identity.id} made={format_time(identity.created_at_us)} shards={identity.shards}")
+
+
+@app.command(
+    name="shards",
+    help_epilogue=examples(
+        "polywire cluster shards s3://my-bucket/polywire", "polywire cluster shards s3://my-bucket/polywire -o json"
+    ),
+)
+def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
+    """List the shards of a bucket: who leads each, under which start, and who stands by for it. Looks as status does."""
+    objects = open_bucket(url)
+    identity, seen = _identity(objects), seen_nodes(objects)
+    rows = []
+    for shard in range(identity.shards):
+        leader = _leader(seen, shard)
+        rows.append(
+            {
+                "shard": shard_name(shard),
+                "leader": None if leader is None else leader.name,
+                "start": None if leader is None else leader.start,
+                "standing_by": " ".join(_able(seen, shard)),
+            }
+        )
+    print_list(rows, columns=SHARD_COLUMNS, form=output)
 
 
 @app.command(
     help_epilogue=examples(
         "polywire cluster takeover s3://my-bucket/polywire",
         "polywire cluster takeover s3://my-bucket/polywire --node broker-2",
+        "polywire cluster takeover s3://my-bucket/polywire --shard 3 --node broker-2",
     )
 )
 def takeover(
     url: Url,
     *,
     node: Annotated[str | None, Parameter(help="Who is to lead; without it the first of those that stand by.")] = None,
+    shard: Annotated[
+        int | None, Parameter(help="Number of the shard; needed where there are several.", validator=Number(gte=0))
+    ] = None,
     timeout_s: Annotated[float, Parameter(help="How long to wait for it.", validator=Number(gt=0, lte=3600))] = 60.0,
 ) -> None:
     """Have a broker that stands by lead instead of the one that does, for instance before its machine is looked after.
@@ -122,26 +171,39 @@ def takeover(
     What was acknowledged stays; clients of both connect anew.
     """
     objects = open_bucket(url)
-    _identity(objects)
-    seen = seen_nodes(objects)
-    leader = next((one for one, state in seen if state is NodeState.LEADS), None)
+    identity = _identity(objects)
+    if not 0 <= (shard or 0) < identity.shards or (shard is None and identity.shards > 1):
+        raise Failed(f"name one of the bucket's shards: --shard 0 to {identity.shards - 1}")
+    candidate = Candidate(node or "", shard or FIRST, identity.shards)
+    node = None if node is None else candidate.name
+    nodes, seen = Nodes(objects, candidate), seen_nodes(objects)
+    leader, able = _leader(seen, candidate.shard), _able(seen, candidate.shard)
     if leader is None:
         raise Failed("nobody leads: whoever stands by does so by itself")
-    able = [one.name for one, state in seen if state is NodeState.STANDS_BY]
     if node == leader.name:
         raise Failed(f"it leads already node={node}")
     if not able or (node is not None and node not in able):
         raise Failed("nobody stands by" if node is None else f"this broker does not stand by node={node}")
     chosen = node or able[0]
-    Nodes(objects).wish(Wish(chosen, leader.start))
+    nodes.wish(Wish(chosen, leader.start))
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        found = max(Nodes(objects).read(), key=lambda one: one.start, default=None)
+        found = max(nodes.read(), key=lambda one: one.start, default=None)
         if found is not None and found.start > leader.start:
             note(f"{found.name} leads now start={found.start}")
             return
         time.sleep(POLL_S)
     raise Failed(f"nobody has taken over node={chosen} timeout_s={timeout_s:g}")
+
+
+def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
+    """Who leads a shard."""
+    return next((one for one, state in seen if one.shard == shard and state is NodeState.LEADS), None)
+
+
+def _able(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
+    """Names of those who stand by for a shard."""
+    return [one.name for one, state in seen if one.shard == shard and state is NodeState.STANDS_BY]
 
 
 def _identity(objects: Objects) -> Identity:

@@ -12,11 +12,12 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from polywire.cli.log import opened
-from polywire.cli.output import note
+from polywire.cli.output import Failed, note
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.cluster.migration import Progress, import_directory
 from polywire.cluster.probe import check
+from polywire.server.shard_directories import count_shards
 from polywire.store.url import open_bucket
 
 TIMEOUT_S: Final = 120  # of one segment
@@ -37,6 +38,11 @@ def import_data(
     url: Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")],
 ) -> None:
     """Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users."""
+    found = count_shards(data_dir)
+    if found > 1:
+        raise Failed(
+            f"a directory of one process is brought into a bucket, the topics of this one lie in several shards={found}"
+        )
     objects, blobs = open_bucket(url), open_bucket(url, timeout_s=TIMEOUT_S)
     check(objects)
     with opened(data_dir) as offline:

@@ -23,7 +23,7 @@ from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Record
-from polywire.server import lifecycle
+from polywire.server import lifecycle, startup
 from polywire.server.config import ServeConfig
 
 SAMPLE: Final = "sample"
@@ -67,7 +67,7 @@ def dev(
         sampler = threading.Thread(target=_sample, args=(ready, rate, over), name="polywire-sample", daemon=True)
         sampler.start()
         try:
-            return lifecycle.run(config)
+            return startup.run(config)
         finally:
             over.set()
             sampler.join()

@@ -6,6 +6,7 @@ Promises: nothing is changed without ``--rebuild``; the exit code tells the wors
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -63,9 +64,9 @@ def doctor(
     if bucket is not None:
         if rebuild_copies:
             raise Failed("nothing is rebuilt in a bucket: its store keeps copies of its own")
-        state, findings = examined(bucket)
-        print_findings(state, findings, output)
-        return exit_code(findings)
+        found = examined(bucket)
+        print_examined(found, output)
+        return exit_code([finding for part in found for finding in part.findings])
     data_dir = needed(data_dir)
     with opened(data_dir) as offline:
         findings = examine(offline)
@@ -87,8 +88,16 @@ def needed(data_dir: Path | None) -> Path:
     return data_dir
 
 
-def examined(url: str) -> tuple[Replay, list[Finding]]:
-    """The broker's state in a bucket, and every finding about it. Raises BrokerError."""
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A part of a log: every finding about it, and the state of its broker, which knows the topics."""
+
+    state: Replay
+    findings: Sequence[Finding]
+
+
+def examined(url: str) -> list[Examined]:
+    """What a bucket is, each of its shards, and its brokers. Raises BrokerError."""
     from polywire.cli.cluster import seen_nodes
     from polywire.cluster.doctor import BucketDoctor
 
@@ -98,14 +107,16 @@ def examined(url: str) -> tuple[Replay, list[Finding]]:
         for timeout_s in (REQUEST_TIMEOUT_S, SEGMENT_TIMEOUT_S)
     )
     patient = BucketDoctor(objects, blobs)
-    state = empty_state()
     with logs_on_stderr():
         seen = seen_nodes(objects)
-        findings = patient.examine()
-        findings += patient.brokers(seen)
-        patient.replay_into(state)
+        found = [Examined(empty_state(), [patient.examine_identity()])]
+        for shard in patient.shards:
+            findings, state = shard.examine(), empty_state()
+            shard.replay_into(state)
+            found.append(Examined(state, findings))
+        found.append(Examined(empty_state(), list(patient.brokers(seen))))
     note(_asked(meter.asked()))
-    return state, findings
+    return found
 
 
 def _asked(asked: Asked) -> str:
@@ -134,7 +145,12 @@ def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat)
 
 def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:
     """Print one row for each."""
-    print_list([_row(state, finding) for finding in findings], columns=COLUMNS, form=output)
+    print_examined([Examined(state, findings)], output)
+
+
+def print_examined(found: Sequence[Examined], output: ListFormat) -> None:
+    """Print one row for each finding."""
+    print_list([_row(part.state, finding) for part in found for finding in part.findings], columns=COLUMNS, form=output)
 
 
 def _overview(offline: OfflineLog) -> str:

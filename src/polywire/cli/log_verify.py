@@ -9,7 +9,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from polywire.cli.doctor import EXITS, Bucket, Directory, examined, exit_code, needed, print_findings, unsound
+from polywire.cli.doctor import (
+    EXITS,
+    Bucket,
+    Directory,
+    Examined,
+    examined,
+    exit_code,
+    needed,
+    print_examined,
+    print_findings,
+    unsound,
+)
 from polywire.cli.log import opened
 from polywire.cli.output import ListFormat, note
 from polywire.cli.usage import examples
@@ -35,8 +46,9 @@ def verify(
 ) -> int:
     """Read the journal, its snapshots and every stored batch, and list what does not verify: of a data directory offline, or of a bucket."""
     if bucket is not None:
-        state, findings = examined(bucket)
-        print_findings(state, unsound(findings), output)
+        found = examined(bucket)
+        print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
+        findings = [finding for part in found for finding in part.findings]
     else:
         with opened(needed(data_dir)) as offline:
             findings = examine(offline)

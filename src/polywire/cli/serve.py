@@ -16,7 +16,7 @@ from cyclopts.config import Env
 from polywire.cli.settings_file import VARIABLES, SettingsFile
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
-from polywire.server import lifecycle
+from polywire.server import lifecycle, startup
 from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
@@ -191,6 +191,13 @@ class Storage:
             "can read them."
         ),
     ] = 900.0
+    balance_s: Annotated[
+        float,
+        Parameter(
+            help="Seconds for which another machine must have stood by before a shard that it should lead is handed to it, so that all "
+            "machines lead as many; 0 for never. A shard is handed over every ten minutes at most."
+        ),
+    ] = 30.0
     bucket_prices: Annotated[
         str | None,
         Parameter(
@@ -265,12 +272,20 @@ class Process:
         ),
     ] = None
     processes: Annotated[
-        int,
+        int | None,
         Parameter(
             help="Number of processes that share the data directory and its addresses, each with a part of the topics (Linux). Serves "
-            "the polywire and FLUX wires so far. A directory cannot be served with fewer processes than before."
+            "the polywire and FLUX wires so far. A directory cannot be served with fewer processes than before. A bucket has one for each "
+            "of its shards, which is the default; the first start makes a bucket with as many. Otherwise 1."
         ),
-    ] = 1
+    ] = None
+    shard_port: Annotated[
+        int,
+        Parameter(
+            help="First of the ports on which other machines with the same bucket reach the processes of this one, 20 for each process. "
+            "0 lets the system choose them; the bucket tells the others."
+        ),
+    ] = 0
     log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
     drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
     idle_poll_us: Annotated[
@@ -382,8 +397,8 @@ def serve(
 ) -> int:
     """Run a broker until SIGTERM or SIGINT."""
     config = config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires)
-    if config.processes == 1:
-        return lifecycle.run(config)
+    if not config.bucket and config.processes in (0, 1):
+        return startup.run(config)
     from polywire.server.processes import run_processes
 
     return run_processes(config)
@@ -420,7 +435,9 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         insecure=listeners.insecure,
         audit_log=listeners.audit_log,
         drain_timeout_s=process.drain_timeout,
-        processes=process.processes,
+        processes=process.processes or 0,
+        shard_port=process.shard_port,
+        balance_s=storage.balance_s,
         slot_bytes=storage.slot_mib * 1024 * 1024,
         offsets_retention_hours=storage.offsets_retention_hours,
         state_mib=storage.state_mib,

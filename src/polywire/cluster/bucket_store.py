@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final, TypeVar
 
-from polywire.cluster.journal_objects import SHARD
 from polywire.cluster.tails import TAIL_BYTES, Tail, Tails
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import Blob, BlobExists, BlobMissing
@@ -99,7 +98,7 @@ class BucketStore:
     """Implements ``Store``. Guards: ``_kept`` are the blobs whose files are whole, least recently used first, and what they take."""
 
     def __init__(self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int) -> None:
-        """directory: for the files; whatever lies there is removed."""
+        """objects: of this shard. directory: for the files; whatever lies there is removed."""
         self._objects = objects
         self._directory = directory
         self._files = files
@@ -148,9 +147,9 @@ class BucketStore:
         def create() -> None:
             nonlocal tried
             try:
-                self._objects.create(SHARD + name, [content])
+                self._objects.create(name, [content])
             except BlobExists:
-                if not tried or self._objects.size(SHARD + name) != size:
+                if not tried or self._objects.size(name) != size:
                     raise
             except Unavailable:
                 tried = True
@@ -161,7 +160,7 @@ class BucketStore:
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         content = b"".join(bytes(part) for part in parts)
         self._forget(name)
-        self._repeated(lambda: self._objects.put(SHARD + name, content))
+        self._repeated(lambda: self._objects.put(name, content))
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         blob = self.open(name)
@@ -174,7 +173,7 @@ class BucketStore:
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """What ``get`` returns, from the bucket; a little of a blob by the chunks that hold it, which are kept."""
         if start == 0 and stop is None:
-            return self._repeated(lambda: self._objects.read(SHARD + name)).content
+            return self._repeated(lambda: self._objects.read(name)).content
         end = self.size(name) if stop is None else stop
         if start >= end:
             return b""
@@ -188,7 +187,7 @@ class BucketStore:
         return found[start - first * CHUNK_BYTES : end - first * CHUNK_BYTES]
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
-        return self._repeated(lambda: self._objects.read_range(SHARD + name, start, stop))
+        return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
         """One chunk of a blob, shorter or empty at its end."""
@@ -217,12 +216,11 @@ class BucketStore:
         return remote
 
     def list(self, prefix: str) -> list[str]:
-        names = self._repeated(lambda: self._objects.list(SHARD + prefix))
-        return [name.removeprefix(SHARD) for name in names]
+        return self._repeated(lambda: self._objects.list(prefix))
 
     def delete(self, name: str) -> None:
         self._forget(name)
-        self._repeated(lambda: self._objects.delete(SHARD + name))
+        self._repeated(lambda: self._objects.delete(name))
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
         self.delete(name)
@@ -245,7 +243,7 @@ class BucketStore:
         return True
 
     def _size(self, name: str) -> int:
-        return self._repeated(lambda: self._objects.size(SHARD + name))
+        return self._repeated(lambda: self._objects.size(name))
 
     # Files
 

@@ -17,8 +17,9 @@ from typing import Final
 from polywire.cluster import protocol
 from polywire.cluster.bucket_store import BucketStore
 from polywire.cluster.chain import ObjectChain, start_of
-from polywire.cluster.journal_objects import READERS, SEED_BYTES, SHARD, JournalObjects, object_name
+from polywire.cluster.journal_objects import READERS, SEED_BYTES, JournalObjects, object_name
 from polywire.cluster.nodes import DIRECTORY, Node, NodeState
+from polywire.cluster.shards import of_shard, shard_root
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot
@@ -48,44 +49,76 @@ class _Read:
 
 
 class BucketDoctor:
-    """Looks at one bucket."""
+    """Looks at one bucket, a shard after the other."""
 
     def __init__(self, objects: Objects, blobs: Objects) -> None:
         """blobs: the same bucket, with more patience for what is large."""
         self._objects = objects
         self._blobs = blobs
-        self._read: _Read | None = None
+        self.shards: list[ShardDoctor] = []
+        """Those that were looked at."""
 
     def examine(self) -> list[Finding]:
         """Every finding. Raises Unavailable, Busy."""
-        found = [self._identity()]
-        if found[0].severity is Severity.BROKEN:
-            return found
-        with tempfile.TemporaryDirectory() as empty:
-            store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
-            try:
-                read = self._read = self._journal(store)
-            except Corrupt as error:
-                return [*found, Finding(Severity.BROKEN, SHARD + JOURNAL, error.message, remedy=Remedy.BACKUP)]
-            if read is None:
-                return [*found, Finding(Severity.SOUND, SHARD + JOURNAL, "no broker has stored anything yet")]
-            chain = read.chain
-            facts = f"floor={chain.floor.number:016x} next={chain.next_number:016x} groups={len(chain.groups)}"
-            found.append(Finding(Severity.SOUND, SHARD + JOURNAL, f"a broker starts; start={chain.start} {facts}"))
-            found += self._below_the_floor(chain)
-            found += self._snapshots(store, read)
-            found += self._segments(store, read)
-        return found
+        return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
+
+    def examine_identity(self) -> Finding:
+        """What the bucket says that it is; from then on ``shards`` can be looked at. Raises Unavailable, Invalid."""
+        identity = find_identity(self._objects)
+        if identity is None:
+            return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
+        if identity.importing:
+            message = f"an import was broken off: polywire cluster import goes on with it source={identity.source}"
+            return Finding(Severity.BROKEN, NAME, message)
+        self.shards = [ShardDoctor(self._objects, self._blobs, shard) for shard in range(identity.shards)]
+        return Finding(Severity.SOUND, NAME, f"id={identity.id} shards={identity.shards}")
 
     def brokers(self, seen: Sequence[tuple[Node, NodeState]]) -> Iterator[Finding]:
-        """What each broker does. seen: before ``examine``, so that the journal that was read has every start that they speak of."""
-        found = None if self._read is None else self._read.chain.start
+        """What each broker does. seen: before ``examine``, so that the journals that were read have every start that they speak of."""
         for node, state in seen:
+            found = self.shards[node.shard].start if node.shard < len(self.shards) else None
             severity, message = Severity.SOUND, state.value + (f" start={node.start}" if node.start > 0 else "")
             if found is not None and node.start > found:
                 severity = Severity.DAMAGED
                 message += f", which the journal has not: it ends with start={found}, so objects at its end are missing"
             yield Finding(severity, DIRECTORY + node.name, message)
+
+
+class ShardDoctor:
+    """Looks at one shard."""
+
+    def __init__(self, objects: Objects, blobs: Objects, shard: int) -> None:
+        self._objects = of_shard(objects, shard)
+        self._blobs = of_shard(blobs, shard)
+        self._root = shard_root(shard)
+        self._read: _Read | None = None
+
+    @property
+    def start(self) -> int | None:
+        """The last one that the journal has, as far as it was read."""
+        return None if self._read is None else self._read.chain.start
+
+    def examine(self) -> list[Finding]:
+        """Every finding. Raises Unavailable, Busy."""
+        return [replace(finding, path=self._root + finding.path) for finding in self._examined()]
+
+    def _examined(self) -> list[Finding]:
+        """With paths below the shard."""
+        with tempfile.TemporaryDirectory() as empty:
+            store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
+            try:
+                read = self._read = self._journal(store)
+            except Corrupt as error:
+                return [Finding(Severity.BROKEN, JOURNAL, error.message, remedy=Remedy.BACKUP)]
+            if read is None:
+                return [Finding(Severity.SOUND, JOURNAL, "no broker has stored anything yet")]
+            chain = read.chain
+            facts = f"floor={chain.floor.number:016x} next={chain.next_number:016x} groups={len(chain.groups)}"
+            found = [Finding(Severity.SOUND, JOURNAL, f"a broker starts; start={chain.start} {facts}")]
+            found += self._below_the_floor(chain)
+            found += self._snapshots(store, read)
+            found += self._segments(store, read)
+        return found
 
     def replay_into(self, state: Replay) -> None:
         """Bring a broker's state to what the journal holds, as far as it was read."""
@@ -100,21 +133,12 @@ class BucketDoctor:
                 if entry.kind == EntryKind.CHANGE:
                     state.apply(bytes(group.content[entry.position : entry.position + entry.length]))
 
-    def _identity(self) -> Finding:
-        identity = find_identity(self._objects)
-        if identity is None:
-            return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
-        if identity.importing:
-            message = f"an import was broken off: polywire cluster import goes on with it source={identity.source}"
-            return Finding(Severity.BROKEN, NAME, message)
-        return Finding(Severity.SOUND, NAME, f"id={identity.id}")
-
     def _journal(self, store: BucketStore) -> _Read | None:
         """None where there is none yet. Raises Corrupt, Unavailable."""
         try:
-            seed = self._objects.read(f"{SHARD}seed").content
+            seed = self._objects.read("seed").content
         except BlobMissing:
-            if not self._objects.list(f"{SHARD}{JOURNAL}/"):
+            if not self._objects.list(f"{JOURNAL}/"):
                 return None
             seed = b""
         bucket = JournalObjects(self._objects)
@@ -134,20 +158,20 @@ class BucketDoctor:
 
     def _below_the_floor(self, chain: ObjectChain) -> Iterator[Finding]:
         """The starts, which stay for ever, and what else was left."""
-        directory = f"{SHARD}{JOURNAL}/"
-        first = SHARD + object_name(chain.floor.number)
+        directory = f"{JOURNAL}/"
+        first = object_name(chain.floor.number)
         names = [name for name in self._objects.list(directory) if name < first]
         with ThreadPoolExecutor(READERS) as threads:
             kept = dict(zip(names, threads.map(partial(self._start_in, chain.seed), names), strict=True))
         yield from (Finding(Severity.SOUND, name, LITTER) for name, start in kept.items() if start == 0)
         starts = {start for start in kept.values() if start > 0} | {*chain.starts.values(), chain.start}
         gone = set(range(min(starts), chain.start)) - starts
-        if chain.floor.number > FIRST_NUMBER and kept.get(SHARD + object_name(FIRST_NUMBER), 0) <= 0:
+        if chain.floor.number > FIRST_NUMBER and kept.get(object_name(FIRST_NUMBER), 0) <= 0:
             gone.add(min(starts) - 1)
         if gone:
             told = ",".join(map(str, sorted(gone)[:STARTS_TOLD_MAX]))
             message = f"objects of starts are missing, which no broker deletes count={len(gone)} starts={told}"
-            yield Finding(Severity.DAMAGED, SHARD + JOURNAL, message)
+            yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
         """The start that an object is of; 0 for any other, -1 where it has gone since it was listed."""
@@ -159,21 +183,21 @@ class BucketDoctor:
     def _snapshots(self, store: BucketStore, read: _Read) -> Iterator[Finding]:
         for name in store.list(f"{SNAPSHOTS}/"):
             if name != read.snapshot_name:
-                yield Finding(Severity.SOUND, SHARD + name, LITTER)
+                yield Finding(Severity.SOUND, name, LITTER)
         if read.snapshot_name:
-            yield _below_shard(examine_snapshot(store, read.snapshot_name))
+            yield examine_snapshot(store, read.snapshot_name)
 
     def _segments(self, store: BucketStore, read: _Read) -> Iterator[Finding]:
         there = set(store.list(f"{SEGMENTS}/"))
         for name in sorted(there - read.needed):
-            yield Finding(Severity.SOUND, SHARD + name, LITTER)
+            yield Finding(Severity.SOUND, name, LITTER)
         for name in sorted(read.needed):
             try:
                 store.size(name)
                 findings: Sequence[Finding] = examine_segment(store, name)
             except BlobMissing:
                 findings = self._missing_segment(store, name)
-            yield from map(_below_shard, findings)
+            yield from findings
 
     def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
         """A living leader may have merged it away since the journal was read."""
@@ -196,8 +220,3 @@ def _named(chain: ObjectChain, listed: Sequence[int]) -> set[int]:
                 new.update(named[0])
                 removed.update(named[1])
     return new - removed
-
-
-def _below_shard(finding: Finding) -> Finding:
-    """With its path below the bucket's URL."""
-    return replace(finding, path=SHARD + finding.path)

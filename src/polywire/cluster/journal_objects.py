@@ -36,8 +36,6 @@ from polywire.matching import HEX_DIGITS, consists_of
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
-SHARD_NAME: Final = "0000"
-SHARD: Final = f"shards/{SHARD_NAME}/"
 NUMBER_DIGITS: Final = 16
 READERS: Final = READ_AT_ONCE_MAX  # at once: a round trip each, and a start reads a thousand
 RETRY_S: Final = 0.2
@@ -61,6 +59,7 @@ class JournalObjects:
     """Guards: once ``_gone`` is set no request is repeated, and no pause is waited for."""
 
     def __init__(self, objects: Objects) -> None:
+        """objects: of this shard, and no other."""
         self._objects = objects
         self._gone = Event()
         self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
@@ -79,7 +78,7 @@ class JournalObjects:
 
     def seed(self, make: Callable[[], bytes]) -> int:
         """The secret of this journal, which every group's checksum covers; made by whoever comes first. Raises Unavailable."""
-        name = f"{SHARD}seed"
+        name = "seed"
         while True:
             found = self._repeated(lambda: self._found(name))
             if found is not None and len(found) == SEED_BYTES:
@@ -104,7 +103,7 @@ class JournalObjects:
     def _perform(self, request: Request) -> Any:
         match request:
             case Create(number, content):
-                return self._outcome(lambda: self._objects.create(SHARD + object_name(number), [content]))
+                return self._outcome(lambda: self._objects.create(object_name(number), [content]))
             case Read(numbers):
                 return list(self._readers.map(self._read, numbers))
             case ReadFloor():
@@ -126,7 +125,7 @@ class JournalObjects:
         return None
 
     def _read(self, number: int) -> bytes | None:
-        return self._repeated(lambda: self._found(SHARD + object_name(number)))
+        return self._repeated(lambda: self._found(object_name(number)))
 
     def _found(self, name: str) -> bytes | None:
         try:
@@ -136,33 +135,32 @@ class JournalObjects:
 
     def _floor(self) -> tuple[Floor, str]:
         try:
-            found = self._objects.read(f"{SHARD}floor")
+            found = self._objects.read("floor")
         except BlobMissing:
             return Floor(), ""
         return Floor.unpack(found.content), found.tag
 
     def _move(self, floor: Floor, tag: str) -> None:
         if tag:
-            self._objects.replace(f"{SHARD}floor", floor.pack(), tag)
+            self._objects.replace("floor", floor.pack(), tag)
         else:
-            self._objects.create(f"{SHARD}floor", [floor.pack()])
+            self._objects.create("floor", [floor.pack()])
 
     def _read_head(self, size: int, number: int) -> bytes | None:
         def head() -> bytes | None:
             try:
-                return self._objects.read_range(SHARD + object_name(number), 0, size)
+                return self._objects.read_range(object_name(number), 0, size)
             except BlobMissing:
                 return None
 
         return self._repeated(head)
 
     def _list(self, directory: str) -> list[str]:
-        found = self._repeated(lambda: self._objects.list(f"{SHARD}{directory}/"))
-        return [name.removeprefix(SHARD) for name in found]
+        return self._repeated(lambda: self._objects.list(f"{directory}/"))
 
     def _delete(self, name: str) -> None:
         """What cannot be deleted is litter, which the next sweep finds."""
-        self._outcome(lambda: self._objects.delete(SHARD + name))
+        self._outcome(lambda: self._objects.delete(name))
 
     def _outcome(self, write: Callable[[], None]) -> Outcome:
         try:

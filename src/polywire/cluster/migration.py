@@ -23,7 +23,8 @@ from polywire.cluster import protocol
 from polywire.cluster.bucket_store import CHUNKS, BucketStore, repeated
 from polywire.cluster.chain import ChainEnd, ObjectChain, naming_object, start_object
 from polywire.cluster.floor import Floor
-from polywire.cluster.journal_objects import SEED_BYTES, SHARD, JournalObjects
+from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
+from polywire.cluster.shards import FIRST, of_shard, shard_root
 from polywire.errors import Corrupt, ErrorCode, Invalid
 from polywire.log.doctor import Severity, examine_segment
 from polywire.log.journal.recovery import Chain
@@ -92,6 +93,11 @@ def import_directory(
         raise Invalid(ErrorCode.INVALID_REQUEST, f"no broker has stored anything here path={str(offline.directory)!r}")
     source = f"{chain.sequence:x}-{chain.checksum:016x}"
     known = find_identity(objects)
+    if known is not None and known.shards != 1:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a directory is brought into a bucket of one shard: its topics lie together shards={known.shards}",
+        )
     if (known is None or not known.source) and _has_log(objects):  # nothing is written into it, not for a moment
         raise _no_bucket_for_it()
     _check_segments(offline, state, notify)
@@ -109,7 +115,8 @@ def import_directory(
 
 
 def _has_log(objects: Objects) -> bool:
-    return any(objects.list(f"{SHARD}{directory}/") for directory in (JOURNAL, SEGMENTS, SNAPSHOTS))
+    shard = of_shard(objects, FIRST)
+    return any(shard.list(f"{directory}/") for directory in (JOURNAL, SEGMENTS, SNAPSHOTS))
 
 
 def _no_bucket_for_it() -> Invalid:
@@ -148,7 +155,7 @@ class _Migration:
         self._chain = chain
         self._state = state
         self._objects = objects
-        self._blobs = blobs
+        self._blobs = of_shard(blobs, FIRST)
         self._identity = identity
         self._start = chain.start + 1
         self._snapshot = snapshot_name(self._start, 0)
@@ -172,9 +179,10 @@ class _Migration:
         """Store a blob, and read it back: it must be what was read here, whoever stored it. Raises Busy, Corrupt."""
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # an earlier try, perhaps one of these
-            repeated(lambda: self._blobs.create(SHARD + name, [content]), self._stopped)
-        if not self._holds(SHARD + name, memoryview(content)):
-            raise Corrupt(ErrorCode.CORRUPT, f"the bucket does not hold what was written name={SHARD + name!r}")
+            repeated(lambda: self._blobs.create(name, [content]), self._stopped)
+        if not self._holds(name, memoryview(content)):
+            name = shard_root(FIRST) + name
+            raise Corrupt(ErrorCode.CORRUPT, f"the bucket does not hold what was written name={name!r}")
         return len(content)
 
     def _holds(self, name: str, content: memoryview) -> bool:
@@ -229,7 +237,7 @@ class _Migration:
         """The two objects that name the rest, and the floor, which makes it count. Raises Unavailable, Corrupt, and Invalid where a broker
         has begun a log meanwhile, which is left as it is: of two that create the first object one wins, and a start alone that fits no
         floor is led by nobody."""
-        bucket, now_us = JournalObjects(self._objects), self._identity.created_at_us
+        bucket, now_us = JournalObjects(of_shard(self._objects, FIRST)), self._identity.created_at_us
         bucket.finish_within(JOURNAL_S)
         try:
             seed = bucket.seed(partial(secrets.token_bytes, SEED_BYTES))

@@ -1,21 +1,24 @@
-"""Who is there: one small object per broker, written anew every so often.
+"""Who is there: one small object per broker and shard, written anew every so often.
 
 Promises: nothing here decides who is right, only who tries when; what makes no sense is nobody. Must not know: the journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+from polywire.cluster.shards import FIRST
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
+from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
-NODES_MAX: Final = 64
+NODES_MAX: Final = 64  # of one shard
 NODE_INTERVAL_S: Final = 2.0  # between two writes: a put each, however many look
 NODE_TIMEOUT_S: Final = 8.0  # without a new one, its broker is taken for dead
 LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two looks that tell who lives
@@ -35,8 +38,22 @@ class NodeState(Enum):
     SILENT = "silent"
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Who may lead a shard: a machine's process for it. ``shards``: how many the bucket has."""
+
+    machine: str
+    shard: int = FIRST
+    shards: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it is called among all: as its machine, where that has no other process."""
+        return self.machine if self.shards == 1 else f"{self.machine}-{shard_name(self.shard)}"
+
+
 class Node(msgspec.Struct, frozen=True):
-    """One broker, as it says. ``addresses`` by listener; ``start`` is the one it leads the shard under, -1 while it tries to, 0 when it
+    """One broker, as it says. ``addresses`` by listener; ``start`` is the one it leads its shard under, -1 while it tries to, 0 when it
     does not; ``counter`` grows."""
 
     name: str
@@ -45,6 +62,13 @@ class Node(msgspec.Struct, frozen=True):
     start: int = 0
     counter: int = 0
     version: int = 1
+    shard: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)] = FIRST
+    machine: str = ""
+
+
+def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]], *, start: int, counter: int) -> Node:
+    """What a candidate says of itself."""
+    return Node(candidate.name, id_, addresses, start, counter, shard=candidate.shard, machine=candidate.machine)
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -56,10 +80,14 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """The node objects of a bucket. Call from threads."""
+    """The node objects of a bucket, or of one shard. Call from threads."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:
+        """candidate: whose shard's nodes and wishes these are; without one those of all shards, and wishes of the first."""
         self._objects = objects
+        self._shard = FIRST if candidate is None else candidate.shard
+        self._end = "" if candidate is None or candidate.shards == 1 else f"-{shard_name(self._shard)}"
+        self._max = NODES_MAX * SHARDS_MAX if candidate is None else NODES_MAX
 
     def put(self, node: Node) -> None:
         """Say something of oneself. Raises Unavailable."""
@@ -68,7 +96,8 @@ class Nodes:
     def read(self) -> list[Node]:
         """Everybody, by name. Raises Unavailable."""
         found = []
-        for name in self._objects.list(DIRECTORY)[:NODES_MAX]:
+        names = [name for name in self._objects.list(DIRECTORY) if name.endswith(self._end)]
+        for name in names[: self._max]:
             node = self._node(name)
             if node is not None:
                 found.append(node)
@@ -80,12 +109,12 @@ class Nodes:
 
     def wish(self, wish: Wish) -> None:
         """Ask a node to take over. Raises Unavailable."""
-        self._objects.put(WISH, msgspec.json.encode(wish))
+        self._objects.put(wish_name(self._shard), msgspec.json.encode(wish))
 
     def wished(self) -> Wish | None:
         """Who was asked to take over last, if anybody. Raises Unavailable."""
         try:
-            return msgspec.json.decode(self._objects.read(WISH).content[:NODE_BYTES_MAX], type=Wish)
+            return msgspec.json.decode(self._objects.read(wish_name(self._shard)).content[:NODE_BYTES_MAX], type=Wish)
         except (BlobMissing, msgspec.DecodeError):
             return None
 
@@ -101,10 +130,24 @@ class Nodes:
         return node if DIRECTORY + node.name == name else None
 
 
+def wish_name(shard: int) -> str:
+    """Where it is said who is to take a shard over."""
+    return WISH if shard == FIRST else f"{WISH}-{shard_name(shard)}"
+
+
 def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, NodeState]]:
     """What each does. heard: names of those that have said something of late."""
-    leader = max((node.start for node in nodes), default=0)
-    return [(node, _state(node, leader) if node.name in heard else NodeState.SILENT) for node in nodes]
+    leaders: dict[int, int] = {}
+    for node in nodes:
+        leaders[node.shard] = max(leaders.get(node.shard, 0), node.start)
+    return [(node, _state(node, leaders[node.shard]) if node.name in heard else NodeState.SILENT) for node in nodes]
+
+
+def order_of(shard: int, names: Collection[str]) -> list[str]:
+    """Who should lead a shard rather than the next, of these; shards that follow each other begin with different ones."""
+    ordered = sorted(names)
+    first = shard % len(ordered) if ordered else 0
+    return ordered[first:] + ordered[:first]
 
 
 def _state(node: Node, leader: int) -> NodeState:
@@ -118,9 +161,10 @@ def _state(node: Node, leader: int) -> NodeState:
 class Watch:
     """Whether the leader is alive, as seen by one who waits. Guards: by the watcher's own clock, whatever others' say."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shard: int = FIRST) -> None:
         """name: the watcher's own."""
         self._name = name
+        self._shard = shard
         self._now = 0.0
         self._seen: dict[str, tuple[Node, float]] = {}
 
@@ -157,4 +201,5 @@ class Watch:
 
     def rank(self, nodes: Sequence[Node]) -> int:
         """How many other brokers come before this one when all want to lead: those that were heard of lately."""
-        return sum(node.name < self._name and not node.start for node in nodes if self._is_alive(node))
+        others = {node.name for node in nodes if not node.start and self._is_alive(node)}
+        return order_of(self._shard, others | {self._name}).index(self._name)

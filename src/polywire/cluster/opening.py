@@ -19,7 +19,8 @@ from polywire.clock import Clock
 from polywire.cluster import protocol
 from polywire.cluster.bucket_store import CHUNKS, BucketStore
 from polywire.cluster.chain import NONCE_BYTES, Naming, ObjectChain, start_object
-from polywire.cluster.journal_objects import SEED_BYTES, SHARD_NAME, JournalObjects
+from polywire.cluster.journal_objects import SEED_BYTES, JournalObjects
+from polywire.cluster.shards import FIRST, of_shard
 from polywire.cluster.sweeper import Sweeper
 from polywire.cluster.uploader import Uploader, uploading
 from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, NotOwner, Unavailable
@@ -42,6 +43,7 @@ from polywire.store.files import Files, exists, make_directories
 from polywire.store.mark import BlobRoot, DataDirectory
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
+from polywire.types import shard_name
 
 CACHE: Final = "bucket-cache"
 DELETE_GRACE_S: Final = 900.0  # a query that was planned reads its segments for so long
@@ -52,8 +54,8 @@ logger: Final = structlog.get_logger("polywire.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a shard lies, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; what nobody needs
-    any more stays for ``delete_grace_s``; ``root`` is the bucket for those who read it themselves."""
+    """Which shard of a bucket it is, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; what
+    nobody needs any more stays for ``delete_grace_s``; ``root`` is the shard for those who read it themselves."""
 
     objects: Objects
     blobs: Objects
@@ -62,6 +64,7 @@ class Place:
     cache_bytes: int
     root: BlobRoot = _UNSEEN
     delete_grace_s: float = DELETE_GRACE_S
+    shard: int = FIRST
 
 
 def open_shard(
@@ -133,8 +136,8 @@ class ShardOpening:
         self._files = files
         self._make_worker = make_worker
         cache = place.directory / CACHE
-        self._bucket = JournalObjects(place.objects)
-        self._store = BucketStore(place.blobs, cache, files, cache_bytes=place.cache_bytes)
+        self._bucket = JournalObjects(of_shard(place.objects, place.shard))
+        self._store = BucketStore(of_shard(place.blobs, place.shard), cache, files, cache_bytes=place.cache_bytes)
         self._journal = FileJournal(
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
         )
@@ -276,7 +279,7 @@ class ShardOpening:
         uploader = self._uploader
         assert uploader is not None, "it began before"
         return ShardState(
-            shard=SHARD_NAME,
+            shard=shard_name(self._place.shard),
             start=uploader.start,
             objects=uploader.objects,
             unstored_bytes=uploader.unsynced_bytes,

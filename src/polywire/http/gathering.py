@@ -78,8 +78,10 @@ def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:
-    """A sample with one label more. A metric's name has neither blanks nor braces."""
+    """A sample with one label more, unless it has it already. A metric's name has neither blanks nor braces."""
     name, brace, behind = line.partition(b"{")
+    if behind.startswith(label):
+        return line
     if brace and b" " not in name:
         return name + brace + label + b"," + behind
     name, _, value = line.partition(b" ")

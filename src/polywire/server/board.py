@@ -1,6 +1,6 @@
 """What the processes of one data directory tell each other in memory that they share.
 
-Promises: each writes its own lines only. Must not know: what they do with it.
+Promises: each writes its own lines only, but for the last, which all do. Must not know: what they do with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Board:
 
     def __init__(self, count: int) -> None:
         self.count: Final = count
-        self._words: Final = memoryview(mmap.mmap(-1, count * _WORDS * _WORD_BYTES)).cast("q")
+        self._words: Final = memoryview(mmap.mmap(-1, (count * _WORDS + 1) * _WORD_BYTES)).cast("q")
 
     def reach(self, shard: int, stage: Stage) -> None:
         """A process has come so far."""
@@ -46,3 +46,12 @@ class Board:
     def fewest_topics(self) -> int:
         """The shard that has the fewest topics, the first of several."""
         return min(range(self.count), key=lambda shard: self._words[shard * _WORDS + 1])
+
+    def may_hand_over(self, now_s: float, pause_s: float) -> bool:
+        """Whether no process has handed its shard to another machine for so long; then this one does. Two that ask at the same moment may
+        both be told so: it is about clients that have to find their way, a few at a time."""
+        now_us = int(now_s * 1_000_000)
+        if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:
+            return False
+        self._words[-1] = now_us
+        return True

@@ -7,7 +7,6 @@ written; the loop goes on while the log is being recovered. Must not know: how t
 from __future__ import annotations
 
 import asyncio
-import platform
 import secrets
 import threading
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from polywire.broker.state import State
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.worker import MakeWorker, ThreadWorker
-from polywire.names import is_simple
 from polywire.server.config import ServeConfig
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.mark import BlobRoot
@@ -28,11 +26,11 @@ from polywire.store.mark import BlobRoot
 if TYPE_CHECKING:
     from polywire.cluster.opening import Place
     from polywire.server.bucket_watch import BucketWatch
+    from polywire.store.identity import Identity
 
 OPENING: Final = "polywire-opening"  # the thread that recovers
 OPENING_END_S: Final = 1.0  # for it to notice that nobody waits
 BLOB_TIMEOUT_S: Final = 120  # of a segment of 64 MiB and more
-NODE_LENGTH_MAX: Final = 100
 
 _Result = TypeVar("_Result")
 
@@ -91,34 +89,38 @@ def is_left_opening() -> bool:
 
 def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
     """Where the log is, and that this broker may lead it there. Raises BrokerError."""
-    from polywire.cluster.journal_objects import SHARD
     from polywire.cluster.opening import Place
     from polywire.cluster.probe import check
+    from polywire.cluster.shards import shard_root
     from polywire.store.identity import make_identity
 
-    objects = watch.open(timeout_s=REQUEST_TIMEOUT_S)
-    check(objects)
-    identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us())
-    if identity.importing:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
-        )
+    objects, candidate = watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate
+    if candidate.shards == 1:  # else the parent of all processes has
+        check(objects)
+    identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=candidate.shards)
+    check_identity(identity, candidate.shards)
     return Place(
         objects=objects,
         blobs=watch.open(timeout_s=BLOB_TIMEOUT_S),
         directory=config.data_dir,
-        node=node_name(config),
+        node=candidate.name,
         cache_bytes=int(config.cache_gib * 2**30),
         delete_grace_s=config.delete_grace_s,
-        root=BlobRoot(config.bucket, identity.mark, SHARD),
+        root=BlobRoot(config.bucket, identity.mark, shard_root(candidate.shard)),
+        shard=candidate.shard,
     )
 
 
-def node_name(config: ServeConfig) -> str:
-    """The broker's name among those of the bucket. Raises Invalid."""
-    name = config.node or platform.node() or "node"
-    if not is_simple(name) or not 0 < len(name) <= NODE_LENGTH_MAX:
+def check_identity(identity: Identity, processes: int) -> None:
+    """Refuse a bucket that cannot be led, or not by so many processes. Raises Invalid(INVALID_REQUEST)."""
+    if identity.importing:
         raise Invalid(
-            ErrorCode.INVALID_NAME, f"a node's name is at most {NODE_LENGTH_MAX} plain characters name={name!r}"
+            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
         )
-    return name
+    if identity.shards != processes:
+        shards = "1 shard" if identity.shards == 1 else f"{identity.shards} shards"
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the log in this bucket has {shards}, each needs a process: start with --processes {identity.shards}, or without"
+            f" processes={processes}",
+        )

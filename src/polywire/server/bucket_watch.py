@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from polywire.clock import SystemClock
+from polywire.cluster.balance import Balance
+from polywire.cluster.nodes import Candidate
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView
+from polywire.server.candidates import candidate_of
 from polywire.server.config import ServeConfig
 from polywire.server.prices import parse_prices
 from polywire.store.metered import Asked, Charge, Meter, MeteredObjects
@@ -25,7 +28,15 @@ if TYPE_CHECKING:
 class BucketWatch:
     """Guards: ``_shard`` is there from when this process begins to lead until it is deposed."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        candidate: Candidate | None = None,
+        may_hand_over: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """candidate: who this process is; without one the only process of its machine. may_hand_over: see ``Balance``."""
+        self.candidate: Final = candidate or candidate_of(config)
+        self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
         self._url: Final = config.bucket
         self._cached_bytes_max: Final = int(config.cache_gib * 2**30)
         self._meter: Final = Meter(SystemClock())

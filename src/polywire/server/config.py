@@ -28,7 +28,7 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.server.machine import memory_bytes
 from polywire.server.prices import parse_prices
-from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level
 
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
@@ -125,7 +125,10 @@ class ServeConfig:
     log_format: of the lines on standard error, ``logfmt`` or ``json``.
     audit_log: file that logins, refusals and administration are appended to, besides the log.
     partition_count: of topics made automatically.
-    processes: how many have the data directory's topics between them (decision 0072).
+    processes: how many have the data directory's topics between them (decision 0072), or the bucket's (decision 0075); 0 for one, or as many
+        as the bucket has shards.
+    shard_port: first port where other machines reach the processes of this one, 20 for each; 0 lets the system choose.
+    balance_s: how long a machine must have stood by before a shard that it should lead is handed to it; 0 for never.
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
     scrub_hours: every stored segment is verified once in so many hours; 0 for never.
@@ -181,7 +184,9 @@ class ServeConfig:
     audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
     drain_timeout_s: float = 5.0
-    processes: int = 1
+    processes: int = 0
+    shard_port: int = 0
+    balance_s: float = 30.0
     slot_bytes: int | None = None
     slot_count_min: int | None = None
     slot_count_max: int | None = None
@@ -233,7 +238,7 @@ class ServeConfig:
             slot_count_max=self.slot_count_max or usual.slot_count_max,
             sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
             scrub_hours=self.scrub_hours,
-            cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // self.processes,
+            cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // max(self.processes, 1),
         )
 
     def listeners(self) -> Mapping[str, Address]:
@@ -250,6 +255,8 @@ class ServeConfig:
             ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
             ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
             ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
+            ("balance_s", self.balance_s, DELETE_GRACE_S_MAX),
+            ("shard_port", self.shard_port, PORT_MAX - 20 * SHARDS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
             ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -22,27 +23,34 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner
 from polywire.http.factory import HttpFactory
 from polywire.http.link import HttpLinkFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
 from polywire.server.audit import AuditLog
-from polywire.server.bucket import is_left_opening, open_in_bucket
+from polywire.server.bucket import open_in_bucket
 from polywire.server.collector import Collector
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
-from polywire.server.listener import INSIDE, Listener, close_listeners, listen_inside, open_listeners
+from polywire.server.listener import (
+    INSIDE,
+    OWN,
+    Listener,
+    close_listeners,
+    listen_inside,
+    open_inside,
+    open_listeners,
+)
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import check_alone
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.wires import factories_of, shard_factories
@@ -86,34 +94,6 @@ DRAIN_POLL_S: Final = 0.02
 FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 
 
-def run(config: ServeConfig) -> int:
-    """Serve until told to stop; returns the exit code."""
-
-    def serving(lines: LineLimit) -> int:
-        check_alone(config.data_dir)
-        if not config.bucket:
-            return _run_once(lambda: serve(config, lines))
-        from polywire.server.bucket_watch import BucketWatch
-
-        watch = BucketWatch(config)
-        code = _run_once(lambda: serve_in_turn(config, lines, watch, deposed=False))
-        while code == EXIT_DEPOSED:
-            watch.deposed()
-            code = _run_once(lambda: serve_in_turn(config, lines, watch, deposed=True))
-        return code
-
-    return run_logged(config, serving)
-
-
-def run_shard(config: ServeConfig, shard: Shard) -> int:
-    """Serve one shard of a directory that several processes share, until told to stop; returns the exit code."""
-
-    def serving(lines: LineLimit) -> int:
-        return _run_once(lambda: serve(config, lines, shard=shard))
-
-    return run_logged(config, serving, {"shard": shard.name})
-
-
 def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: Mapping[str, str] | None = None) -> int:
     """Do what a process is for, with its log set up: a start that fails is told there. facts: that every line tells."""
     lines = LineLimit(SystemClock())
@@ -130,48 +110,10 @@ def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: 
         return EXIT_START
 
 
-def _run_once(serving: Callable[[], Coroutine[None, None, int]]) -> int:
+def run_once(serving: Callable[[], Coroutine[None, None, int]]) -> int:
     """Serve until told to stop, or until another broker of the bucket leads."""
     with asyncio.Runner(loop_factory=_new_loop()) as runner:
         return runner.run(serving())
-
-
-async def serve_in_turn(config: ServeConfig, lines: LineLimit, watch: BucketWatch, *, deposed: bool) -> int:
-    """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start.
-
-    deposed: another has just begun to.
-    """
-    from polywire.server.standby import Presence, Standby, Turn
-
-    presence, standby = Presence(config, watch), Standby(config, watch, deposed=deposed)
-    try:
-        if not await standby.wait(presence):
-            return EXIT_OK
-        presence.say({}, -1)
-        return await _serve_in_bucket(config, lines, Turn(presence, standby, watch), has_waited=standby.has_waited)
-    except NotOwner as error:
-        log.info("standing by", reason=error.message)
-        return EXIT_DEPOSED
-    except asyncio.CancelledError:
-        if not standby.is_stopping:
-            raise
-        log.info("stopped while the log was being recovered", exit_code=EXIT_OK)
-        return EXIT_OK
-    finally:
-        await standby.stop()
-        await asyncio.to_thread(presence.end)
-        if standby.is_stopping and await asyncio.to_thread(is_left_opening):
-            os._exit(EXIT_OK)  # threads that wait for the bucket would hold up the end, and nothing of theirs is kept
-
-
-async def _serve_in_bucket(config: ServeConfig, lines: LineLimit | None, others: Others, *, has_waited: bool) -> int:
-    """Serve; a bucket that does not answer is no reason to end for who stood by already. Raises BrokerError."""
-    try:
-        return await serve(config, lines, others)
-    except Unavailable as error:
-        if not has_waited:
-            raise
-        raise NotOwner(ErrorCode.NOT_OWNER, error.message) from error
 
 
 async def serve(
@@ -220,7 +162,7 @@ async def serve(
         def deposed(reason: str) -> None:
             broker.loop.call_soon_threadsafe(server.storage_failed, NotOwner(ErrorCode.NOT_OWNER, reason))
 
-        others.say({listener.name: listener.address for listener in listeners}, broker.epoch, deposed)
+        others.say(_told(listeners), broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 
 
@@ -233,22 +175,29 @@ async def _open_wires(
     tls: ServerTls | None,
     shard: Shard | None,
 ) -> list[Listener]:
-    """Listen for every wire; for the other processes, too, where a shard is all that this one has. Raises Busy(BUSY)."""
+    """Listen for every wire; for the other processes, too, where a shard is all that this one has, and where other machines reach it alone.
+    Raises Busy(BUSY)."""
     factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
-    listeners = await open_listeners(
+    opening = partial(
+        open_listeners,
         overview.hub,
-        {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP},
-        factories,
+        factories=factories,
         any_wires=config.any_wires(has_users=not broker.access.is_open),
         any_plain=config.any_plain,
         tls=tls,
         driver=driver,
-        shared=shard is not None,
     )
-    if shard is not None:
-        alone = HttpFactory(broker, overview, names=_http_names(config))
-        inside.append(HttpLinkFactory(alone, shard.key))
-        listeners.append(await listen_inside(overview.hub, shard.inside, inside, driver))
+    wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
+    listeners = await opening(addresses=wires, shared=shard is not None)
+    if shard is None:
+        return listeners
+    alone = HttpFactory(broker, overview, names=_http_names(config))
+    inside.append(HttpLinkFactory(alone, shard.key))
+    listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
+    if shard.reached:
+        own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires})
+        own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver))
+        listeners += [replace(listener, name=OWN + listener.name) for listener in own]
     return listeners
 
 
@@ -268,6 +217,9 @@ async def _open_http(
     for name, address in own.items():
         try:
             opened += await open_listeners(overview.hub, {name: address}, [factory], tls=tls, shared=shard is not None)
+            if shard is not None and name in shard.reached:
+                reached = await open_listeners(overview.hub, {name: shard.reached[name]}, [factory], tls=tls)
+                opened += [replace(listener, name=OWN + listener.name) for listener in reached]
         except Busy as error:
             if name != HTTP or config.http is not None:
                 close_listeners([*wires, *opened])
@@ -275,9 +227,15 @@ async def _open_http(
             log.warning(
                 "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
             )
-    shown = (listener for listener in (*wires, *opened) if listener.name != INSIDE)
+    shown = (listener for listener in (*wires, *opened) if not listener.name.startswith((INSIDE, OWN)))
     overview.addresses = {listener.name: str(listener.address) for listener in shown}
     return opened
+
+
+def _told(listeners: Sequence[Listener]) -> dict[str, Address]:
+    """Where the others of a bucket reach this broker: this process alone, where it is one of several."""
+    own = {listener.name.removeprefix(OWN): listener.address for listener in listeners if listener.name.startswith(OWN)}
+    return own or {listener.name: listener.address for listener in listeners}
 
 
 def _http_names(config: ServeConfig) -> Sequence[str]:

@@ -23,6 +23,7 @@ from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls, TlsConnection
 
 INSIDE: Final = "inside"  # the listener for other processes of this broker
+OWN: Final = "own-"  # before the name of one where a process is reached alone, beside those that several share
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -189,6 +190,16 @@ async def listen_inside(
         server = await loop.create_server(connect, sock=listening, backlog=ACCEPT_BACKLOG)
     host, port = listening.getsockname()[:2]
     return Listener(INSIDE, Address(host, port), server)
+
+
+async def open_inside(
+    hub: Hub, address: Address, factories: Sequence[SessionFactory], driver: ReadinessDriver | None
+) -> Listener:
+    """Accept what other machines carry to the processes of this one. Raises Busy(BUSY)."""
+    try:
+        return await _listen(hub, INSIDE, address, factories, None, driver, plain_too=False, shared=False)
+    except OSError as error:
+        raise cannot_listen(INSIDE, address, error) from error
 
 
 async def _bound(address: Address, *, shared: bool) -> list[socket.socket]:

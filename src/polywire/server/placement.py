@@ -1,4 +1,5 @@
-"""Which shard of a data directory has a topic: a symbolic link for each name, made only where there is none (decision 0072).
+"""Which shard has a topic: of a data directory a symbolic link for each name says it, made only where there is none (decision 0072), of a
+bucket the name alone (decision 0075).
 
 Promises: of those who claim a name at the same time one gets it. Links are no record: a shard's own log says which topics it has, and every
 start makes them anew. Must not know: processes, wires.
@@ -10,18 +11,69 @@ import os
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.types import shard_name
 
 NAME_HASH_BYTES: Final = 16
 INTERNAL: Final = "__"  # names of topics that every shard has for itself begin so
+
+
+class Names(Protocol):
+    """Which shard has the topic of a name."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody may be served before all shards have begun."""
+
+    def shard_of(self, full_name: str) -> int | None:
+        """Where the topic of a name lies, or would; None when nobody can tell before there is one."""
+
+    def claim(self, full_name: str) -> None:
+        """A topic of this name is about to begin in our shard. Raises Busy(BUSY) where it is another's, Unavailable(STORAGE_FAILED)."""
+
+    def release(self, full_name: str) -> None:
+        """Ours has ended."""
+
+    def begin(self, names: Iterable[str]) -> list[str]:
+        """Our shard was recovered, with topics of these names; returns those that another shard has as well. Raises Unavailable."""
+
+
+class HashedNames:
+    """A name's hash says which shard has it, for ever: nobody claims, records or asks (decision 0075)."""
+
+    __slots__ = ("_count", "_own")
+
+    waits: Final = False
+
+    def __init__(self, own: int, count: int) -> None:
+        self._own: Final = own
+        self._count: Final = count
+
+    def shard_of(self, full_name: str) -> int | None:
+        """Where it lies, or would."""
+        return None if full_name.startswith(INTERNAL) else home_of(full_name, self._count)
+
+    def claim(self, full_name: str) -> None:
+        """Find that a name is ours. Raises Busy(BUSY)."""
+        if home_of(full_name, self._count) != self._own:
+            raise Busy(ErrorCode.BUSY, f"a topic of this name belongs to another shard name={full_name!r}")
+
+    def release(self, full_name: str) -> None:
+        """It stays ours."""
+
+    def begin(self, names: Iterable[str]) -> list[str]:
+        """Those whose hash says otherwise: no broker that keeps to it has made them."""
+        return [name for name in names if home_of(name, self._count) != self._own]
 
 
 class Placement:
     """The links of one directory. Guards: a link is made once and says who made it until it is removed."""
 
     __slots__ = ("_directory", "_own")
+
+    waits: Final = True
 
     def __init__(self, directory: Path, own: int) -> None:
         self._directory: Final = directory
@@ -73,11 +125,6 @@ class Placement:
             return int(os.readlink(self._directory / link), 16)
         except FileNotFoundError:
             return None
-
-
-def shard_name(number: int) -> str:
-    """A shard's number as it stands in names of files: four hexadecimal digits."""
-    return f"{number:04x}"
 
 
 def home_of(full_name: str, count: int) -> int:

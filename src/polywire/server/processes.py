@@ -1,4 +1,5 @@
-"""The parent of several broker processes that share one data directory and its addresses (decision 0072).
+"""The parent of several broker processes that share one data directory (decision 0072), or have a bucket's shards on one machine (decision
+0075), and their addresses.
 
 Promises: nothing is ready before all are; a process that ends is started again; what the parent is told to do all are told; none outlives the
 parent. The parent has no loop and no threads: processes are forked from it. Must not know: topics, any wire.
@@ -16,23 +17,29 @@ import time
 from collections.abc import Callable, Mapping
 from ctypes import c_int, c_ulong
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
 from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.log.opening import lock_directory
 from polywire.protocols.runtime.shards import KEY_BYTES
-from polywire.server import lifecycle
+from polywire.server import lifecycle, startup
 from polywire.server.board import Board, Stage
+from polywire.server.bucket_look import check_machine, look
 from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, Address, ServeConfig
-from polywire.server.listener import ACCEPT_BACKLOG, cannot_listen
-from polywire.server.placement import Placement, shard_name
+from polywire.server.lines import LineLimit
+from polywire.server.listener import ACCEPT_BACKLOG, INSIDE, cannot_listen
+from polywire.server.placement import HashedNames, Placement
 from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import NAMES, PROCESSES_MAX, SHARDS, check_count, directory_of
+from polywire.server.shard_directories import NAMES, SHARDS, check_count, directory_of
 from polywire.store.libc import find_call
+from polywire.types import SHARDS_MAX, shard_name
+
+if TYPE_CHECKING:
+    from polywire.server.bucket_watch import BucketWatch
 
 CARRIED_WIRES: Final = ("cursus", "flux", "kafka07", "polywire")
 TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -41,6 +48,7 @@ LOOK_S: Final = 1.0
 LASTING_S: Final = 10.0  # a process that lived so long is started again at once
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
+PORTS_EACH: Final = 20  # of a process, where they are not left to the system
 KILL_AFTER_S: Final = 10.0  # beyond the time for the drain
 HANDOVER_POLL_S: Final = 0.05
 PR_SET_PDEATHSIG: Final = 1
@@ -52,22 +60,32 @@ log = structlog.get_logger("polywire.server")
 
 
 def run_processes(config: ServeConfig) -> int:
-    """Serve with several processes until told to stop; returns the exit code."""
-    return lifecycle.run_logged(config, lambda _: _run(config))
+    """Serve with as many processes as there are to be until told to stop; returns the exit code."""
+    return lifecycle.run_logged(config, lambda lines: _run(config, lines))
 
 
-def _run(config: ServeConfig) -> int:
+def _run(config: ServeConfig, lines: LineLimit) -> int:
     """Raises BrokerError, OSError where that cannot be begun."""
+    if not 0 <= config.processes <= SHARDS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"there are 1 to {SHARDS_MAX} processes processes={config.processes}")
+    count, key = look(config) if config.bucket else (max(config.processes, 1), secrets.token_bytes(KEY_BYTES))
+    if count == 1:
+        return startup.run_alone(config, lines)
+    config = replace(config, processes=count)
     _check(config)
     close_to_others(config.data_dir)
-    check_count(config.data_dir, config.processes)
+    if not config.bucket:
+        check_count(config.data_dir, count)
     shards = config.data_dir / SHARDS
     shards.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
     unlock = _lock(config)
     try:
+        if config.bucket:
+            check_machine(config, count)
+            return Parent(config, key).run()
         shutil.rmtree(shards / NAMES, ignore_errors=True)
         (shards / NAMES).mkdir(mode=PRIVATE_DIRECTORY)
-        return Parent(config).run()
+        return Parent(config, key).run()
     finally:
         unlock()
 
@@ -75,12 +93,8 @@ def _run(config: ServeConfig) -> int:
 def _check(config: ServeConfig) -> None:
     """Raises Invalid for what several processes cannot do."""
     reason = ""
-    if not 1 <= config.processes <= PROCESSES_MAX:
-        reason = f"a data directory has 1 to {PROCESSES_MAX} processes"
-    elif sys.platform != "linux":
+    if sys.platform != "linux":
         reason = "several processes share their addresses on Linux only: leave --processes out"
-    elif config.bucket:
-        reason = "a log in a bucket has one shard so far: leave --processes out"
     elif config.tls_client_authority is not None:
         reason = (
             "certificates of clients are not carried between processes: leave --tls-client-authority or --processes out"
@@ -116,14 +130,14 @@ class Parent:
     """Guards: of each shard there is one process at most; ``_sockets`` keep addresses, and connections to a process that is being started
     again, until the end."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """Raises Busy(BUSY) with the address that cannot be had, Invalid."""
+    def __init__(self, config: ServeConfig, key: bytes) -> None:
+        """key: what processes know each other by. Raises Busy(BUSY) with the address that cannot be had, Invalid."""
         self._config: Final = config
         self._sockets: Final[list[socket.socket]] = []
         self._addresses: Final = self._reserve()
         self._inside: Final = [_inside() for _ in range(config.processes)]
         self._board: Final = Board(config.processes)
-        self._key: Final = secrets.token_bytes(KEY_BYTES)
+        self._key: Final = key
         self._children: Final = [Child(number) for number in range(config.processes)]
         self._exit_code = lifecycle.EXIT_OK
         self._is_ready = False
@@ -220,8 +234,14 @@ class Parent:
             places = [Address(*listening.getsockname()[:2]) for listening in self._inside]
             for other in (*self._sockets, *self._inside[:number], *self._inside[number + 1 :]):
                 other.close()
-            shard = Shard(number, self._board, Placement(names, number), places, self._inside[number], self._key)
-            code = lifecycle.run_shard(_config_of(self._config, number, self._addresses), shard)
+            config, board, inside = _config_of(self._config, number, self._addresses), self._board, self._inside[number]
+            if config.bucket:
+                hashed, reached = HashedNames(number, board.count), _reached(config, number, self._addresses)
+                shard = Shard(number, board, hashed, places, inside, self._key, reached)
+                code = startup.run_shard(config, shard, lambda: _watch_of(config, number, board))
+            else:
+                shard = Shard(number, board, Placement(names, number), places, inside, self._key)
+                code = startup.run_shard(config, shard)
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -246,6 +266,8 @@ class Parent:
             )
         if left_out:
             log.warning("not served by several processes yet", listeners=",".join(left_out))
+        if self._config.bucket:
+            _check_inside(self._config, served)
         return served
 
     def _keep_http(self, served: dict[str, Address], address: Address) -> None:
@@ -306,11 +328,44 @@ def _end_with_parent(parent: int) -> None:
         os._exit(lifecycle.EXIT_START)
 
 
+def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
+    """Logins that one machine carries to another travel as they are. Raises Invalid."""
+    place = _inside_of(served)
+    if config.users is not None and not place.is_loopback and not config.insecure:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "machines carry requests to each other without TLS so far, passwords among them: beyond this machine that needs --insecure,"
+            f" in a network of their own address={place}",
+        )
+
+
+def _inside_of(served: Mapping[str, Address]) -> Address:
+    """The listener beside which processes are reached by other machines."""
+    return served.get("polywire") or next(iter(served.values()))
+
+
+def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
+    """Where other machines reach one process, by listener: on the hosts on which all listen, on ports of its own."""
+    hosts = {name: address.host for name, address in served.items()} | {INSIDE: _inside_of(served).host}
+    first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
+    return {name: Address(host, first + number if first else 0) for number, (name, host) in enumerate(hosts.items())}
+
+
+def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
+    """What a process knows of its bucket. Raises Invalid."""
+    from polywire.cluster.balance import MACHINE_PAUSE_S
+    from polywire.server.bucket_watch import BucketWatch
+    from polywire.server.candidates import candidate_of
+
+    candidate = candidate_of(config, shard, board.count)
+    return BucketWatch(config, candidate, lambda: board.may_hand_over(time.monotonic(), MACHINE_PAUSE_S))
+
+
 def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]) -> ServeConfig:
     """What one process is told."""
     return replace(
         config,
-        processes=1,
+        cache_gib=config.cache_gib / config.processes,
         data_dir=directory_of(config.data_dir, shard),
         flux=str(addresses.get("flux", OFF)),
         cursus=str(addresses.get("cursus", OFF)),

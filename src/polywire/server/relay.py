@@ -7,6 +7,7 @@ waits a little for who will, and is turned away then. Must not know: any wire's 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, cast
@@ -42,12 +43,17 @@ class Relay:
         self._ends: set[_End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def listen(self, addresses: Mapping[str, Address]) -> dict[str, Address]:
-        """Accept on these addresses; returns them with their real ports. Raises Unavailable."""
+    async def listen(self, addresses: Mapping[str, Address], *, shared: bool = False) -> dict[str, Address]:
+        """Accept on these addresses; returns them with their real ports. shared: other processes listen there, too. Raises Unavailable."""
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
             try:
-                server = await loop.create_server(lambda name=name: _End(self, name), address.host, address.port)  # type: ignore[misc]
+                server = await loop.create_server(
+                    lambda name=name: _End(self, name),
+                    address.host,
+                    address.port,
+                    reuse_port=shared or None,
+                )
             except OSError as error:
                 await self.stop()
                 raise Unavailable(
@@ -56,6 +62,11 @@ class Relay:
             self._servers.append(server)
             found[name] = Address(address.host, server.sockets[0].getsockname()[1])
         return found
+
+    async def listen_on(self, name: str, listening: socket.socket) -> None:
+        """Accept on a socket that listens already."""
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(lambda: _End(self, name), sock=listening))
 
     async def stop(self) -> None:
         """Accept nobody any more, and end every connection: its client finds whoever leads."""

@@ -1,4 +1,4 @@
-"""One shard of a data directory, as its process has it: names it claims, links to the others, what it tells them.
+"""One shard of a data directory or a bucket, as its process has it: names it claims, links to the others, what it tells them.
 
 Promises: a topic's name is another's only once nothing brings the topic back; names are known to all before anybody is served.
 Must not know: any wire's bytes, how processes are started.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -18,8 +18,8 @@ from polywire.errors import BrokerError
 from polywire.protocols.runtime.shards import Link, LinkPeer
 from polywire.server.board import Board, Stage
 from polywire.server.config import Address
-from polywire.server.placement import Placement, home_of, shard_name
-from polywire.types import Level
+from polywire.server.placement import Names, home_of
+from polywire.types import Level, shard_name
 
 BEGIN_POLL_S: Final = 0.02
 BACKLOG_BYTES_MAX: Final = 1024 * 1024  # of one link: above it its connection takes no further request
@@ -34,18 +34,22 @@ class Shard:
         self,
         own: int,
         board: Board,
-        placement: Placement,
+        names: Names,
         addresses: Sequence[Address],
         inside: socket.socket,
         key: bytes,
+        reached: Mapping[str, Address] | None = None,
     ) -> None:
-        """addresses: where each shard's process listens for the others. inside: where this one does. key: what they know each other by."""
+        """addresses: where each shard's process listens for the others. inside: where this one does. key: what they know each other by.
+        reached: where brokers of other machines reach this process and no other, by listener, and by ``INSIDE`` as the processes of this
+        machine do."""
         self.own: Final = own
         self.key: Final = key
-        self.inside: Final = inside
+        self.reached: Final[Mapping[str, Address]] = reached or {}
+        self._inside: Final = inside
         self.count: Final = board.count
         self._board: Final = board
-        self._placement: Final = placement
+        self._names: Final = names
         self._addresses: Final = addresses
         self._broker: Broker | None = None
         self._topics = 0
@@ -55,27 +59,33 @@ class Shard:
         """Its number as people and files have it."""
         return shard_name(self.own)
 
+    def inside(self) -> socket.socket:
+        """Where other processes come, for whoever listens there next: who closes it closes no more than that."""
+        made = self._inside.dup()
+        made.setblocking(False)
+        return made
+
     async def begin(self, broker: Broker) -> None:
-        """Take part with what was recovered; returns when all do. Raises Unavailable."""
+        """Take part with what was recovered; returns when all do that names depend on. Raises Unavailable."""
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
-        for name in self._placement.begin(names):
+        for name in self._names.begin(names):
             log.error("two shards have a topic of this name; the other one is served", topic=name, shard=self.own)
         broker.claims = self
-        self._count(len(names))
+        self._count(len(names) - self._topics)
         self._board.reach(self.own, Stage.RECOVERED)
-        while not self._board.all_have(Stage.RECOVERED):  # noqa: ASYNC110 - others are other processes
+        while self._names.waits and not self._board.all_have(Stage.RECOVERED):  # noqa: ASYNC110 - others are other processes
             await asyncio.sleep(BEGIN_POLL_S)
 
     def serving(self) -> None:
-        """Clients are accepted."""
+        """Clients are accepted, and served or carried to who serves them."""
         self._board.reach(self.own, Stage.SERVING)
 
     # Claims
 
     def claim(self, full_name: str) -> None:
         """See ``Claims``."""
-        self._placement.claim(full_name)
+        self._names.claim(full_name)
         self._count(1)  # what is not made after all counts until the next start: this is about balance
 
     def release(self, full_name: str) -> None:
@@ -90,7 +100,7 @@ class Shard:
     def _ended(self, full_name: str) -> None:
         assert self._broker is not None, "a topic ended"
         if self._broker.find_topic(full_name) is None:
-            self._placement.release(full_name)
+            self._names.release(full_name)
 
     def _count(self, added: int) -> None:
         self._topics += added
@@ -100,7 +110,7 @@ class Shard:
 
     def shard_of(self, full_name: str) -> int | None:
         """See ``Shards``."""
-        return self._placement.shard_of(full_name)
+        return self._names.shard_of(full_name)
 
     def home(self, full_name: str) -> int:
         """See ``Shards``."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.server.placement import shard_name
+from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
 NAMES: Final = "names"  # below it, the links by which names are found
-PROCESSES_MAX: Final = 64
 
 
 def directory_of(data_dir: Path, shard: int) -> Path:
@@ -23,7 +22,7 @@ def directory_of(data_dir: Path, shard: int) -> Path:
 
 def count_shards(data_dir: Path) -> int:
     """How many shards a directory has; 1 for one that has yet to be made."""
-    return next(number for number in range(1, PROCESSES_MAX + 1) if not directory_of(data_dir, number).is_dir())
+    return next(number for number in range(1, SHARDS_MAX + 1) if not directory_of(data_dir, number).is_dir())
 
 
 def check_alone(data_dir: Path) -> None:

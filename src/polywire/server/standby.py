@@ -18,13 +18,14 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, states
+from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.server.bucket import node_name
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
+from polywire.server.listener import INSIDE
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
+from polywire.server.shard import Shard
 from polywire.server.standby_health import StandbyHealth
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
@@ -55,9 +56,11 @@ class Presence:
 
     def __init__(self, config: ServeConfig, watch: BucketWatch) -> None:
         self._seen = watch.sees
-        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S))  # one that hangs is asked again
+        self._candidate = watch.candidate
+        self._balance = watch.balance
+        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)  # one that hangs is asked again
         self._advertise = config.advertise
-        self._name = node_name(config)
+        self._name = watch.candidate.name
         self._id = secrets.token_hex(16)
         self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
@@ -115,35 +118,45 @@ class Presence:
             return
         with suppress(BrokerError):
             nodes = self._nodes.read()
-            self._watch.see(nodes, self._clock.monotonic())
-            self._seen(states(nodes, self._watch.alive(nodes)))
+            now = self._clock.monotonic()
+            self._watch.see(nodes, now)
+            seen = states(nodes, self._watch.alive(nodes))
+            self._seen(seen)
             if any(node.start > start for node in nodes):
                 self._deposed("another broker leads under a later start")
                 return
             for name in self._watch.forgotten(nodes):
                 self._nodes.remove(name)
+            other = self._balance.target(seen, now)
+            if other is not None:
+                log.info("handing the shard over", node=other.name)
+                self._balance.moved(now)
+                self._nodes.wish(Wish(other.name, start))
 
     def _put(self) -> None:
         """What fails is written the next time: others go by what they see. Who was silent for too long leads no more."""
         self._counter += 1
-        (addresses, start), begun = self._said, self._clock.monotonic()
+        (addresses, start), begun, candidate = self._said, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_heard:
             self._deposed(UNHEARD)
             return
         with suppress(BrokerError):
-            self._nodes.put(Node(self._name, self._id, addresses, start, self._counter))
+            self._nodes.put(node_of(candidate, self._id, addresses, start=start, counter=self._counter))
             self._written_at = begun
 
 
 class Standby:
     """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
 
-    def __init__(self, config: ServeConfig, watch: BucketWatch, *, deposed: bool) -> None:
-        """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached."""
+    def __init__(self, config: ServeConfig, watch: BucketWatch, *, deposed: bool, shard: Shard | None = None) -> None:
+        """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached. shard: this
+        process's, where it is one of several."""
         self._config = config
-        self._name = node_name(config)
-        self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S))
-        self._watch = Watch(self._name)
+        self._shard = shard
+        self._name = watch.candidate.name
+        self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate)
+        self._watch = Watch(self._name, watch.candidate.shard)
+        self._balance = watch.balance
         self._leader: Node | None = None
         self._read_at = -NODE_INTERVAL_S
         self._refused = 0
@@ -215,14 +228,19 @@ class Standby:
             return
         assert self._leader is not None, "who carries knows where to"
         self._is_listening = True
-        self._addresses |= await relay.listen(self._carried())
+        if self._shard is None:
+            self._addresses |= await relay.listen(self._carried())
+        else:  # it has no address of its own: who is carried must not come to one that carries
+            await relay.listen(self._carried(), shared=True)
+            await relay.listen_on(INSIDE, self._shard.inside())
+            self._shard.serving()
         presence.say(self._addresses, 0)
         write_ready(self._config.ready_file, self._addresses)
         log.info("standing by, connections are carried to the leader", leader=self._leader.name)
 
     async def _answer_health(self) -> None:
         """HTTP, where it is while this broker leads; without it where its port is taken."""
-        if self._health is not None:
+        if self._health is not None or self._shard is not None:
             return
         self._health = health = StandbyHealth(lambda: self._is_listening and self._can_carry())
         tls = server_tls(self._config)
@@ -236,8 +254,10 @@ class Standby:
                 log.warning("HTTP is off while standing by", address=str(address), reason=error.strerror)
 
     def _carried(self) -> dict[str, Address]:
-        """Where clients of the leader may come; not HTTP, which tells of this broker itself."""
+        """Where clients of the leader may come; not HTTP, which tells of this broker itself, unless any process answers for all."""
         given = self._config.listeners()
+        if self._shard is not None:
+            return dict(given)
         return {name: address for name, address in given.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
 
     def _find(self, listener: str) -> tuple[str, int] | None:
@@ -254,6 +274,7 @@ class Standby:
                 log.warning("cannot see who leads", reason=error.message)
                 return self.has_waited  # whoever leads has the same bucket
             self._leader = leader
+            self._balance.wished(wish, now)
             if leader is not None and wish == Wish(self._name, leader.start):
                 log.info("taking over, as was asked for", leader=leader.name)
                 return False

@@ -15,9 +15,10 @@ from typing import Final
 
 import structlog
 
-from polywire.cluster.journal_objects import SHARD_NAME
+from polywire.cluster.shards import FIRST
 from polywire.http.framing import HEAD_BYTES_MAX
 from polywire.server.config import Address
+from polywire.types import shard_name
 
 ASKING_MAX: Final = 64  # connections: each is answered once
 REQUEST_S: Final = 5.0
@@ -28,7 +29,7 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METRICS: Final = f"""\
 # HELP polywire_bucket_leads 1 where the broker leads the shard, 0 where it stands by.
 # TYPE polywire_bucket_leads gauge
-polywire_bucket_leads{{shard="{SHARD_NAME}"}} 0
+polywire_bucket_leads{{shard="{shard_name(FIRST)}"}} 0
 # HELP polywire_bucket_carries 1 where a broker that stands by carries connections to the one that leads.
 # TYPE polywire_bucket_carries gauge
 polywire_bucket_carries %d

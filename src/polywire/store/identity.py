@@ -7,6 +7,7 @@ known is refused. Must not know: what else lies there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -14,8 +15,10 @@ import msgspec
 from polywire.errors import ErrorCode, Invalid
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
+from polywire.types import SHARDS_MAX
 
 NAME: Final = "cluster"
+KEY_NAME: Final = "key"  # where there are several shards: who reads it can read the log
 VERSION: Final = 1
 ID_BYTES: Final = 16
 _BYTES_MAX: Final = 4096
@@ -49,7 +52,7 @@ def find_identity(objects: Objects) -> Identity | None:
         found.mark  # noqa: B018 — only an id of hexadecimal digits is one
     except (msgspec.DecodeError, ValueError) as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"this is no log of ours: {error} object={NAME!r}") from None
-    if (found.version, found.shards) != (VERSION, 1):
+    if found.version != VERSION or not 1 <= found.shards <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
             f"the log in this bucket needs another Polywire version={found.version} shards={found.shards}",
@@ -57,16 +60,32 @@ def find_identity(objects: Objects) -> Identity | None:
     return found
 
 
-def make_identity(objects: Objects, token: Callable[[int], bytes], now_us: int) -> tuple[Identity, bool]:
-    """What a bucket is from now on, and whether that was said here and now. Raises Invalid, Unavailable."""
+def make_identity(
+    objects: Objects, token: Callable[[int], bytes], now_us: int, *, shards: int = 1
+) -> tuple[Identity, bool]:
+    """What a bucket is from now on, and whether that was said here and now; ``shards`` is for one that says nothing yet. Raises Invalid,
+    Unavailable."""
     while (found := find_identity(objects)) is None:
-        mine = Identity(token(ID_BYTES).hex(), now_us)
+        mine = Identity(token(ID_BYTES).hex(), now_us, shards)
         try:
             objects.create(NAME, [msgspec.json.encode(mine)])
         except BlobExists:
             continue
         return mine, True
     return found, False
+
+
+def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
+    """What the processes of a bucket know each other by, wherever they run; made by whoever comes first. Raises Unavailable."""
+    while True:
+        try:
+            found = objects.read(KEY_NAME).content
+        except BlobMissing:
+            found = b""
+        if len(found) == ID_BYTES:
+            return found
+        with suppress(BlobExists):
+            objects.create(KEY_NAME, [token(ID_BYTES)])
 
 
 def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:

@@ -28,6 +28,7 @@ OFFLINE: Final = {
     ("backup", "verify"): "tests/unit/cli/test_backup.py",
     ("cluster", "check"): "tests/unit/cluster/test_probe.py has a bucket",
     ("cluster", "status"): "tests/crash/test_standby.py has brokers that it lists",
+    ("cluster", "shards"): "tests/crash/test_shards.py has shards that it lists",
     ("log", "verify"): "tests/unit/cli/test_segment.py",
     ("segment", "list"): "tests/unit/cli/test_segment.py",
     ("segment", "inspect"): "tests/unit/cli/test_segment.py",

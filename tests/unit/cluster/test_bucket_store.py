@@ -10,12 +10,14 @@ from random import Random
 import pytest
 
 from polywire.cluster.bucket_store import CHUNK_BYTES, BucketStore
-from polywire.cluster.journal_objects import SHARD
+from polywire.cluster.shards import FIRST, of_shard, shard_root
 from polywire.cluster.tails import AHEAD_MAX, TAIL_BYTES
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+
+SHARD = shard_root(FIRST)
 
 KIB = 1024
 
@@ -38,7 +40,7 @@ class CountedObjects(MemoryObjects):
 
 def store_of(objects: MemoryObjects, directory: Path, cache_bytes: int) -> BucketStore:
     directory.mkdir(exist_ok=True)
-    return BucketStore(objects, directory, SYSTEM_FILES, cache_bytes=cache_bytes)
+    return BucketStore(of_shard(objects, FIRST), directory, SYSTEM_FILES, cache_bytes=cache_bytes)
 
 
 def taken(directory: Path) -> int:

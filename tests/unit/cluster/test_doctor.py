@@ -10,13 +10,16 @@ import pytest
 from polywire.cluster import uploader
 from polywire.cluster.doctor import LITTER, BucketDoctor
 from polywire.cluster.floor import Floor
-from polywire.cluster.journal_objects import SHARD, object_name
+from polywire.cluster.journal_objects import object_name
 from polywire.cluster.nodes import Node, NodeState
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.log.doctor import Finding, Severity
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.store.identity import begin_import, make_identity
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.cluster.test_shard_log import BucketRig
+
+SHARD = shard_root(FIRST)
 
 JOURNAL = f"{SHARD}journal/"
 
@@ -147,3 +150,20 @@ def test_a_bucket_that_nobody_has_led() -> None:
     objects = MemoryObjects()
     make_identity(objects, lambda count: b"i" * count, 1)
     assert worst(examine(objects)) == {Severity.SOUND}
+
+
+def test_every_shard_is_looked_at(objects: MemoryObjects) -> None:
+    """The second is a copy of the first, and loses an object of its journal."""
+    for name, content in content_of(objects).items():
+        if name.startswith(SHARD):
+            objects.put(shard_root(1) + name.removeprefix(SHARD), content)
+    objects.delete("cluster")
+    make_identity(objects, lambda count: b"i" * count, 1, shards=3)
+    found = examine(objects)
+    assert worst(found) == {Severity.SOUND}
+    journals = {finding.path: finding.message for finding in found if finding.path.endswith("/journal")}
+    assert list(journals) == [f"{shard_root(shard)}journal" for shard in range(3)]
+    assert journals[f"{shard_root(2)}journal"] == "no broker has stored anything yet"
+    objects.delete(shard_root(1) + above_the_floor(objects).removeprefix(SHARD))
+    (broken,) = [finding for finding in examine(objects) if finding.severity is not Severity.SOUND]
+    assert (broken.path, broken.severity) == (f"{shard_root(1)}journal", Severity.BROKEN)

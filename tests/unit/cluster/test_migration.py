@@ -11,8 +11,8 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.cluster import bucket_store, migration
-from polywire.cluster.journal_objects import SHARD
 from polywire.cluster.migration import Imported, Progress, Step, import_directory
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import Corrupt, Invalid
 from polywire.log.repair import open_offline
 from polywire.store.identity import find_identity, make_identity
@@ -21,6 +21,8 @@ from polywire.testing.memory_objects import MemoryObjects
 from polywire.types import Buffer, Level
 from tests.unit.cluster.test_shard_log import BucketRig
 from tests.unit.log.rig import Memory, Rig, RigLoop
+
+SHARD = shard_root(FIRST)
 
 TOKENS = [bytes([number]) * 16 for number in range(3)]
 _T = TypeVar("_T")
@@ -339,3 +341,12 @@ def test_a_directory_without_a_record(tmp_path: Path) -> None:
     fresh = BucketRig(objects, tmp_path / "cache")
     assert fresh.log.epoch == 3
     fresh.log.close()
+
+
+def test_a_bucket_of_several_shards_is_refused(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    filled(tmp_path / "source", starts=1)
+    make_identity(objects, lambda count: b"i" * count, 1, shards=2)
+    with pytest.raises(Invalid, match="a bucket of one shard"):
+        run(tmp_path / "source", objects)
+    assert objects.list("shards/") == []

@@ -7,11 +7,13 @@ from polywire.cluster.nodes import (
     NODE_FORGOTTEN_S,
     NODE_TIMEOUT_S,
     WISH,
+    Candidate,
     Node,
     Nodes,
     NodeState,
     Watch,
     Wish,
+    node_of,
     states,
 )
 from polywire.testing.memory_objects import MemoryObjects
@@ -101,3 +103,48 @@ def test_who_was_heard_of_is_alive() -> None:
     assert watch.alive([node]) == {"one"}
     watch.see([node], 5.0 + NODE_TIMEOUT_S)
     assert watch.alive([node]) == frozenset()
+
+
+def test_every_shard_has_its_own_nodes_and_wishes() -> None:
+    objects = MemoryObjects()
+    candidates = [Candidate(machine, shard, 12) for machine in ("a", "b") for shard in (0, 1, 11)]
+    for candidate in candidates:
+        Nodes(objects, candidate).put(node_of(candidate, "x", {}, start=0, counter=1))
+    found = Nodes(objects, candidates[1]).read()
+    assert [(node.name, node.machine, node.shard) for node in found] == [("a-0001", "a", 1), ("b-0001", "b", 1)]
+    assert len(Nodes(objects).read()) == len(candidates)
+    Nodes(objects, candidates[2]).wish(Wish("b-000b", 3))
+    assert [Nodes(objects, one).wished() for one in candidates[:3]] == [None, None, Wish("b-000b", 3)]
+
+
+def test_nodes_of_one_shard_are_called_as_they_were() -> None:
+    objects, candidate = MemoryObjects(), Candidate("one")
+    Nodes(objects, candidate).put(node_of(candidate, "x", {}, start=0, counter=1))
+    Nodes(objects, candidate).wish(Wish("one", 3))
+    objects.put(f"{DIRECTORY}two", b'{"name":"two","id":"y","addresses":{},"start":4,"counter":1,"version":1}')
+    objects.put(f"{DIRECTORY}three", b'{"name":"three","id":"y","addresses":{},"shard":-1}')
+    assert [node.name for node in Nodes(objects, candidate).read()] == ["one", "two"]
+    assert objects.list(DIRECTORY)[0] == "nodes/one"
+    assert Nodes(objects).wished() == Wish("one", 3)
+
+
+def test_each_shard_has_a_leader_of_its_own() -> None:
+    nodes = [
+        Node("a-0000", "x", {}, start=3),
+        Node("a-0001", "y", {}, start=9, shard=1),
+        Node("b-0000", "z", {}, start=2),
+    ]
+    assert [state for _, state in states(nodes, {node.name for node in nodes})] == [
+        NodeState.LEADS,
+        NodeState.LEADS,
+        NodeState.DEPOSED,
+    ]
+
+
+def test_candidates_for_shards_that_follow_each_other_begin_with_different_ones() -> None:
+    ranks = []
+    for shard in range(3):
+        nodes, watch = [Node(name, name, {}) for name in "abc"], Watch("b", shard)
+        watch.leader(nodes, 0.0)
+        ranks.append(watch.rank(nodes))
+    assert ranks == [1, 0, 2]

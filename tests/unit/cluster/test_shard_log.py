@@ -14,8 +14,9 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.cluster.chain import ObjectChain
 from polywire.cluster.floor import Floor
-from polywire.cluster.journal_objects import SHARD, object_name
+from polywire.cluster.journal_objects import object_name
 from polywire.cluster.opening import Place, ShardOpening, open_shard
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid
 from polywire.log.log import FileLog
 from polywire.log.segments.format import read_footer
@@ -25,6 +26,8 @@ from polywire.testing.clock import SimulatedClock
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, expecting
+
+SHARD = shard_root(FIRST)
 
 STORED = LogSettings(
     slot_bytes=SMALL.slot_bytes, disk_reserve_bytes=0, staged_bytes_max=SMALL.staged_bytes_max, durability=Level.STORED

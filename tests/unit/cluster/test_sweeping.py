@@ -8,14 +8,17 @@ from typing import Any
 from polywire.clock import SystemClock
 from polywire.cluster.chain import START_BYTES_MAX, ChainEnd, start_object
 from polywire.cluster.floor import Floor
-from polywire.cluster.journal_objects import SHARD, JournalObjects, object_name
+from polywire.cluster.journal_objects import JournalObjects, object_name
 from polywire.cluster.opening import Place, open_shard
 from polywire.cluster.protocol import Delete, DeleteBlobs, Pause
+from polywire.cluster.shards import FIRST, of_shard, shard_root
 from polywire.cluster.sweeping import DELETED_PER_S, SWEPT_MAX, sweep
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.cluster.test_shard_log import STORED
 from tests.unit.log.rig import Memory, RigLoop
+
+SHARD = shard_root(FIRST)
 
 SEED = 7
 GRACE_S = 900.0
@@ -27,7 +30,7 @@ class Bucket:
     def __init__(self, *, floor: int = 1) -> None:
         self.objects = MemoryObjects()
         self.asked: list[Any] = []
-        self._bucket = JournalObjects(self.objects)
+        self._bucket = JournalObjects(of_shard(self.objects, FIRST))
         self.objects.put(f"{SHARD}floor", Floor(floor).pack())
 
     def put(self, name: str, content: bytes = b"x") -> None:

@@ -15,7 +15,7 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
-from polywire.server import lifecycle
+from polywire.server import lifecycle, startup
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
@@ -41,10 +41,10 @@ def test_a_reload_that_is_asked_for_too_early_ends_nothing(monkeypatch: pytest.M
 
     monkeypatch.setattr(lifecycle, "set_up_log", lambda *_, **__: None)
     monkeypatch.setattr(lifecycle, "make_private", lambda: None)
-    monkeypatch.setattr(lifecycle, "_run_once", run_once)
+    monkeypatch.setattr(lifecycle, "run_once", run_once)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        assert lifecycle.run(SILENT) == 0
+        assert startup.run(SILENT) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
     assert heeded == [signal.SIG_IGN]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
 from polywire.server.board import Board, Stage
-from polywire.server.placement import Placement, home_of
+from polywire.server.placement import HashedNames, Placement, home_of
 from polywire.server.shard_directories import check_count, count_shards, directory_of
 
 
@@ -84,3 +84,31 @@ def test_a_directory_is_not_served_with_fewer_shards_than_it_has(tmp_path: Path)
     with pytest.raises(Invalid, match="--processes 3") as caught:
         check_count(tmp_path, 2)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_name_that_its_hash_gives_to_a_shard_is_nobody_elses() -> None:
+    shards = [HashedNames(own, 3) for own in range(3)]
+    home = home_of("orders", 3)
+    assert {shard.shard_of("orders") for shard in shards} == {home}
+    shards[home].claim("orders")
+    for other in {0, 1, 2} - {home}:
+        with pytest.raises(Busy):
+            shards[other].claim("orders")
+        assert shards[other].begin(["orders"]) == ["orders"]
+    shards[home].release("orders")
+    assert shards[home].begin(["orders"]) == []
+    assert shards[0].shard_of("orders") == home, "it is so whether there is a topic or not"
+    assert shards[0].shard_of("__events") is None
+
+
+def test_where_topics_lie_stays() -> None:
+    """What a bucket holds lies there by this function: another one would lose every topic."""
+    assert [home_of(name, 4) for name in ("orders", "shop.orders", "größe", "t0", "t1")] == [0, 3, 0, 2, 1]
+
+
+def test_one_process_of_a_machine_hands_over_at_a_time() -> None:
+    board = Board(2)
+    assert board.may_hand_over(5.0, 10.0)
+    assert not board.may_hand_over(14.9, 10.0)
+    assert board.may_hand_over(15.0, 10.0)
+    assert not board.all_have(Stage.RECOVERED), "it is no shard's word"

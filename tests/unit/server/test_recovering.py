@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from polywire.clock import SystemClock
-from polywire.cluster.journal_objects import SHARD
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server import bucket as server_bucket
-from polywire.server import bucket_watch, lifecycle
+from polywire.server import bucket_watch, lifecycle, turns
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.standby_health import ALONE
 from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
+
+SHARD = shard_root(FIRST)
 
 WAIT_S = 30.0
 
@@ -89,7 +91,7 @@ def run_as_serving(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def serve(config: ServeConfig) -> int:
-    return await lifecycle.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), deposed=False)
+    return await turns.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), deposed=False)
 
 
 def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket: Silent) -> None:

@@ -18,8 +18,8 @@ from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import BulkConnection
 from polywire.clock import Clock
 from polywire.cluster import uploader
-from polywire.cluster.journal_objects import SHARD
 from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.base import Log, Replay
 from polywire.protocols.polywire import messages
@@ -34,6 +34,8 @@ from polywire.store.mark import BlobRoot
 from polywire.types import Level
 from tests.unit.client.served import Served
 from tests.unit.spark.test_sealed import SCHEMA, SLOTS, TOPIC, Files, Rows
+
+SHARD = shard_root(FIRST)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,19 @@ def test_all_get_the_same() -> None:
     assert {identity for identity, _ in found} == {find_identity(objects)}
 
 
+def test_a_bucket_that_was_made_before_there_were_several_shards() -> None:
+    objects = MemoryObjects()
+    objects.put(NAME, b'{"id":"00ff","created_at_us":1,"shards":1,"version":1,"source":"","importing":false}')
+    found, made = make_identity(objects, secrets.token_bytes, 2, shards=4)
+    assert (found.shards, found.mark, made) == (1, b"\x00\xff", False)
+
+
+def test_the_number_of_shards_stays() -> None:
+    objects = MemoryObjects()
+    assert make_identity(objects, secrets.token_bytes, 1, shards=4)[0].shards == 4
+    assert make_identity(objects, secrets.token_bytes, 2, shards=8)[0].shards == 4
+
+
 def test_a_store_that_says_so_too_early_is_asked_again() -> None:
     objects = MemoryObjects()
     objects.fail("create", ObjectFault.BUSY)
@@ -34,7 +47,8 @@ def test_a_store_that_says_so_too_early_is_asked_again() -> None:
         b"[]",
         b"{}",
         b'{"id": "x", "created_at_us": 1, "version": 2}',
-        b'{"id": "x", "created_at_us": 1, "shards": 8}',
+        b'{"id": "00", "created_at_us": 1, "shards": 65}',
+        b'{"id": "00", "created_at_us": 1, "shards": 0}',
     ],
 )
 def test_what_is_not_known_is_refused(content: bytes) -> None:

@@ -13,18 +13,24 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.bucket import Bucket
 from polywire.store.file_objects import FileObjects
 from polywire.store.objects import ObjectChanged, Objects
+from polywire.store.rooted import Rooted
 from polywire.store.url import open_bucket
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from tests.s3_server import BUCKET, s3_server
 
 
-@pytest.fixture(params=["memory", "files", "library", "s3"])
+@pytest.fixture(params=["memory", "files", "rooted", "library", "s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
     match request.param:
         case "memory":
             yield MemoryObjects()
         case "files":
             yield FileObjects(tmp_path)
+        case "rooted":
+            others = MemoryObjects()
+            for name in ("a/b/one", "floor", "journal/1", "shards/0001/floor", "shards/00001/floor"):
+                others.put(name, b"of somebody else")
+            yield Rooted(others, "shards/0000/")
         case "library":
             stores = pytest.importorskip("obstore.store", reason="buckets need the extra `bucket`")
             yield Bucket(stores.MemoryStore())

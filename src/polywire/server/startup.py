@@ -1,0 +1,48 @@
+"""Begins what one process is to serve: a data directory, a bucket, or one of several shards of either.
+
+Promises: nothing of a bucket is imported where there is none. Must not know: how anything is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polywire.server import lifecycle
+from polywire.server.config import ServeConfig
+from polywire.server.lines import LineLimit
+from polywire.server.shard import Shard
+from polywire.server.shard_directories import check_alone
+
+if TYPE_CHECKING:
+    from polywire.server.bucket_watch import BucketWatch
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until told to stop; returns the exit code."""
+
+    return lifecycle.run_logged(config, lambda lines: run_alone(config, lines))
+
+
+def run_alone(config: ServeConfig, lines: LineLimit) -> int:
+    """Serve with one process, whose log is set up. Raises BrokerError when it cannot start."""
+    check_alone(config.data_dir)
+    if not config.bucket:
+        return lifecycle.run_once(lambda: lifecycle.serve(config, lines))
+    from polywire.server.bucket_watch import BucketWatch
+    from polywire.server.turns import serve_in_turns
+
+    return serve_in_turns(config, lines, BucketWatch(config))
+
+
+def run_shard(config: ServeConfig, shard: Shard, make_watch: Callable[[], BucketWatch] | None = None) -> int:
+    """Serve one of several shards, until told to stop; returns the exit code. make_watch: of a bucket, what is known of it."""
+
+    def serving(lines: LineLimit) -> int:
+        if make_watch is None:
+            return lifecycle.run_once(lambda: lifecycle.serve(config, lines, shard=shard))
+        from polywire.server.turns import serve_in_turns
+
+        return serve_in_turns(config, lines, make_watch(), shard)
+
+    return lifecycle.run_logged(config, serving, {"shard": shard.name})

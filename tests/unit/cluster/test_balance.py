@@ -1,0 +1,105 @@
+"""Who should lead a shard, and when it is handed over."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polywire.cluster.balance import PAUSE_S, Balance
+from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, node_of, order_of
+
+WAIT_S = 30.0
+MACHINES = ("a", "b", "c")
+Seen = list[tuple[Node, NodeState]]
+
+
+def seen(shard: int, leader: str, *idle: str, id_: str = "x", silent: tuple[str, ...] = ()) -> Seen:
+    """What a leader sees of its shard."""
+    found = [(_node(leader, shard, id_, 5), NodeState.LEADS)]
+    found += [(_node(name, shard, id_, 0), NodeState.STANDS_BY) for name in idle]
+    return found + [(_node(name, shard, id_, 0), NodeState.SILENT) for name in silent]
+
+
+def _node(machine: str, shard: int, id_: str, start: int) -> Node:
+    return node_of(Candidate(machine, shard, 3), id_, {}, start=start, counter=1)
+
+
+def balance(machine: str, shard: int, wait_s: float = WAIT_S) -> Balance:
+    return Balance(Candidate(machine, shard, 3), wait_s, lambda: True)
+
+
+@given(names=st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=6), shards=st.integers(1, 64))
+def test_everybody_says_the_same_and_all_lead_as_many(names: set[str], shards: int) -> None:
+    firsts = Counter(order_of(shard, names)[0] for shard in range(shards))
+    counts = [firsts[name] for name in names]
+    assert max(counts) - min(counts) <= 1
+    assert all(sorted(order_of(shard, list(names)[::-1])) == sorted(names) for shard in range(shards))
+
+
+def test_the_machines_of_a_leader_that_is_gone_have_its_shards_between_them() -> None:
+    left = {order_of(shard, ("b", "c"))[0] for shard in range(0, 6, 3)}
+    assert left == {"b", "c"}
+
+
+def test_who_has_stood_by_for_long_enough_is_handed_the_shard() -> None:
+    leader = balance("a", 1)
+    assert leader.target(seen(1, "a", "b", "c"), 0.0) is None
+    assert leader.target(seen(1, "a", "b", "c"), WAIT_S - 0.1) is None
+    found = leader.target(seen(1, "a", "b", "c"), WAIT_S)
+    assert found is not None
+    assert found.name == "b-0001"
+
+
+def test_a_machine_that_comes_and_goes_begins_anew() -> None:
+    leader = balance("a", 1)
+    assert leader.target(seen(1, "a", "b"), 0.0) is None
+    assert leader.target(seen(1, "a"), 10.0) is None
+    assert leader.target(seen(1, "a", "b"), 20.0) is None
+    assert leader.target(seen(1, "a", "b", id_="another process"), WAIT_S + 5) is None
+    assert leader.target(seen(1, "a", "b", id_="another process"), 2 * WAIT_S) is None
+    assert leader.target(seen(1, "a", "b", id_="another process"), 2 * WAIT_S + 5) is not None
+
+
+def test_a_silent_machine_is_not_there() -> None:
+    leader = balance("a", 1)
+    for now in (0.0, WAIT_S, 2 * WAIT_S):
+        assert leader.target(seen(1, "a", silent=("b",)), now) is None
+
+
+def test_who_should_lead_keeps_the_shard() -> None:
+    leader = balance("b", 1)
+    for now in (0.0, WAIT_S, 2 * WAIT_S):
+        assert leader.target(seen(1, "b", "a", "c"), now) is None
+
+
+def test_nothing_moves_twice_soon() -> None:
+    leader = balance("a", 1)
+    leader.target(seen(1, "a", "b"), 0.0)
+    leader.moved(WAIT_S)
+    assert leader.target(seen(1, "a", "b"), WAIT_S + PAUSE_S - 1) is None
+    assert leader.target(seen(1, "a", "b"), WAIT_S + PAUSE_S) is not None
+
+
+def test_what_was_asked_for_while_one_stood_by_counts_and_what_is_old_does_not() -> None:
+    leader = balance("a", 1)
+    leader.wished(Wish("c-0001", 3), 0.0)
+    leader.target(seen(1, "a", "b"), 1.0)
+    assert leader.target(seen(1, "a", "b"), 1.0 + WAIT_S) is not None
+    leader.wished(Wish("c-0001", 3), 50.0)
+    assert leader.target(seen(1, "a", "b"), 51.0) is not None
+    leader.wished(Wish("c-0001", 7), 52.0)
+    assert leader.target(seen(1, "a", "b"), 100.0) is None
+
+
+def test_nothing_moves_where_it_is_switched_off_or_another_shard_just_did() -> None:
+    for leader in (balance("a", 1, 0.0), Balance(Candidate("a", 1, 3), WAIT_S, lambda: False)):
+        for now in (0.0, WAIT_S, 2 * WAIT_S):
+            assert leader.target(seen(1, "a", "b"), now) is None
+
+
+def test_a_bucket_of_one_shard_is_left_where_it_is() -> None:
+    leader = Balance(Candidate("b"), WAIT_S, lambda: True)
+    nodes = [(Node("b", "x", {}, start=2, machine="b"), NodeState.LEADS), (Node("a", "y", {}), NodeState.STANDS_BY)]
+    assert [leader.target(nodes, now) for now in (0.0, WAIT_S, 2 * WAIT_S)] == [None] * 3
