@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 from polywire.client.base import Ability
 from polywire.client.connect import connect
+from polywire.errors import Missing
+from polywire.protocols.kafka07.messages import encode_produce, encode_set
 from polywire.records.columns import Record
 from polywire.server.processes import CARRIED_WIRES
 from tests.broker_process import BrokerProcess
 
 TOPICS = 4
+WAIT_S = 20.0
 CONNECTIONS = 6  # all of them to one process once in 32 runs, which then had less to show
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
@@ -58,6 +63,30 @@ async def _write_and_read(broker: BrokerProcess, wire: str) -> None:
     finally:
         for client in clients:
             await client.close()
+
+
+def test_a_producer_that_goes_at_once_has_produced(broker: BrokerProcess) -> None:
+    """Whichever process it meets, and though it is never answered."""
+    for number in range(CONNECTIONS):
+        sets = [encode_produce(b"left-%d" % topic, 0, encode_set([b"%d" % number])) for topic in range(TOPICS)]
+        with socket.create_connection(broker.addresses["kafka07"]) as peer:
+            peer.sendall(b"".join(sets))
+    asyncio.run(_until_stored(broker))
+
+
+async def _until_stored(broker: BrokerProcess) -> None:
+    client = await connect(broker.url("polywire"))
+    end = time.monotonic() + WAIT_S
+    try:
+        for topic in range(TOPICS):
+            found: list[bytes | None] = []
+            while len(found) < CONNECTIONS:
+                assert time.monotonic() < end, (topic, found)
+                with suppress(Missing):
+                    found = [record.value for record in await client.fetch(f"left-{topic}", 0, 0)]
+            assert sorted(found, key=str) == [b"%d" % number for number in range(CONNECTIONS)]
+    finally:
+        await client.close()
 
 
 def test_http_tells_of_all(broker: BrokerProcess) -> None:

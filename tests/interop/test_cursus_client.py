@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -38,9 +39,11 @@ def sdk() -> Iterator[Any]:
         sys.path.remove(str(place))
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data") as process:
+@pytest.fixture(scope="module", params=[(), ("--processes", "2")], ids=["one process", "two processes"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(
+        tmp_path_factory.mktemp("cursus") / "data", *request.param, wires=("cursus", "polywire")
+    ) as process:
         yield process
 
 
@@ -133,3 +136,28 @@ def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: BrokerProc
         offsets = [offset for place, offset in places if place == partition]
         assert offsets == sorted(offsets)
     assert {message.key for message in consuming.got} == {f"k{n}" for n in range(5)}
+
+
+def test_a_producer_goes_on_while_processes_are_killed(sdk: Any, tmp_path: Path) -> None:
+    """Whichever process it meets, and whichever has the topic."""
+    data_dir, count = tmp_path / "data", 2_000
+    with BrokerProcess(data_dir, "--processes", "2", wires=("cursus", "polywire")) as broker:
+        config = sdk.ProducerConfig(
+            topic="lasting", brokers=[address(broker)], partitions=2, linger_ms=5, idempotent=True
+        )
+        with sdk.Producer(config) as producer:
+            for number in range(count):
+                producer.send(f"value-{number}", key=f"k{number % 5}")
+                if number % 700 == 600:
+                    kill(data_dir, shard=number // 700 % 2)
+                time.sleep(0.001)
+            producer.flush()
+            until(lambda: producer.unique_ack_count == count, "acknowledgements")
+        found = stored(broker, "lasting", 2)
+    assert sorted(record.value or b"" for record in found) == sorted(b"value-%d" % n for n in range(count))
+
+
+def kill(data_dir: Path, *, shard: int) -> None:
+    """Kill the process that has a shard; its parent starts another one."""
+    lock = (data_dir / "shards" / "0001" if shard else data_dir) / "LOCK"
+    os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)

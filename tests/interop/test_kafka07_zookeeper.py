@@ -96,6 +96,28 @@ def test_broker_and_topics_are_registered(place: str, keeper: Any, tmp_path: Pat
         assert keeper.exists("/brokers/topics/wide/0") is None
 
 
+def test_each_process_is_a_broker_of_its_topics(place: str, keeper: Any, tmp_path: Path) -> None:
+    """Its id is the number of its shard, and stays that; all have one address."""
+    with BrokerProcess(tmp_path / "data", "--processes", "2", "--kafka07-zookeeper", place) as broker:
+        until(lambda: keeper.exists("/brokers/ids/1") is not None, "both are registered")
+        until(lambda: keeper.exists("/brokers/ids/0") is not None, "both are registered")
+        addresses = {keeper.get(f"/brokers/ids/{number}")[0].decode().partition(":")[2] for number in range(2)}
+        assert addresses == {"{}:{}".format(*broker.addresses["kafka07"])}
+        with connect(broker.url("polywire")) as client:
+            for name in ("one", "two"):
+                client.create_topic(name, 3)
+        until(lambda: all(ids_of(keeper, name) for name in ("one", "two")), "topics are registered")
+        assert ids_of(keeper, "one") != ids_of(keeper, "two")
+        assert all(len(ids_of(keeper, name)) == 1 for name in ("one", "two")), "by the one that has them"
+        assert broker.stop() == 0
+        assert keeper.exists("/brokers/ids/1") is None
+
+
+def ids_of(keeper: Any, topic: str) -> list[int]:
+    """Brokers that have a topic."""
+    return [number for number in range(2) if keeper.exists(f"/brokers/topics/{topic}/{number}") is not None]
+
+
 def test_serving_goes_on_without_zookeeper(place: str, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--kafka07-zookeeper", "127.0.0.1:1/nobody") as broker:
         with connect(broker.url("kafka07")) as client:

@@ -76,16 +76,23 @@ def make_identity(
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
-    """What the processes of a bucket know each other by, wherever they run; made by whoever comes first. Raises Unavailable."""
-    while True:
-        try:
-            found = objects.read(KEY_NAME).content
-        except BlobMissing:
-            found = b""
-        if len(found) == ID_BYTES:
-            return found
+    """What the processes of a bucket know each other by, wherever they run; made by whoever comes first. Raises Invalid, Unavailable."""
+    while (found := _key_of(objects)) is None:
         with suppress(BlobExists):
             objects.create(KEY_NAME, [token(ID_BYTES)])
+    if len(found) != ID_BYTES:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"this is no key of ours: delete it while no broker runs object={KEY_NAME!r} bytes={len(found)}",
+        )
+    return found
+
+
+def _key_of(objects: Objects) -> bytes | None:
+    try:
+        return objects.read(KEY_NAME).content
+    except BlobMissing:
+        return None
 
 
 def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polywire.errors import Invalid
-from polywire.store.identity import NAME, find_identity, make_identity
+from polywire.store.identity import ID_BYTES, KEY_NAME, NAME, find_identity, make_identity, make_key
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 
 
@@ -56,3 +56,18 @@ def test_what_is_not_known_is_refused(content: bytes) -> None:
     objects.put(NAME, content)
     with pytest.raises(Invalid):
         make_identity(objects, secrets.token_bytes, 1)
+
+
+def test_processes_know_each_other_by_one_key() -> None:
+    objects = MemoryObjects()
+    objects.fail("create", ObjectFault.BUSY)
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda _: make_key(objects, secrets.token_bytes), range(8)))
+    assert [len(key) for key in found] == [ID_BYTES]
+
+
+def test_a_key_that_is_none_is_refused() -> None:
+    objects = MemoryObjects()
+    objects.put(KEY_NAME, b"short")
+    with pytest.raises(Invalid, match="no key of ours"):
+        make_key(objects, secrets.token_bytes)

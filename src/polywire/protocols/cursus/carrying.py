@@ -12,7 +12,7 @@ from typing import Final
 from polywire.errors import PeerError
 from polywire.protocols.cursus import produce
 from polywire.protocols.cursus.context import CursusState
-from polywire.protocols.cursus.gathering import Gathered, gathering, transaction_of
+from polywire.protocols.cursus.gathering import GATHERED, Gathered, gathering, transaction_of
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect, Refused, Request, decoded, quote, topic_name
 from polywire.protocols.cursus.produce import BatchAppend
 from polywire.protocols.cursus.reply_slots import Answer
@@ -72,7 +72,9 @@ class CarryingCursusSession(CursusSession):
         if request.name == "AUTH":
             self._links.close()  # they belong to who was logged in
             self._login = self.asking(bytes(self._body))
-        gathered = gathering(self.shards.count, request, bytes(self._body))
+        gathered = None
+        if request.name in GATHERED:
+            gathered = gathering(self.shards.count, request, bytes(self._body))
         if gathered is not None:
             self.state.guard.prove(self, request)
             if request.name in _BOUNDARIES:

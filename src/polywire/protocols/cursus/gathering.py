@@ -20,6 +20,10 @@ SPANS: Final = "what the transaction has staged lies in several processes of thi
 PATTERN_SPANS: Final = "topics of several processes of this broker match; read them one by one"
 NO_MATCH: Final = b"no topics match pattern"
 NO_TOPICS: Final = "(no topics)"
+GATHERED: Final = frozenset(
+    {"LIST", "LIST_GROUPS", "GROUP_STATUS", "INIT_PRODUCER_ID", "BEGIN_TXN", "TXN_STATUS", "END_TXN", "CONSUME"}
+)
+"""What may rest on all shards."""
 
 
 @dataclass(frozen=True, slots=True)
