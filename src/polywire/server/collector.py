@@ -22,13 +22,14 @@ MIDDLE_RUNS: Final = 1  # of those before a full collection: of some 10,000 obje
 
 
 class Collector:
-    """Guards: after every full collection what is left is set aside. ``_alone``: for how many seconds nobody has been connected."""
+    """Guards: after every full collection what is left is set aside; ``_set_aside``: since everything was looked at. ``_alone``: for how many
+    seconds nobody has been connected."""
 
-    __slots__ = ("_alone", "_before", "_looked_at")
+    __slots__ = ("_alone", "_before", "_set_aside")
 
     def __init__(self) -> None:
         self._before = gc.get_threshold()
-        self._looked_at = 0
+        self._set_aside = False
         self._alone = 0
 
     def start(self) -> None:
@@ -46,12 +47,13 @@ class Collector:
     def _collected(self, phase: str, info: Mapping[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             gc.freeze()
+            self._set_aside = True
 
     def sweep(self, *, alone: bool) -> None:
         """A second has passed. Look at everything, if nobody has been connected for long, and something was set aside since the last time:
         objects that became garbage in a circle afterwards. Of what a peer makes and unmakes there is none."""
         self._alone = self._alone + 1 if alone else 0
-        if self._alone >= ALONE_S and gc.get_freeze_count() > self._looked_at:
+        if self._alone >= ALONE_S and self._set_aside:
             self._look_at_everything()
 
     def _look_at_everything(self) -> None:
@@ -59,4 +61,4 @@ class Collector:
         gc.collect()
         gc.freeze()
         gc.collect()  # leaves nothing: the next one comes when there is a quarter more than what the last one has left
-        self._looked_at = gc.get_freeze_count()
+        self._set_aside = False
