@@ -102,7 +102,7 @@ takeovers: dev ## Kill, stop and race three brokers on one bucket, and judge wha
 	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES)
 
 sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
-	$(PYTHON) -m tests.sim.mutate
+	POLYWIRE_PURE=1 $(PYTHON) -m tests.sim.mutate
 
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks

@@ -71,7 +71,7 @@ class Watch:
         self.sync = self.turn = self.work = self.produce = 0.0
 
     def wrote(self) -> None:
-        self._unsynced.append((self._log._sequence, time.monotonic()))
+        self._unsynced.append((self._log._writer.sequence, time.monotonic()))
 
     def look(self) -> None:
         now = time.monotonic()

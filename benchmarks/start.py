@@ -24,7 +24,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.log.journal.snapshot import put_snapshot
-from polywire.log.journal.write_batch import sealed_content
+from polywire.log.journal.steps import sealed_content
 from polywire.log.log import FileLog
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.format import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
@@ -145,7 +145,7 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
         count += 1
     for number, (_, partition) in enumerate(sorted(state.partitions.items())):
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
-    image = state.image(log._sequence, state.partitions.values())
+    image = state.image(log._writer.sequence, state.partitions.values())
     taken = take_down(state, state.contents, log._journal.views, image, strict=True)
     encoding, sequence = log.broker_state()
     for _ in encoding.go_on():
@@ -155,7 +155,7 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     made.segments[:] = [*made.segments, *numbers]  # type: ignore[index]
     put_snapshot(log._disk.store, name, made)
     done: list[None] = []
-    log._name(sealed_content([], []), log._sequence, lambda: done.append(None), (name, log._sequence))
+    log._name(sealed_content([], []), log._writer.sequence, lambda: done.append(None), (name, log._writer.sequence))
     loop.run_until(lambda: done)
     broker.close()
     return count

@@ -242,7 +242,7 @@ class LogMachine(RuleBasedStateMachine):
     def sizes_add_up(self) -> None:
         if hasattr(self, "rig"):
             self.rig.loop.run_pass()
-            assert self.rig.log._failure is None
+            assert self.rig.log._writer.failure is None
             for partition in self.rig.log._state.partitions.values():
                 lengths = [partition.tail.entry(number)[2] for number in range(len(partition.tail))]
                 assert partition.tail_bytes == sum(lengths)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import pytest
+
+_CAN_CHANGE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,26 @@ def nothing(*_: object, **__: object) -> None:
     """What is done instead."""
 
 
+class Compiled(Exception):
+    """Methods of a compiled class cannot be replaced: ``POLYWIRE_PURE=1`` runs all of them from their sources."""
+
+
 def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that puts another function in the place of one."""
-    return lambda patch: patch.setattr(owner, name, instead)
+    """A switch that puts another function in the place of one. Raises Compiled."""
+
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
+            raise Compiled(f"{owner.__name__}.{name}")
+        patch.setattr(owner, name, instead)
+
+    return take_out
 
 
 def wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A switch that gives the old function to the new one."""
+    """A switch that gives the old function to the new one. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         old = getattr(owner, name)
-        patch.setattr(owner, name, lambda *args, **named: around(old, *args, **named))
+        replaced(owner, name, lambda *args, **named: around(old, *args, **named))(patch)
 
     return take_out

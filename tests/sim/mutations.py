@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from polywire.errors import ErrorCode, Missing
-from polywire.log import opening
+from polywire.log import log, opening
 from polywire.log.journal import recovery, replay, seed, slots, snapshot
 from polywire.log.journal.flusher import Flusher
 from polywire.log.journal.staging import StagedToken, Staging
@@ -32,6 +32,7 @@ from polywire.log.state import LogState
 from polywire.log.waits import Waits
 from polywire.store.file import FileStore
 from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
+from polywire.types import Level
 from tests.sim import test_failures, test_names, test_starts
 from tests.sim.mutation import Mutation, nothing, patched, replaced, wrapped
 
@@ -181,9 +182,18 @@ def _shown_at_once(old: Callable[..., Any], *args: Any) -> Any:
     return state
 
 
-def _told_when_written(old: Callable[..., None], draft: Draft, now_us: int) -> None:
-    draft.all_synced = False  # type: ignore[misc]
-    old(draft, now_us)
+class _ToldWhenWritten(Draft):
+    """Answers under durability=synced do not wait."""
+
+    def __init__(self, state: LogState, *, epoch: int, floor: Level, seed: int) -> None:
+        super().__init__(state, epoch=epoch, floor=Level.WRITTEN, seed=seed)
+
+
+class _KeepingNumbers(Draft):
+    """Numbers of a failed write are not taken back."""
+
+    def take_back(self) -> None:
+        """The group was not written."""
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
@@ -263,7 +273,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation("closing-sync", "the flush of a clean stop", _unfinished),
     # Order
     Mutation("synced-answer", "an answer waits for the flush", replaced(Flusher, "wait", _synced_when_written)),
-    Mutation("durability-floor", "answers under durability=synced wait", wrapped(Draft, "begin", _told_when_written)),
+    Mutation("durability-floor", "answers under durability=synced wait", replaced(log, "Draft", _ToldWhenWritten)),
     Mutation(
         "durability-readers", "readers under durability=synced wait", wrapped(_Opening, "_make_state", _shown_at_once)
     ),
@@ -273,7 +283,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation(
         "failed-numbers",
         "numbers of a failed write are taken back",
-        replaced(Draft, "take_back", nothing),
+        replaced(log, "Draft", _KeepingNumbers),
         test=test_failures.test_who_reads_behind_a_failed_append_finds_the_end,
     ),
     Mutation("short-writes", "the rest of a short write is written", replaced(slots, "_write_slowly", nothing)),

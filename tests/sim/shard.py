@@ -33,7 +33,7 @@ from polywire.cluster.protocol import (
 )
 from polywire.errors import Corrupt
 from polywire.log.journal.group import EntryKind, GroupHead, read_directory, read_group
-from polywire.log.journal.write_batch import sealed_content
+from polywire.log.journal.steps import sealed_content
 from polywire.log.segments.sealer import snapshot_name
 
 SEED: Final = 7

@@ -155,7 +155,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "consumed", "what was consumed is not offered again", wrapped(ReceiveBuffer, "consumed", _one_too_many)
     ),
     WiresMutation(
-        "backlog", "who does not read is read no further", replaced(SendingHalf, "backlog", property(lambda _: 0))
+        "backlog", "who does not read is read no further", replaced(Connection, "backlog", property(lambda _: 0))
     ),
     WiresMutation(
         "answer-order",

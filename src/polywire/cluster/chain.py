@@ -22,7 +22,7 @@ from polywire.log.journal.group import (
     read_directory,
     read_group,
 )
-from polywire.log.journal.write_batch import sealed_content
+from polywire.log.journal.steps import sealed_content
 from polywire.types import Buffer
 
 _START: Final = Struct("<II16sB")

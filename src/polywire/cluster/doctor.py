@@ -25,7 +25,7 @@ from polywire.log.base import Replay
 from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot
 from polywire.log.journal.group import EntryKind, read_directory
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
-from polywire.log.journal.write_batch import read_sealed
+from polywire.log.journal.steps import read_sealed
 from polywire.log.opening import JOURNAL
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
 from polywire.store.base import BlobMissing

@@ -1,4 +1,4 @@
-"""Whose callback it is: the log's own, where an exception ends the log, or a peer's, where it is that peer's alone (decision 0020).
+"""Whose callback it is: the log's own, where an exception ends the log, or a peer's, where it is that peer's alone (decision 0020). Compiled.
 
 Promises: an exception of the log's own code reaches ``broken`` before anything else runs; one of a peer's callback is raised in a callback of
 the loop by itself, where it is reported, and keeps nobody else from being notified. Must not know: what the callbacks do.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
+
+import cython
 
 from polywire.log.base import Handle, Loop
 
@@ -54,6 +56,7 @@ class FailStopLoop:
         return self._loop.call_later(delay, self._run, callback, args)
 
 
+@cython.cclass
 class Notifications:
     """Completions that peers wait for, in order. Guards: each is called once; what a callback adds comes behind all others.
 
@@ -61,12 +64,14 @@ class Notifications:
     they do.
     """
 
-    __slots__ = ("_loop", "_notifying", "waiting")
+    waiting = cython.declare(object, visibility="public")
+    _loop: Loop
+    _notifying: cython.bint
 
     def __init__(self, loop: Loop) -> None:
-        self._loop: Final = loop
+        self._loop = loop
         self._notifying = False
-        self.waiting: Final[deque[Call]] = deque()
+        self.waiting = deque[Call]()
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
         """Call this behind everything else."""

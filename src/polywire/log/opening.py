@@ -25,7 +25,7 @@ from polywire.log.journal.recovery import Chain, find_chain
 from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
-from polywire.log.journal.write_batch import sealed_content
+from polywire.log.journal.steps import sealed_content
 from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.scrub import Scrub

@@ -1,4 +1,4 @@
-"""Receive buffers, reused.
+"""Receive buffers, reused. Compiled.
 
 Promises: sizes are powers of two; a buffer that was given back is handed out again only once nothing views it any more, and goes back to the
 allocator when nobody takes it for a while; taking and giving call nobody, so that both may be done while the loop asks for a buffer.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import mmap
 from typing import Final
+
+import cython
 
 from polywire.records.allocation import allocate
 
@@ -26,6 +28,7 @@ def rounded(size: int) -> int:
     return max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
 
 
+@cython.cclass
 class Arena:
     """Buffers of one server.
 

@@ -1,9 +1,4 @@
-"""The one connection driver, for all wires: moves bytes between a socket and a session.
-
-How far a connection has come, and why its peer is not read, are two things: a phase, which only goes on, and reasons, which come and go::
-
-    SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
-       └──────────────────────┘        any phase may be the last before ENDING or CLOSED
+"""The one connection driver, for all wires: moves bytes between a socket and a session. Compiled.
 
 Promises: a session is offered its bytes in order, each exactly once beyond what it left; it is not called while it is paused or while too
 many of its answers wait for the peer; bytes handed to the broker are not overwritten before their write batch was committed. Whatever one
@@ -20,22 +15,28 @@ more is done at the end of ``buffer_updated``, when the loop expects anything. M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import cython
 import structlog
 
 from polywire.errors import Busy, PeerError
 from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.server.ended import EndedTransport
-from polywire.server.hub import Hub
 from polywire.server.logins import Standing
+from polywire.server.phases import CLOSED, ENDING, OPEN, SILENT, TRANSITIONS, UNKNOWN, Pause, Phase
 from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
 from polywire.server.recognition import host_and_port, recognise
 from polywire.server.run_queue import HEAVY_S
-from polywire.server.sending import SendingHalf
 from polywire.server.shared_chunk import LAST_READ_AT, READ_BYTES
+
+if cython.compiled:
+    from cython.cimports.polywire.server.hub import Hub
+    from cython.cimports.polywire.server.sending import SendingHalf
+else:
+    from polywire.server.hub import Hub
+    from polywire.server.sending import SendingHalf
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
@@ -43,62 +44,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("polywire.server")
 
 
-class Phase(IntEnum):
-    """How far a connection has come."""
-
-    SILENT = 0
-    """The peer has sent nothing yet."""
-    UNKNOWN = 1
-    """What the peer has sent does not tell its wire yet."""
-    OPEN = 2
-    """What the peer sends is offered to the session."""
-    ENDING = 3
-    """Nothing more is offered; what was answered still goes out."""
-    CLOSED = 4
-    """There is no session any more, and nothing that was received; the transport has ended, or will without another read."""
-
-
-SILENT: Final = Phase.SILENT  # looked at for every read: found by their own names in a tenth of the time
-UNKNOWN: Final = Phase.UNKNOWN
-OPEN: Final = Phase.OPEN
-ENDING: Final = Phase.ENDING
-CLOSED: Final = Phase.CLOSED
-
-TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    SILENT: frozenset({UNKNOWN, OPEN, ENDING, CLOSED}),
-    UNKNOWN: frozenset({OPEN, ENDING, CLOSED}),
-    OPEN: frozenset({ENDING, CLOSED}),
-    ENDING: frozenset({CLOSED}),
-    CLOSED: frozenset(),
-}
-
-
-class Pause:
-    """Reasons not to read from the peer; several may hold at once, and nothing is read while any does. What was received is offered again
-    when no reason is left but DRAINING.
-
-    Plain numbers: they are looked at for every read.
-    """
-
-    OWING: Final = 1
-    """The session answers first, or the peer has to take its answers."""
-    CONGESTED: Final = 2
-    """The peer produces, and the log is behind."""
-    STARVED: Final = 4
-    """There is no memory for more of its request."""
-    YIELDING: Final = 8
-    """So much was read from it at once that others are read first."""
-    QUEUED: Final = 16
-    """Offers have taken long enough in this pass of the loop."""
-    OFFERING: Final = 32
-    """What had waited is being offered."""
-    ENDED: Final = 64
-    """Nothing more is offered."""
-    DRAINING: Final = 128
-    """The broker takes no further request."""
-
-
-class Connection(SendingHalf):
+@cython.cclass
+class BareConnection(SendingHalf):
     """One socket. Implements ``protocols.runtime.session.Output``.
 
     Invariant: ``_phase`` changes as ``TRANSITIONS`` says; there is a session in OPEN and, where one wire only may be spoken, before.
@@ -107,19 +54,17 @@ class Connection(SendingHalf):
     much, as far as the last offer showed.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_factories",
-        "_is_heavy",
-        "_pauses",
-        "_phase",
-        "_session",
-        "_taken",
-        "_taken_before",
-        "certified",
-        "host",
-        "seen_tick",
-    )
+    _buffer: ReceiveBuffer | None
+    _factories: Sequence[SessionFactory]
+    _is_heavy: cython.bint
+    _pauses = cython.declare(cython.int, visibility="public")
+    _phase: Phase
+    _session: Session | None
+    _taken: cython.longlong
+    _taken_before: cython.longlong
+    certified = cython.declare(object, visibility="public")
+    host = cython.declare(str, visibility="public")
+    seen_tick = cython.declare(cython.longlong, visibility="public")
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
         """factories: the wires that may be spoken here; with one, nothing has to be recognised."""
@@ -127,14 +72,14 @@ class Connection(SendingHalf):
         self._factories = factories
         self._phase = SILENT
         self._pauses = 0
-        self._session: Session | None = None
-        self._buffer: ReceiveBuffer | None = None
+        self._session = None
+        self._buffer = None
         self._taken = 0
         self._taken_before = 0
         self._is_heavy = False
         self.seen_tick = hub.tick
         self.host = ""
-        self.certified: Principal | None = None
+        self.certified = None
 
     def _enter(self, phase: Phase) -> None:
         """Go on to another phase."""
@@ -596,3 +541,9 @@ class Connection(SendingHalf):
             log.info("connection dropped", peer=self.peer, reason=reason)
         self._stop_offering()
         self._transport.abort()
+
+
+class Connection(BareConnection, asyncio.BufferedProtocol):
+    """One socket, of the class that asyncio's loops ask for."""
+
+    __slots__ = ()

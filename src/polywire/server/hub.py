@@ -1,4 +1,4 @@
-"""What the connections of one server share: limits, memory, whose turn it is to go.
+"""What the connections of one server share: limits, memory, whose turn it is to go. Compiled.
 
 Promises: every connection is known here from its first moment to its last; what all of them together may cost has a limit, and whoever stands
 still longest goes first when it is reached. Must not know: sockets, sessions, wires.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import cython
 import structlog
 
 from polywire.clock import SYSTEM_CLOCK, Clock
@@ -105,6 +106,7 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
         """Close once everything written was sent."""
 
 
+@cython.cclass
 class Hub:
     """What the connections of one server share.
 

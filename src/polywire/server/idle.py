@@ -1,4 +1,4 @@
-"""Polling before sleeping: for a moment after bytes came, the loop looks for more instead of letting the processor sleep (decision 0008).
+"""Polling before sleeping: for a moment after bytes came, the loop looks for more rather than sleep (decision 0008). Compiled.
 
 Promises: no polling unless bytes have lately come quicker than three times the limit, and never for longer than it without bytes.
 Must not know: connections, wires.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import cython
+
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
@@ -16,6 +18,7 @@ PAUSES_AVERAGED: Final = 8  # a burst of that many quick requests is enough to b
 QUICK: Final = 3  # times the limit: until polling begins, every pause has two wake-ups in it
 
 
+@cython.cclass
 class IdlePoll:
     """Keeps one loop awake between requests that follow each other quickly.
 

@@ -1,4 +1,4 @@
-"""Memory for requests that have begun to arrive: who gets some, who waits for it, and who has to give it back.
+"""Memory for requests that have begun to arrive: who gets some, who waits for it, and who has to give it back. Compiled.
 
 Promises: an unfinished request takes memory in proportion to what of it has come; together they stay within a limit, and one that goes on
 arriving is held back at worst, never cut: one at a time may go beyond the limit until it is handled, beside the others, so that there is
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
+
+import cython
 
 from polywire.server.arena import Arena
 from polywire.server.logins import Standing
@@ -57,6 +59,7 @@ class Receiver(Protocol):
         """Have nothing received any more."""
 
 
+@cython.cclass
 class ReceiveMemory:
     """What the unfinished requests of one server take.
 

@@ -20,16 +20,17 @@ from typing import Any, Final
 
 import cython
 
-from polywire.server.hub import Hub
 from polywire.server.idle import nothing
 from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.libc.errno import errno as last_error
     from cython.cimports.polywire.records.memory import Lent, lend, lend_writable
+    from cython.cimports.polywire.server.hub import Hub
     from cython.cimports.polywire.server.system_calls import epoll_event, epoll_wait, recv, send
 else:
     from polywire.records.memory import Lent, lend, lend_writable
+    from polywire.server.hub import Hub
 
 PASSES_MAX: Final = 8  # before the loop has its turn
 READY_MAX: Final = 256  # sockets read in one pass; the others are in the next one
@@ -332,7 +333,7 @@ class ReadinessDriver:
 
     epoll: Any
     loop: Any
-    _hub: Any
+    _hub: Hub
     _transports: dict[int, SocketTransport]
     _found: Lent
     _listed: list[tuple[int, int]]
@@ -386,7 +387,7 @@ class ReadinessDriver:
     @cython.cfunc
     def _make_pass(self, looks: cython.int) -> cython.bint:
         """Whether anything was ready, at one of so many looks."""
-        hub = self._hub
+        hub: Hub = self._hub
         count: cython.int = self._find(looks)
         i: cython.int
         if count <= 0:

@@ -1,4 +1,4 @@
-"""How long requests take from being received to being answered, by wire: a sample of them, weighed by what it stands for.
+"""How long requests take from being received to being answered, by wire: a sample of them, weighed by what it stands for. Compiled.
 
 Promises: a busy server times some hundred requests a second, a quiet one all; whoever is not timed pays a look at one number. Must not know:
 sockets, sessions, what requests mean.
@@ -7,6 +7,8 @@ sockets, sessions, what requests mean.
 from __future__ import annotations
 
 from typing import Final
+
+import cython
 
 from polywire.durations import Durations
 
@@ -19,6 +21,7 @@ PRODUCE: Final = "produce"
 OTHER: Final = "other"
 
 
+@cython.cclass
 class RequestTimes:
     """Invariant: ``skip`` reads are let pass before the next is timed; each that was timed stands for ``weight`` of them. ``_taken``: how
     many were timed since the last second began. ``appended``: batches there were when the read in hand was offered, -1 without one."""

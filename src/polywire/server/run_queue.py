@@ -1,4 +1,4 @@
-"""Whose bytes are offered in this pass of the loop, and whose in a later one.
+"""Whose bytes are offered in this pass of the loop, and whose in a later one. Compiled.
 
 The loop reads every socket that is ready before it does anything else, and one offer may take some milliseconds: many of them in one pass
 hold the loop for as long as all together, though none is long by itself.
@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import cython
+
 from polywire.clock import Clock
 
 HEAVY_S: Final = 0.0005  # an offer that takes longer is heavy: some hundred small requests
@@ -27,6 +29,7 @@ class Waiting(Protocol):
         """Go on now."""
 
 
+@cython.cclass
 class RunQueue:
     """Invariant: ``spent_s`` is what heavy offers have taken since ``_run`` was last called, ``_unexpected_s`` what those of them took whose
     connections had been light; it is called in the next pass as long as that is not 0 or somebody waits. ``current`` is who goes on just now.

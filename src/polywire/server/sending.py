@@ -1,4 +1,4 @@
-"""The sending half of a connection: what is written to the peer, and how much of that it has not taken.
+"""The sending half of a connection: what is written to the peer, and how much of that it has not taken. Compiled.
 
 Promises: parts go out in order; whoever lent memory has it back once the kernel has the bytes, or the peer is gone; what the kernel does not
 take is known at once, and of all connections together it has a limit. Must not know: wires, what bytes mean.
@@ -6,9 +6,10 @@ take is known at once, and of all connections together it has a limit. Must not 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import cython
 
 from polywire.protocols.runtime.session import Session
 from polywire.server.hub import Hub
@@ -16,7 +17,8 @@ from polywire.server.recognition import format_address, host_and_port, is_loopba
 from polywire.types import Buffer
 
 
-class SendingHalf(asyncio.BufferedProtocol):
+@cython.cclass
+class SendingHalf:
     """Implements what ``Output`` says of writing. Invariant: ``_clogged`` is true while the kernel does not take all that was written, since
     ``clogged_tick``; ``_released`` are called when that is over. ``_asked_at``: when the request came that is timed until its answer is
     written, 0 without one; on a wire whose answers may overtake each other, until the first that is."""

@@ -1,4 +1,4 @@
-"""Where bytes land: one chunk of memory that all connections read into, one after the other.
+"""Where bytes land: one chunk of memory that all connections read into, one after the other. Compiled.
 
 Promises: a connection without an unfinished request holds no memory; what a write batch may view is not overwritten. Must not know:
 connections, wires.
@@ -7,6 +7,8 @@ connections, wires.
 from __future__ import annotations
 
 from typing import Final
+
+import cython
 
 from polywire.server.arena import Arena, Memory
 
@@ -17,6 +19,7 @@ LAST_READ_AT: Final = (
 )  # behind it the next read needs another chunk, or that this one be settled
 
 
+@cython.cclass
 class SharedChunk:
     """Invariant: nothing views the chunk behind ``position``. ``lent`` is what was lent last, cut to what landed there once that is known;
     ``lent_at`` is where it begins. ``reader`` is whose bytes they are, while they are offered."""

@@ -43,8 +43,8 @@ def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = 
 @pytest.mark.parametrize(
     "name",
     [
-        "polywire.log.journal.write_batch.Draft.number",
-        "polywire.log.journal.write_batch.Draft.settle",
+        "polywire.log.journal.steps.Entered.enter",
+        "polywire.log.journal.slots.FileJournal.write",
         "polywire.log.journal.flusher.Flusher.wrote",
     ],
 )

@@ -37,10 +37,10 @@ def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypat
     fill_slot(rig, partition)
     rig.log.commit()
     limit = rig.log.settings.group_limit
-    while (capacity := rig.log._capacity - rig.log._write_batch.size) > 4096:
+    while (capacity := rig.log._writer.capacities[0] - rig.log._writer.write_batch.size) > 4096:
         rig.log.change(bytes(min(capacity - 32, 4096)), level=Level.WRITTEN, done=None)
     rig.log.change(bytes(capacity - 32), level=Level.WRITTEN, done=None)
-    assert rig.log._write_batch.size + GROUP_HEADER_BYTES == limit
+    assert rig.log._writer.write_batch.size + GROUP_HEADER_BYTES == limit
     sizes: list[int] = []
     write = rig.log._journal.write
 
@@ -59,7 +59,7 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
     partition = rig.log.open_partition(1)
     rig.log._sealer._stopped = True
-    while not rig.log.congested or rig.log._capacity > 4000:
+    while not rig.log.congested or rig.log._writer.capacities[0] > 4000:
         rig.append(partition, [b"." * 2000])
         rig.log.commit()
     told: list[int] = []
@@ -83,7 +83,7 @@ def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch
     rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=0, level=Level.WRITTEN, done=None)
     rig.log.expire_by(ElapsedClock(SimulatedClock(), 0), age_us_max=0)
     rig.log.commit()
-    rig.log._capacities = (1, 1, 1)
+    rig.log._writer.capacities = (1, 1, 1)
     monkeypatch.setattr(rig.log, "_refresh", lambda: None)
     timers = len(rig.loop._timers)
     rig.log._expire_timer()
@@ -108,7 +108,11 @@ def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
         told.append("written")
         rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _: told.append("published"))
 
-    rig.log.change(bytes(rig.log._capacity - rig.log._write_batch.size - 5000), level=Level.WRITTEN, done=publish)
+    rig.log.change(
+        bytes(rig.log._writer.capacities[0] - rig.log._writer.write_batch.size - 5000),
+        level=Level.WRITTEN,
+        done=publish,
+    )
     second = batch_of([b"." * 6000])
     rig.log.stage(TOKEN, partition, second, expires_at_us=NEVER, level=Level.WRITTEN, done=None)
     assert told == [], "the first batch was written to make room for the second, and nobody told from in there"

@@ -122,7 +122,7 @@ def test_synced_waits_for_the_disk(tmp_path: Path) -> None:
     rig.log.commit()
     assert (written, synced) == ([0], [])
     rig.loop.run_until(lambda: synced)
-    assert rig.log.synced_sequence == rig.log._sequence
+    assert rig.log.synced_sequence == rig.log._writer.sequence
     rig.log.close()
 
 
@@ -145,7 +145,7 @@ def test_written_is_synced_soon(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     rig.append(rig.log.open_partition(1), [b"a"])
     rig.log.commit()
-    rig.loop.run_until(lambda: rig.log.synced_sequence == rig.log._sequence)
+    rig.loop.run_until(lambda: rig.log.synced_sequence == rig.log._writer.sequence)
     rig.log.close()
 
 

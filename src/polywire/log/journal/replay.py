@@ -18,7 +18,7 @@ from polywire.log.journal.recovery import Chain, FoundGroup
 from polywire.log.journal.slots import Slot
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.journal.staging import StagedBatch
-from polywire.log.journal.write_batch import read_sealed
+from polywire.log.journal.steps import read_sealed
 from polywire.log.partition.partition import FilePartition, packed_incarnation
 from polywire.log.partition.run_index import hand_out
 from polywire.log.segments.format import SegmentRun, read_info

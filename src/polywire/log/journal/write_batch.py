@@ -1,4 +1,4 @@
-"""A write batch: what was added between two commits, and how it becomes one group (decision 0003).
+"""A write batch: what was added between two commits, and how it becomes one group (decision 0003). Compiled.
 
 Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is notified exactly once. What may
 fail comes first, while nothing has changed: ``prepare``; then everything is numbered and entered: ``enter``. Must not know: slots, syncs,
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from struct import Struct
 from typing import Any, Final, Protocol, TypeVar
 
-from polywire.log.base import NO_OFFSET, Completion, Ranges
+import cython
+
+from polywire.log.base import NO_OFFSET, Completion
 from polywire.log.callbacks import Call
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.merging import answer, merged
@@ -25,35 +25,34 @@ from polywire.log.state import Contents, LogState
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
-_NAMED: Final = Struct("<II")
 _PADDING: Final = bytes(8)
 
 _Result = TypeVar("_Result")
 
-
 _REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON})
 
 
+@cython.cclass
 class Draft:
     """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
 
-    __slots__ = (
-        "all_synced",
-        "contents",
-        "epoch",
-        "head",
-        "indexed",
-        "now_us",
-        "only_appends",
-        "parts",
-        "placed",
-        "removes",
-        "state",
-        "state_changed",
-        "synced",
-        "then",
-        "written",
-    )
+    if not cython.compiled:  # compiled, write_batch.pxd declares what it holds
+        __slots__ = (
+            "all_synced",
+            "epoch",
+            "head",
+            "indexed",
+            "now_us",
+            "only_appends",
+            "parts",
+            "placed",
+            "removes",
+            "state",
+            "state_changed",
+            "synced",
+            "then",
+            "written",
+        )
 
     def __init__(self, state: LogState, *, epoch: int, floor: Level, seed: int) -> None:
         self.state: Final = state
@@ -79,20 +78,25 @@ class Draft:
         self.only_appends = True
         self.removes = False
 
+    @cython.ccall
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
         """Complete with ``result`` once the group has its level."""
         if done is not None:
             waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
 
-    def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: int) -> None:
+    @cython.cfunc
+    def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
         """The same for the owners of one batch, of whose records each has as many as ``counts`` says; none where it is one's alone."""
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
-    def number(self, partition: FilePartition, batch: Buffer) -> int:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
         """Give a batch the partition's next numbers and enter it; returns its first offset."""
         head = self.head
-        offset, address = partition.next_offset, partition.next_address
+        offset: cython.longlong = partition.next_offset
+        address: cython.longlong = partition.next_address
         time_us = self.now_us if self.now_us > partition.last_append_time_us else partition.last_append_time_us
         position = head.payload
         span, address_span, header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
@@ -175,23 +179,12 @@ class Step(Protocol):
         """Who must be notified when it is not written."""
 
 
-class _Simple:
-    """A step that cannot fail and nobody asked about, unless it says otherwise."""
-
-    __slots__ = ()
-
-    def prepare(self) -> None:
-        """Nothing to do."""
-
-    def owners(self) -> Sequence[Completion[Any]]:
-        """Nobody asked to be notified."""
-        return ()
-
-
+@cython.cclass
 class Appends:
     """Batches of one partition, in order. ``_entries``, once there are several: (batch, whose it is, record counts of these)."""
 
-    __slots__ = ("_entries", "items", "partition")
+    if not cython.compiled:
+        __slots__ = ("_entries", "items", "partition")
 
     def __init__(self, partition: FilePartition) -> None:
         self.partition: Final = partition
@@ -216,139 +209,19 @@ class Appends:
         return [done for _, _, done in self.items if done is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Entered(_Simple):
-    """An entry that is only written: a change, a barrier (without kind), or the log's own."""
-
-    kind: EntryKind | None
-    content: Buffer
-    argument: int
-    level: Level
-    done: Completion[int] | None
-
-    def enter(self, draft: Draft) -> None:
-        if self.kind is not None:
-            draft.enter(self.kind, self.content, argument=self.argument)
-            draft.state_changed |= self.kind is EntryKind.CHANGE
-        draft.notify(self.level, self.done, NO_OFFSET)
-
-    def owners(self) -> Sequence[Completion[Any]]:
-        return () if self.done is None else (self.done,)
-
-
-@dataclass(frozen=True, slots=True)
-class Open(_Simple):
-    """A partition begins."""
-
-    partition: FilePartition
-
-    def enter(self, draft: Draft) -> None:
-        self.partition.opened = True
-        draft.enter(EntryKind.OPEN, partition=self.partition.incarnation)
-        draft.after(self.partition, _nothing)
-
-
-@dataclass(frozen=True, slots=True)
-class Drop(_Simple):
-    """A partition ends."""
-
-    partition: FilePartition
-
-    def enter(self, draft: Draft) -> None:
-        self.partition.opened = False
-        draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
-        draft.after(self.partition, lambda _: draft.state.drop(self.partition))
-
-
-@dataclass(frozen=True, slots=True)
-class Trim(_Simple):
-    """A partition's first offset rises."""
-
-    partition: FilePartition
-    first_offset: int
-
-    def enter(self, draft: Draft) -> None:
-        end = self.partition.next_offset  # what the same group appends behind it stays
-        first_offset = min(self.first_offset, end)
-        draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
-        draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
-
-
-@dataclass(frozen=True, slots=True)
-class Stage(_Simple):
-    """A batch is staged."""
-
-    token: bytes
-    batch: Buffer
-    staged: StagedBatch
-    expires_at_us: int
-    level: Level
-    done: Completion[int] | None
-
-    def enter(self, draft: Draft) -> None:
-        position = draft.head.payload
-        draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
-        draft.parts += (self.token, self.batch)
-        draft.placed.append((self.staged, position + len(self.token)))
-        draft.notify(self.level, self.done, NO_OFFSET)
-
-    def owners(self) -> Sequence[Completion[Any]]:
-        return () if self.done is None else (self.done,)
-
-
-@dataclass(frozen=True, slots=True)
-class Publish(_Simple):
-    """Tokens become part of their partitions. There may be thousands, of tens of thousands of batches, and one group has them all: nothing is
-    done here for each of them."""
-
-    publication: FilePublication
-    change: bytes
-    level: Level
-    done: Completion[Ranges] | None
-
-    def enter(self, draft: Draft) -> None:
-        made = self.publication.of_living()
-        partitions, numbers = made.partitions, array("q")
-        for partition in partitions:
-            if partition.last_epoch != draft.epoch:
-                partition.begin_epoch(draft.epoch)
-            time_us = max(draft.now_us, partition.last_append_time_us)
-            numbers.extend((partition.incarnation, partition.next_offset, partition.next_address, time_us))
-        draft.enter_published(made, numbers)
-        found, after = [], numbers.tolist()
-        for index, partition in enumerate(partitions):
-            first, at = partition.next_offset, 4 * index
-            _, partition.next_offset, partition.next_address, partition.last_append_time_us = after[at : at + 4]
-            found.append((partition.incarnation, first, partition.next_offset))
-        draft.touch(partitions, [first for _, first, _ in found], made.settle)
-        draft.enter(EntryKind.CHANGE, self.change)
-        draft.state_changed = True
-        draft.notify(self.level, self.done, found)
-
-    def owners(self) -> Sequence[Completion[Any]]:
-        return () if self.done is None else (self.done,)
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon(_Simple):
-    """Staged batches are dropped."""
-
-    tokens: Sequence[bytes]
-
-    def enter(self, draft: Draft) -> None:
-        draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
-        draft.after(None, lambda _: draft.state.unstage(self.tokens))
-
-
-@dataclass(slots=True)
+@cython.cclass
 class WriteBatch:
     """Steps in the order of the calls. ``size`` is at least what they take in a group; up to ``granted`` it was promised to somebody;
     ``open`` lists partitions whose last step takes more."""
 
-    steps: list[Step] = field(default_factory=list)
-    size: int = 0
-    granted: int = 0
-    open: list[FilePartition] = field(default_factory=list)
+    if not cython.compiled:
+        __slots__ = ("granted", "open", "size", "steps")
+
+    def __init__(self) -> None:
+        self.steps: Final[list[Step]] = []
+        self.size = 0
+        self.granted = 0
+        self.open: Final[list[FilePartition]] = []
 
     def close(self) -> None:
         """What is appended from now on comes after what was added so far."""
@@ -360,19 +233,6 @@ class WriteBatch:
         """Who must be notified when none of it is written; nothing more joins it."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
-
-
-def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
-    """The bytes of a ``sealed`` entry: how many segments are new and removed, then their numbers."""
-    numbers = [*new, *removed]
-    return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
-
-
-def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(new, removed) of a ``sealed`` entry."""
-    new, removed = _NAMED.unpack_from(content)
-    numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
-    return numbers[:new], numbers[new:]
 
 
 def _nothing(_: int) -> None:

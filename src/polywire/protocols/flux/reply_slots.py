@@ -1,4 +1,4 @@
-"""Reply slots: the order of answers of one FLUX connection, and what fills them.
+"""Reply slots: the order of answers of one FLUX connection, and what fills them. Compiled.
 
 Promises: an answer is filled once, by a callback of the broker or of a timer; consecutive PRODUCE lines have one answer, written by one
 compiled call.
@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Protocol
 
+import cython
+
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.flux import decoder, encoder
@@ -18,9 +20,13 @@ from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import PARTITION_COUNT_MAX
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.runtime.pipelined import BareSlot
+else:
+    from polywire.protocols.runtime.pipelined import BareSlot
 
 Parts = list[bytes | memoryview]
 
@@ -72,10 +78,14 @@ class ScratchArrays:
             self.out = bytearray(size)
 
 
-class Answer(ReplySlot[ReplyOwner]):
+@cython.cclass
+class Answer(BareSlot):
     """A slot in the order of answers; ``payload`` is what ``done`` tells."""
 
-    __slots__ = ("payload", "request_id")
+    if not cython.compiled:  # compiled, reply_slots.pxd declares them
+        __slots__ = ("payload", "request_id")
+
+        session: ReplyOwner
 
     def __init__(self, session: ReplyOwner, request_id: bytes, *, blocking: bool = False) -> None:
         self.session = session
@@ -112,12 +122,14 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(self.payload)
 
 
+@cython.cclass
 class Produced(Answer):
     """The answer of one PRODUCE with acks 0 or 1."""
 
-    __slots__ = ("partition",)
+    if not cython.compiled:
+        __slots__ = ("partition",)
 
-    partition: Partition
+        partition: Partition
 
     def done(self, result: int | BrokerError) -> None:
         """The record is written, or not."""

@@ -1,4 +1,4 @@
-"""One FLUX connection: requests in order, answers in order, runs of PRODUCE in bulk.
+"""One FLUX connection: requests in order, answers in order, runs of PRODUCE in bulk. Compiled.
 
 Promises: answers leave in request order; a request that reads the log sees every record produced before it on this connection; a request
 that waits holds up later ones of this connection only. No task and no future per request.
@@ -7,10 +7,13 @@ Must not know: sockets, the loop beyond its timers, other wires, what the comman
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
+
+import cython
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action, Resource
@@ -22,15 +25,22 @@ from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.flux.reply_slots import Answer, Produced, ProducedLines, ScratchArrays
+from polywire.protocols.flux.reply_slots import ProducedLines, ScratchArrays
 from polywire.protocols.runtime import commands
-from polywire.protocols.runtime.append_queue import AppendQueue
-from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level, TopicName
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.flux.reply_slots import Answer, Produced
+    from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
+    from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined
+else:
+    from polywire.protocols.flux.reply_slots import Answer, Produced
+    from polywire.protocols.runtime.append_queue import AppendQueue
+    from polywire.protocols.runtime.pipelined import BarePipelined
 
 LINE_END_S: Final = 2.0  # how long the end of a line that is too long is waited for
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
@@ -55,23 +65,25 @@ class Command(commands.Command[str, Handler]):
     topic_at: int | None = field(default=None, kw_only=True)
 
 
-class FluxSession(PipelinedSession[FluxBroker, Answer]):
+@cython.cclass
+class FluxSession(BarePipelined):
     """One peer.
 
     ``_too_long``: ends the connection where a line that is too long does not end; what comes is skipped meanwhile.
     drain: takes up the reply that is being written in pieces; while there is one it is the only answer that is owed.
     """
 
-    __slots__ = (
-        "_caller",
-        "_commands",
-        "_principal",
-        "_too_long",
-        "append_queue",
-        "drain",
-        "scratch",
-        "state",
-    )
+    if not cython.compiled:  # what the base holds, and of which kind
+        broker: FluxBroker
+        _answers: deque[Answer]
+    append_queue = cython.declare(AppendQueue, visibility="public")
+    drain = cython.declare(object, visibility="public")
+    scratch = cython.declare(object, visibility="public")
+    state = cython.declare(object, visibility="public")
+    _caller: Caller | None
+    _commands: Mapping[str, Command]
+    _principal: Principal | None
+    _too_long: Any
 
     def __init__(
         self,
@@ -83,20 +95,20 @@ class FluxSession(PipelinedSession[FluxBroker, Answer]):
         resume: Callable[[], None],
     ) -> None:
         super().__init__(broker, output, resume)
-        self.state: Final = state
-        self.scratch: Final = scratch
-        self._caller: Caller | None = None
+        self.state = state
+        self.scratch = scratch
+        self._caller = None
         self._commands = commands
-        self._principal: Principal | None = None
-        self._too_long: Any = None
-        self.drain: Callable[[], None] | None = None
-        self.append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._go_on)
+        self._principal = None
+        self._too_long = None
+        self.drain = None
+        self.append_queue = AppendQueue(broker, BUSY_WAIT_S, self._go_on)
         self._queued = self.append_queue.waiting
 
     @property
     def frame_bytes_max(self) -> int:
         """Longest line."""
-        return self.state.settings.line_bytes_max
+        return int(self.state.settings.line_bytes_max)
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)

@@ -1,4 +1,4 @@
-"""How one connection's batches enter the log: at once, or, while the log is full, after a wait in their order.
+"""How one connection's batches enter the log: at once, or, while the log is full, after a wait in their order. Compiled.
 
 Promises: batches of a connection are appended in the order given; what still does not fit when the wait is over is refused, from the loop as
 every completion (decision 0041); no task, and no timer unless something waits. Must not know: any wire, what a batch holds.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
+
+import cython
 
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.record_verbs import RecordVerbs
@@ -38,6 +40,7 @@ class AppendBroker(RecordVerbs, Protocol):
         """Where a wait ends."""
 
 
+@cython.cclass
 class AppendQueue:
     """The batches of one connection on their way into the log.
 

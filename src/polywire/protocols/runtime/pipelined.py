@@ -1,4 +1,4 @@
-"""Sessions whose answers leave in the order of the requests: reply slots, and what follows when one becomes known.
+"""Sessions whose answers leave in the order of the requests: reply slots, and what follows when one becomes known. Compiled.
 
 Promises: an answer is filled once; what is known is written as soon as everything before it is, in as few writes as can be. No task, no
 future and no extra call per request. Must not know: any wire's bytes, what is answered.
@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import cython
 
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.runtime.sequential import BareSequential
+else:
+    from polywire.protocols.runtime.sequential import BareSequential
 
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
 
@@ -32,20 +39,22 @@ class ReplyOwner(Protocol):
 _Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 
-class ReplySlot(Generic[_Owner]):
+@cython.cclass
+class BareSlot:
     """A slot in the order of answers; ``parts`` are set when the answer is known. Wires set all of it when they make one.
 
     Invariant: filled once. ``blocking`` ones hold up the requests behind them; ``released`` is called once the parts may be reused,
     ``cancel`` when the connection goes first.
     """
 
-    __slots__ = ("blocking", "cancel", "parts", "released", "session")
+    if not cython.compiled:  # compiled, pipelined.pxd declares them
+        __slots__ = ("blocking", "cancel", "parts", "released", "session")
 
-    session: _Owner
-    blocking: bool
-    parts: Sequence[Buffer] | None
-    released: Callable[[], None] | None
-    cancel: Callable[[], None] | None
+        session: Any
+        blocking: bool
+        parts: Sequence[Buffer] | None
+        released: Callable[[], None] | None
+        cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
         """The answer is known."""
@@ -59,23 +68,33 @@ class ReplySlot(Generic[_Owner]):
         self.session.answered()
 
 
+class ReplySlot(BareSlot, Generic[_Owner]):
+    """A slot of a session of this kind."""
+
+    __slots__ = ()
+
+    session: _Owner
+
+
 _Broker = TypeVar("_Broker", bound=WireBroker)
-_Slot = TypeVar("_Slot", bound=ReplySlot)  # type: ignore[type-arg]
+_Slot = TypeVar("_Slot", bound=BareSlot)
 
 
-class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
-    """One peer whose answers keep the order of its requests.
+@cython.cclass
+class BarePipelined(BareSequential):
+    """One peer; see ``PipelinedSession``, which is what wires make a class of their own of.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
     requests behind them. While SETTLING is among the reasons the next request waits for all answers. ``_queued``: what the log does not take
     yet, of wires whose records wait for it; the next request waits for that, too.
     """
 
-    __slots__ = ("_answers", "_blocking", "_queued")
+    if not cython.compiled:
+        __slots__ = ("_answers", "_blocking", "_queued")
 
-    def __init__(self, broker: _Broker, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
-        self._answers: deque[_Slot] = deque()
+        self._answers: deque[Any] = deque()
         self._blocking = 0
         self._queued: Sized = ()
 
@@ -116,10 +135,13 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
             return
         answers = self._answers
         parts: list[Buffer] = []
-        while answers and (known := answers[0].parts) is not None:
-            answer = answers.popleft()
+        while answers:
+            answer: BareSlot = answers[0]
+            if answer.parts is None:
+                break
+            answers.popleft()
             self._blocking -= answer.blocking
-            parts += known
+            parts += answer.parts
             if answer.released is not None:
                 self.output.write_many(parts, answer.released)
                 parts = []
@@ -141,3 +163,11 @@ class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
             released, answer.released = answer.released, None
             if released is not None:
                 released()
+
+
+class PipelinedSession(BarePipelined, SequentialSession[_Broker], Generic[_Broker, _Slot]):
+    """One peer whose answers keep the order of its requests."""
+
+    __slots__ = ()
+
+    _answers: deque[_Slot]

@@ -1,4 +1,4 @@
-"""Sessions whose next request may have to wait: when it does, how it is taken up again, and what that means at the end.
+"""Sessions whose next request may have to wait: when it does, how it is taken up again, and what that means at the end. Compiled.
 
 Where a conversation is, and what its next request waits for, are two things: a phase, which only goes on, and reasons, which come and go::
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import cython
 
 from polywire.errors import PeerError
 from polywire.protocols.runtime.broker import WireBroker
@@ -73,30 +75,32 @@ def believed(announced: int, come: int) -> int:
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
-class SequentialSession(ABC, Generic[_Broker]):
-    """One peer, of a wire that sees this much of the broker.
+@cython.cclass
+class BareSequential:
+    """One peer; see ``SequentialSession``, which is what wires make a class of their own of.
 
     Invariant: ``_phase`` changes as ``TRANSITIONS`` says; ``_rest``, what the peer left when it finished, is empty in any but FINISHING.
     ``_reasons``: why the next request waits. ``_held``: the driver was told to wait for ``_resume``. ``_wanted``: bytes worth making room
     for, of the request that has begun.
     """
 
-    __slots__ = (
-        "_held",
-        "_phase",
-        "_reasons",
-        "_receiving",
-        "_rest",
-        "_resume",
-        "_wanted",
-        "broker",
-        "output",
-    )
+    if not cython.compiled:  # compiled, sequential.pxd declares them
+        __slots__ = (
+            "_held",
+            "_phase",
+            "_reasons",
+            "_receiving",
+            "_rest",
+            "_resume",
+            "_wanted",
+            "broker",
+            "output",
+        )
 
-    def __init__(self, broker: _Broker, output: Output, resume: Callable[[], None]) -> None:
-        self.broker: Final = broker
-        self.output: Final = output
-        self._resume: Final = resume
+    def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
+        self.broker = broker
+        self.output = output
+        self._resume = resume
         self._held = False
         self._receiving = False
         self._phase = OPEN
@@ -104,13 +108,13 @@ class SequentialSession(ABC, Generic[_Broker]):
         self._rest = b""
         self._wanted = 0
 
-    @abstractmethod
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests; returns how many bytes they had. Raises PeerError."""
+        """Handle complete requests, as a wire does; returns how many bytes they had. Raises PeerError."""
+        return 0
 
-    @abstractmethod
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether something that was asked for is not answered yet, as a wire knows."""
+        return False
 
     def _waits(self) -> bool:
         """Whether something must come, or go, before the next request is handled."""
@@ -205,3 +209,19 @@ class SequentialSession(ABC, Generic[_Broker]):
 
     def _flush(self) -> None:
         """Write answers that were collected; most wires collect none."""
+
+
+class SequentialSession(BareSequential, ABC, Generic[_Broker]):
+    """One peer, of a wire that sees this much of the broker."""
+
+    __slots__ = ()
+
+    broker: _Broker
+
+    @abstractmethod
+    def _receive(self, data: memoryview) -> int:
+        """Handle complete requests; returns how many bytes they had. Raises PeerError."""
+
+    @abstractmethod
+    def owes(self) -> bool:
+        """Whether something that was asked for is not answered yet."""

@@ -110,7 +110,7 @@ def test_what_was_taken_is_nobody_elses_until_it_is_given_back(rig: Rig, partiti
 def test_one_that_is_refused_is_given_back(rig: Rig, partitions: list[FilePartition]) -> None:
     made = rig.log.prepare()
     list(made.add(TOKENS))
-    rig.log._capacities = (-1, -1, -1)
+    rig.log._writer.capacities = (-1, -1, -1)
     rig.log._journal.roll()
     with pytest.raises(BrokerError):
         rig.log.publish(made, bytes(2**26), level=Level.WRITTEN, done=lambda _: None)

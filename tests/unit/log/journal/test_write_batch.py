@@ -114,7 +114,7 @@ def append_pairs_of_two_shapes(rig: Rig, partition: FilePartition, admitted: lis
             b"v" * 1864, key=key, id=b"i" * 16, origin_time_us=5, flags=RecordFlags.LINE_VALUE, headers=headers
         )
         rig.log.append(partition, from_records([record]), level=Level.WRITTEN, done=None)
-        admitted.append(rig.log._write_batch.size)
+        admitted.append(rig.log._writer.write_batch.size)
 
 
 def _note(told: list[int], offset: int | BrokerError) -> None:

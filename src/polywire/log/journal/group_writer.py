@@ -1,0 +1,329 @@
+"""Write batches on their way into the journal: what was added between two commits becomes one group, and its owners are notified. Compiled.
+
+Promises: a commit always fits; an addition that would not fit writes what was added before it, and notifies nobody; what becomes of a group
+is known once it was written, and a partition ends where it did when it was not. Must not know: what steps do, recovery, sealing, syncs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import cython
+
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
+from polywire.log.base import Completion, Loop, Need, PartitionLog
+from polywire.log.callbacks import Call, Notifications
+from polywire.log.disk import Disk
+from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES
+from polywire.log.journal.slots import FileJournal
+from polywire.log.journal.syncer import Syncer
+from polywire.log.journal.write_batch import Step
+from polywire.log.partition.partition import FilePartition
+from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
+from polywire.log.waits import Waits
+from polywire.log.worker import storage_failed
+from polywire.types import Buffer, Level
+
+if cython.compiled:
+    from cython.cimports.polywire.log.journal.write_batch import Appends, Draft, WriteBatch
+else:
+    from polywire.log.journal.write_batch import Appends, Draft, WriteBatch
+
+BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
+
+_ENTRY_BYTES = cython.declare(cython.Py_ssize_t, ENTRY_BYTES)
+_GROUP_HEADER_BYTES = cython.declare(cython.Py_ssize_t, GROUP_HEADER_BYTES)
+_MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
+
+
+@cython.cclass
+class GroupWriter:
+    """The log's write batch and its journal.
+
+    Guards: ``_scheduled`` is true while a commit is scheduled, or the log is ``_held``: then one follows. ``sequence`` and ``checksum`` are
+    those of the last group written; ``capacities`` is what one more write batch may take, by ``Need``, so that a commit always fits.
+    ``write_batch`` is added to, ``writing`` the one that is being written. Nothing is added once there is a ``failure``, or it is ``closed``.
+    """
+
+    write_batch = cython.declare(WriteBatch, visibility="public")
+    writing = cython.declare(WriteBatch, visibility="public")
+    sequence = cython.declare(object, visibility="public")
+    checksum = cython.declare(object, visibility="public")
+    capacities = cython.declare(tuple, visibility="public")
+    congested = cython.declare(cython.bint, visibility="public")
+    failure = cython.declare(object, visibility="public")
+    closed = cython.declare(cython.bint, visibility="public")
+    _journal: FileJournal
+    _syncer: Syncer
+    _disk: Disk
+    _loop: Loop
+    _clock: Clock
+    _notifications: Notifications
+    _waits: Waits
+    _roll: Callable[[], None]
+    _changed: Callable[[Draft], None]
+    _failed: Callable[[BrokerError], None]
+    _broken: Callable[[BaseException | None], None]
+    _draft: Draft
+    _capacity: cython.longlong
+    _group_bytes_max: cython.Py_ssize_t
+    _unsynced_bytes_max: cython.Py_ssize_t
+    _spare_bytes: cython.Py_ssize_t
+    _kept_bytes: tuple[int, ...]
+    _plenty: tuple[int, ...]
+    _hides_unsynced: cython.bint
+    _scheduled: cython.bint
+    _held: cython.bint
+
+    def __init__(
+        self,
+        *,
+        settings: LogSettings,
+        draft: Draft,
+        sequence: int,
+        checksum: int,
+        journal: FileJournal,
+        syncer: Syncer,
+        disk: Disk,
+        loop: Loop,
+        clock: Clock,
+        notifications: Notifications,
+        waits: Waits,
+        roll: Callable[[], None],
+        changed: Callable[[Draft], None],
+        failed: Callable[[BrokerError], None],
+        broken: Callable[[BaseException | None], None],
+    ) -> None:
+        """roll: goes on in the next slot. changed: hears of groups that did more than append. failed: hears of a write that failed.
+        broken: hears of an error of the log's own."""
+        self._draft = draft
+        self._journal, self._syncer, self._disk = journal, syncer, disk
+        self._loop, self._clock = loop, clock
+        self._notifications, self._waits = notifications, waits
+        self._roll, self._changed, self._failed, self._broken = roll, changed, failed, broken
+        self._hides_unsynced = settings.durability >= Level.SYNCED
+        self._group_bytes_max = settings.group_limit
+        self._unsynced_bytes_max = settings.unsynced_bytes_max
+        self._spare_bytes = settings.slot_bytes // 2
+        self._kept_bytes = settings.kept_bytes
+        self._plenty = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
+        self._scheduled = self._held = False
+        self.sequence, self.checksum = sequence, checksum
+        self.write_batch, self.writing = WriteBatch(), None
+        self.failure, self.closed = None, False
+        self.refresh()
+
+    # Additions
+
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
+        """See ``base.WriteBatch``."""
+        write_batch: WriteBatch = self.write_batch
+        size: cython.Py_ssize_t = len(batch) + _ENTRY_BYTES
+        assert isinstance(partition, FilePartition), "a partition of this log"
+        pending = partition.pending
+        if pending is not None and len(pending) == 1:
+            size += _MERGE_SLACK_BYTES
+        if write_batch.size + size > self._capacity or partition.ended:
+            self.allocate(size, Need.DATA)
+            if partition.ended:
+                raise Missing(ErrorCode.PARTITION_MISSING, f"partition has ended incarnation={partition.incarnation}")
+            write_batch, pending = self.write_batch, partition.pending
+        write_batch.size += size
+        if pending is None:
+            step: Appends = Appends(partition)
+            partition.pending = pending = step.items
+            write_batch.steps.append(step)
+            write_batch.open.append(partition)
+        pending.append((batch, level, done))
+        if not self._scheduled:
+            self._schedule()
+
+    def add(self, step: Step, size: int, *, closing: bool = False) -> None:
+        """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
+        if closing:
+            self.write_batch.close()
+        self.write_batch.steps.append(step)
+        self.write_batch.size += size
+        if not self._scheduled:
+            self._schedule()
+
+    @cython.cfunc
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._loop.call_soon(self._commit_scheduled)
+
+    # Capacity
+
+    def admit(self, size: int, need: Need) -> None:
+        """See to it that the write batch takes so much more. Raises as ``allocate``."""
+        if self.write_batch.size + size > self.capacities[need]:
+            self.allocate(size, need)
+
+    @cython.cfunc
+    def _fits(self, size: int, need: Need) -> cython.bint:
+        return self.write_batch.size + size <= max(self.capacities[need], self.write_batch.granted)
+
+    def allocate(self, size: int, need: Need) -> None:
+        """Allocate space for one more addition, writing the write batch if need be; nobody is notified yet. Raises Invalid, Busy."""
+        self.check_open()
+        if size > self._group_bytes_max - _GROUP_HEADER_BYTES:
+            reason = f"group is too large bytes={size} limit={self._group_bytes_max}"
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, reason)
+        if self._fits(size, need):
+            return
+        if need is Need.DATA and self._disk.full:
+            raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
+        self.write()
+        self.check_open()
+        if not self._fits(size, need):
+            reason = f"too much waits to be sealed slots={len(self._journal.slots) - 1}"
+            raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
+
+    def refresh(self) -> None:
+        """Work out what one more write batch may take."""
+        if self.failure is not None or self.closed:
+            self.capacities = (-1, -1, -1)
+        elif self._journal.free:
+            self.capacities = self._plenty
+        else:
+            left = self._journal.capacity - PAGE_BYTES - GROUP_HEADER_BYTES
+            self.capacities = tuple([min(self._plenty[0], left - kept) for kept in self._kept_bytes])
+        if self._disk.full:
+            self.capacities = (-1, *self.capacities[1:])
+        self._capacity = self.capacities[0]
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Find out whether the log is congested."""
+        if self._syncer.unsynced_bytes > self._unsynced_bytes_max:
+            self.congested = True
+        elif self._disk.full or self._journal.free:
+            self.congested = False
+        else:
+            self.congested = self._journal.capacity < self._spare_bytes
+
+    def check_open(self) -> None:
+        """Raises Unavailable, and what the log has failed with."""
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise Unavailable(ErrorCode.STOPPING, "log is closed")
+
+    # The write batch
+
+    def _commit_scheduled(self) -> None:
+        self._scheduled = False
+        self.commit()
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether there are additions that are not written yet."""
+        return bool(self.write_batch.steps)
+
+    def hold(self) -> None:
+        """See ``base.WriteBatch``."""
+        self._held = not self._scheduled
+        self._scheduled = True
+
+    @cython.ccall
+    def commit(self) -> None:
+        """See ``base.WriteBatch``."""
+        if self._held:
+            self._held = self._scheduled = False
+        if self.write_batch.steps and self.failure is None:
+            self._write()
+        if self._notifications.waiting:
+            self._notifications.notify()
+
+    @cython.ccall
+    def write(self) -> None:
+        """Write what was added; nobody is notified yet."""
+        if self.write_batch.steps and self.failure is None:
+            self._write()
+
+    @cython.cfunc
+    def _write(self) -> None:
+        """Write it as one group; callbacks are queued, not called. As vital as the log's own callbacks, and run more often."""
+        write_batch: WriteBatch = self.write_batch
+        draft: Draft = self._draft
+        self.writing, self.write_batch = write_batch, WriteBatch()
+        done: cython.bint = False
+        try:
+            write_batch.close()
+            for step in write_batch.steps:
+                step.prepare()
+            if write_batch.size and self._journal.capacity < write_batch.size + _GROUP_HEADER_BYTES:
+                self._roll()
+            draft.begin(self._clock.now_us())
+            for step in write_batch.steps:
+                step.enter(draft)
+            if not draft.head.count or self._write_group(draft):
+                self.writing = None
+                self._queue_notifications(draft)
+            done = True
+        finally:
+            if not done:
+                self._broken(sys.exc_info()[1])
+
+    @cython.cfunc
+    def _write_group(self, draft: Draft) -> cython.bint:
+        """Write what was entered and make it true; False when the disk has failed."""
+        head, journal, syncer = draft.head, self._journal, self._syncer
+        sequence: int = self.sequence + 1
+        first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
+        size = head.size
+        draft.parts.insert(0, first)
+        try:
+            position: int = journal.write(draft.parts, size, sequence)
+        except OSError as error:
+            draft.take_back()
+            self._failed(storage_failed(error))
+            return False
+        self.sequence, self.checksum = sequence, head.checksum
+        slot = journal.current
+        assert slot is not None, "it was just written"
+        draft.settle(draft.state.contents[slot.serial], slot.serial, position + len(first))
+        syncer.wrote(sequence, position, size)
+        if not draft.only_appends or head.producers:
+            self._changed(draft)
+        if self._waits.count and not self._hides_unsynced:
+            for entry in draft.indexed:
+                self._waits.wake_due(entry[0])
+        self.refresh()
+        return True
+
+    @cython.cfunc
+    def _queue_notifications(self, draft: Draft) -> None:
+        self._notifications.waiting.extend(draft.written)
+        if self._hides_unsynced and draft.indexed:
+            ends = {entry[0]: entry[0].next_offset for entry in draft.indexed if entry[0] is not None}
+            self._syncer.wait(self.sequence, partial(self._show, ends, draft.synced))
+        elif draft.synced:
+            self._syncer.wait(self.sequence, partial(self._queue_synced, draft.synced))
+
+    def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
+        """Under ``durability=synced`` readers see records once they are on the disk."""
+        if synced is None:
+            for partition, next_offset in ends.items():
+                partition.synced_offset = max(partition.synced_offset, next_offset)
+                self._waits.wake_due(partition)
+        self._queue_synced(notifications, synced)
+
+    def _queue_synced(self, notifications: list[Call], synced: BrokerError | None) -> None:
+        if synced is None:
+            self._notifications.waiting.extend(notifications)
+            return
+        for done, _ in notifications:
+            self._notifications.add(done, synced)
+
+    def fail(self, error: BrokerError) -> list[Completion[int]]:
+        """Write nothing more; returns who waits for what was not written."""
+        self.failure = error
+        self.refresh()
+        unwritten = [self.write_batch] if self.writing is None else [self.writing, self.write_batch]
+        self.writing, self.write_batch = None, WriteBatch()
+        return [owner for write_batch in unwritten for owner in write_batch.owners()]

@@ -1,0 +1,177 @@
+"""What may be added to a write batch beside batches, each a step of its own (decision 0003).
+
+Promises: a step becomes part of the group when it is entered, which never fails; whoever asked to be notified is. Must not know: slots,
+syncs, when a write batch is committed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final
+
+from polywire.log.base import NO_OFFSET, Completion, Ranges
+from polywire.log.journal.group import EntryKind
+from polywire.log.journal.publishing import FilePublication
+from polywire.log.journal.staging import StagedBatch
+from polywire.log.journal.write_batch import Draft
+from polywire.log.partition.partition import FilePartition
+from polywire.types import Buffer, Level
+
+_NAMED: Final = Struct("<II")
+
+
+class _Simple:
+    """A step that cannot fail and nobody asked about, unless it says otherwise."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """Nothing to do."""
+
+    def owners(self) -> Sequence[Completion[Any]]:
+        """Nobody asked to be notified."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entered(_Simple):
+    """An entry that is only written: a change, a barrier (without kind), or the log's own."""
+
+    kind: EntryKind | None
+    content: Buffer
+    argument: int
+    level: Level
+    done: Completion[int] | None
+
+    def enter(self, draft: Draft) -> None:
+        if self.kind is not None:
+            draft.enter(self.kind, self.content, argument=self.argument)
+            draft.state_changed |= self.kind is EntryKind.CHANGE
+        draft.notify(self.level, self.done, NO_OFFSET)
+
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
+
+
+@dataclass(frozen=True, slots=True)
+class Open(_Simple):
+    """A partition begins."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = True
+        draft.enter(EntryKind.OPEN, partition=self.partition.incarnation)
+        draft.after(self.partition, _nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(_Simple):
+    """A partition ends."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = False
+        draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
+        draft.after(self.partition, lambda _: draft.state.drop(self.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class Trim(_Simple):
+    """A partition's first offset rises."""
+
+    partition: FilePartition
+    first_offset: int
+
+    def enter(self, draft: Draft) -> None:
+        end = self.partition.next_offset  # what the same group appends behind it stays
+        first_offset = min(self.first_offset, end)
+        draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
+        draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(_Simple):
+    """A batch is staged."""
+
+    token: bytes
+    batch: Buffer
+    staged: StagedBatch
+    expires_at_us: int
+    level: Level
+    done: Completion[int] | None
+
+    def enter(self, draft: Draft) -> None:
+        position = draft.head.payload
+        draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
+        draft.parts += (self.token, self.batch)
+        draft.placed.append((self.staged, position + len(self.token)))
+        draft.notify(self.level, self.done, NO_OFFSET)
+
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(_Simple):
+    """Tokens become part of their partitions. There may be thousands, of tens of thousands of batches, and one group has them all: nothing is
+    done here for each of them."""
+
+    publication: FilePublication
+    change: bytes
+    level: Level
+    done: Completion[Ranges] | None
+
+    def enter(self, draft: Draft) -> None:
+        made = self.publication.of_living()
+        partitions, numbers = made.partitions, array("q")
+        for partition in partitions:
+            if partition.last_epoch != draft.epoch:
+                partition.begin_epoch(draft.epoch)
+            time_us = max(draft.now_us, partition.last_append_time_us)
+            numbers.extend((partition.incarnation, partition.next_offset, partition.next_address, time_us))
+        draft.enter_published(made, numbers)
+        found, after = [], numbers.tolist()
+        for index, partition in enumerate(partitions):
+            first, at = partition.next_offset, 4 * index
+            _, partition.next_offset, partition.next_address, partition.last_append_time_us = after[at : at + 4]
+            found.append((partition.incarnation, first, partition.next_offset))
+        draft.touch(partitions, [first for _, first, _ in found], made.settle)
+        draft.enter(EntryKind.CHANGE, self.change)
+        draft.state_changed = True
+        draft.notify(self.level, self.done, found)
+
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon(_Simple):
+    """Staged batches are dropped."""
+
+    tokens: Sequence[bytes]
+
+    def enter(self, draft: Draft) -> None:
+        draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
+        draft.after(None, lambda _: draft.state.unstage(self.tokens))
+
+
+def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
+    """The bytes of a ``sealed`` entry: how many segments are new and removed, then their numbers."""
+    numbers = [*new, *removed]
+    return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
+
+
+def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(new, removed) of a ``sealed`` entry."""
+    new, removed = _NAMED.unpack_from(content)
+    numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
+    return numbers[:new], numbers[new:]
+
+
+def _nothing(_: int) -> None:
+    """The step is done with its entry."""

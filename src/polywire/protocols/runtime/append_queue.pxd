@@ -1,0 +1,10 @@
+# C-level face of append_queue.py for the other compiled modules; it holds declarations only.
+
+cdef class AppendQueue:
+    cdef object _broker
+    cdef object _go_on
+    cdef object _refuse
+    cdef object _timer
+    cdef double _until
+    cdef double _wait_s
+    cdef public object waiting

@@ -1,0 +1,17 @@
+# C-level face of pipelined.py for the other compiled modules; it holds declarations only.
+
+from polywire.protocols.runtime.sequential cimport BareSequential
+
+
+cdef class BareSlot:
+    cdef public bint blocking
+    cdef public object cancel
+    cdef public object parts
+    cdef public object released
+    cdef public object session
+
+
+cdef class BarePipelined(BareSequential):
+    cdef public object _answers
+    cdef public long _blocking
+    cdef public object _queued

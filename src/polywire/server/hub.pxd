@@ -1,0 +1,27 @@
+# C-level face of hub.py for the other compiled modules; it holds declarations only.
+
+from polywire.server.idle cimport IdlePoll
+from polywire.server.memory cimport ReceiveMemory
+from polywire.server.request_times cimport RequestTimes
+from polywire.server.run_queue cimport RunQueue
+
+
+cdef class Hub:
+    cdef dict _held
+    cdef public object accepted
+    cdef public dict connections
+    cdef public bint draining
+    cdef public IdlePoll idle
+    cdef public object ingest
+    cdef public bint lending
+    cdef public object limits
+    cdef public object logins
+    cdef public ReceiveMemory memory
+    cdef public dict moved
+    cdef public long long refused
+    cdef public long long refused_before
+    cdef public RequestTimes request_times
+    cdef public RunQueue run_queue
+    cdef public object slots
+    cdef public object soon
+    cdef public long long tick
