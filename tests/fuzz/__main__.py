@@ -1,17 +1,20 @@
 """``python -m tests.fuzz``: all targets in one process by turns, and how many inputs each has taken; ``fuzz_http`` and others by name.
 
-FUZZ_SECONDS (30) is what each target has in all, FUZZ_SEED what repeats a run. Ends at the first input that breaks something.
-``--keep`` adds what was taken to the table of docs/operate/reliability.md.
+FUZZ_SECONDS (30) of a processor is what each target has in all, FUZZ_SEED what repeats a run. Ends at the first input that breaks something.
+``--on COUNTS`` goes on until it is stopped, over what breaks something as well, and keeps its counts in that file, what broke beside it.
+``--keep`` adds what was taken to the table of docs/operate/reliability.md; ``--keep COUNTS ...`` adds, and removes, what such files have.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -19,40 +22,129 @@ from typing import Final
 import structlog
 
 TURN_S: Final = 5.0
+ROUNDS: Final = 8  # between two looks at the clock
 TARGETS: Final = sorted(path.stem for path in Path(__file__).parent.glob("fuzz_*.py"))
 PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
 BEGIN: Final = "<!-- made by `python -m tests.fuzz --keep` -->"
 END: Final = "<!-- end of fuzz -->"
 
 
+@dataclass(slots=True)
+class Taken:
+    """What a target has taken, and how long that took a processor."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Target:
+    """A target and its next round."""
+
+    name: str
+    check: Callable[[random.Random], object]
+    inputs: int  # of a round
+    seed: int
+    taken: Taken
+
+    def turn(self, seconds: float) -> None:
+        """Rounds for so long. Raises what one of them breaks with."""
+        begun = time.process_time()
+        try:
+            while time.process_time() - begun < seconds:
+                self._rounds()
+        finally:
+            self.taken.seconds += time.process_time() - begun
+
+    def _rounds(self) -> None:
+        for _ in range(ROUNDS):
+            seed, self.seed = self.seed, self.seed + 1
+            self.taken.inputs += self.inputs
+            try:
+                self.check(random.Random(seed))
+            except BaseException as error:
+                error.add_note(f"{self.name} failed, repeat with FUZZ_SEED={seed} python -m tests.fuzz.{self.name}")
+                raise
+
+
 def main() -> int:
     """Give every target its turns."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--on", type=Path, metavar="COUNTS", help="go on until stopped, and keep counts in this file")
+    parser.add_argument("--keep", type=Path, nargs="*", metavar="COUNTS", help="add counts to the table of the page")
+    chosen = parser.parse_args()
+    if chosen.keep:
+        for path in chosen.keep:
+            keep(read_counts(path))
+            path.unlink()
+        return 0
     structlog.configure(processors=[_drop])  # what a broker tells its operator
     seed = int(os.environ.get("FUZZ_SEED") or random.randrange(2**32))
-    left = float(os.environ.get("FUZZ_SECONDS") or 30)
-    chosen = [name for name in sys.argv[1:] if name in TARGETS] or TARGETS
-    modules = {name: import_module(f"tests.fuzz.{name}") for name in chosen}
-    rounds: Counter[str] = Counter()
-    spent_s: dict[str, float] = dict.fromkeys(modules, 0.0)
     print(f"seed={seed}", flush=True)
-    while left > 0:
-        for name, module in modules.items():
-            begun, deadline = time.process_time(), time.monotonic() + min(TURN_S, left)
-            while time.monotonic() < deadline:
-                _check(name, module.check_all, seed + rounds[name])
-                rounds[name] += 1
-            spent_s[name] += time.process_time() - begun
-        left -= TURN_S
-        inputs = {name: rounds[name] * modules[name].INPUTS for name in rounds}
-        print(f"{sum(inputs.values())} inputs", flush=True)
-    for name in chosen:
-        print(f"{name:16} {inputs[name]:>12} {inputs[name] / spent_s[name]:>9.0f}/s of a processor")
-    if "--keep" in sys.argv:
-        keep(inputs, {name: inputs[name] / spent_s[name] for name in chosen})
+    targets = targets_of([name for name in chosen.targets if name in TARGETS] or TARGETS, seed)
+    if chosen.on is not None:
+        go_on(targets, chosen.on)
+    run(targets, float(os.environ.get("FUZZ_SECONDS") or 30))
+    counts = {target.name: target.taken for target in targets}
+    for name, taken in counts.items():
+        print(f"{name:16} {taken.inputs:>12} {taken.inputs / taken.seconds:>9.0f}/s of a processor")
+    if chosen.keep is not None:
+        keep(counts)
     return 0
 
 
-def keep(inputs: Mapping[str, int], rates: Mapping[str, float]) -> None:
+def targets_of(names: Iterable[str], seed: int) -> list[Target]:
+    """These targets, all from one seed on."""
+    modules = {name: import_module(f"tests.fuzz.{name}") for name in names}
+    return [Target(name, module.check_all, module.INPUTS, seed, Taken()) for name, module in modules.items()]
+
+
+def run(targets: list[Target], left_s: float) -> None:
+    """Turns until each has had so long; the first that breaks ends it."""
+    while left_s > 0:
+        for target in targets:
+            target.turn(min(TURN_S, left_s))
+        left_s -= TURN_S
+        print(f"{sum(target.taken.inputs for target in targets)} inputs", flush=True)
+
+
+def go_on(targets: list[Target], path: Path) -> None:
+    """Turns without end, with counts in a file, to which those of an earlier run are kept."""
+    before = read_counts(path) if path.exists() else {}
+    for target in targets:
+        target.taken = before.get(target.name, target.taken)
+    while True:
+        for target in targets:
+            try:
+                target.turn(TURN_S)
+            except Exception as error:
+                target.taken.failures += 1
+                note_failure(path, error)
+            write_counts(path, {**before, **{each.name: each.taken for each in targets}})
+
+
+def note_failure(path: Path, error: Exception) -> None:
+    """What broke, beside the counts."""
+    with path.with_suffix(".failed").open("a") as file:
+        file.write(f"{error!r} {' '.join(error.__notes__)}\n")
+
+
+def read_counts(path: Path) -> dict[str, Taken]:
+    """Counts that were kept."""
+    return {name: Taken(**fields) for name, fields in json.loads(path.read_text()).items()}
+
+
+def write_counts(path: Path, counts: Mapping[str, Taken]) -> None:
+    """Keep counts, all of them or those before."""
+    fields = {name: asdict(t) for name, t in counts.items()}
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(fields))
+    beside.replace(path)
+
+
+def keep(counts: Mapping[str, Taken]) -> None:
     """Add to the page what was taken, with how much a second of a processor takes of each target."""
     head, _, behind = PAGE.read_text().partition(BEGIN)
     table, _, rest = behind.partition(END)
@@ -60,8 +152,8 @@ def keep(inputs: Mapping[str, int], rates: Mapping[str, float]) -> None:
     for line in table.strip().splitlines()[2:-1]:
         name, taken, rate = [cell.strip(" `").replace(",", "") for cell in line.strip("|").split("|")]
         known[name] = int(taken), float(rate)
-    for name in inputs:
-        known[name] = known.get(name, (0, 0.0))[0] + inputs[name], rates[name]
+    for name, more in counts.items():
+        known[name] = known.get(name, (0, 0.0))[0] + more.inputs, more.inputs / more.seconds
     total = sum(taken for name, (taken, _) in known.items() if name in TARGETS)
     lines = [BEGIN, "| target | inputs | a second |", "|---|---|---|"]
     lines += [f"| `{name}` | {known[name][0]:,} | {known[name][1]:,.0f} |" for name in TARGETS if name in known]
@@ -71,14 +163,6 @@ def keep(inputs: Mapping[str, int], rates: Mapping[str, float]) -> None:
 
 def _drop(*_: object) -> dict[str, object]:
     raise structlog.DropEvent
-
-
-def _check(name: str, check: Callable[[random.Random], object], seed: int) -> None:
-    try:
-        check(random.Random(seed))
-    except BaseException:
-        print(f"{name} failed, repeat with FUZZ_SEED={seed} python -m tests.fuzz.{name}", flush=True)
-        raise
 
 
 if __name__ == "__main__":

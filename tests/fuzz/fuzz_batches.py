@@ -19,7 +19,7 @@ from polywire.records.rows import from_records, to_records
 from polywire.types import KeyHash
 from tests.fuzz.chance import fuzz
 
-INPUTS: Final = 1  # of a round
+INPUTS: Final = 8  # of a round
 SEALED_BYTES: Final = 96  # what the header's checksum covers (decision 0001)
 ODD: Final = (0, 1, 2, 7, 8, 104, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 PARTITIONS: Final = 7
@@ -119,7 +119,8 @@ def check(data: bytes) -> bool:
 
 def check_all(chance: random.Random) -> None:
     """One round."""
-    check(mutated(chance, chance.choice(GOOD)))
+    for _ in range(INPUTS):
+        check(mutated(chance, chance.choice(GOOD)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from polywire.types import Assignor
 from tests.fuzz.chance import damaged, fuzz
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
-INPUTS: Final = 1  # of a round
+INPUTS: Final = 8  # of a round: connections, one after the other to the same broker
 TOKEN: Final = b"0123456789abcdef"
 FRAMES_MAX: Final = 12
 ODD: Final = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
@@ -93,10 +93,8 @@ def check_answers(written: bytes) -> None:
     assert at == len(written), "half a frame was written"
 
 
-def check_all(chance: random.Random) -> None:
+def converse(chance: random.Random, peer: Peer) -> None:
     """One connection's life. Raises whatever is no documented answer."""
-    peer = Peer()
-    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
     try:
         feed(chance, peer, mutated(chance))
     except PeerError as error:
@@ -107,7 +105,15 @@ def check_all(chance: random.Random) -> None:
     if chance.random() < 0.5:
         peer.session.finish(memoryview(b""))
     peer.session.close()
-    peer.loop.advance(70.0)
+
+
+def check_all(chance: random.Random) -> None:
+    """One round."""
+    first = Peer()
+    first.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
+    for _ in range(INPUTS):
+        converse(chance, first.another())
+    first.loop.advance(70.0)
 
 
 if __name__ == "__main__":

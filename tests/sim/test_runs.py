@@ -9,10 +9,12 @@ from collections import Counter
 
 import pytest
 
+from polywire.store.file import FileBlob
 from polywire.testing.sim.log.model import KeptPartition
 from polywire.testing.sim.promises import Violation
 from polywire.testing.sim.world import World
 from polywire.testing.sim.worlds import WORLDS
+from polywire.types import Buffer
 
 RUNS = int(os.environ.get("POLYWIRE_SIM_RUNS", "48"))
 STEPS = 800
@@ -41,6 +43,8 @@ FOUND = (
     ("wires", 4_001_071),
 )
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
+LATER = {3: ("moved",), 13: ("published",), 6: ("denied", "rights", "told")}
+"""What comes up in numbers of the world of wires that leave this when divided by sixteen."""
 TROUBLES = ("power loss", "killed", "fault", "short", "rival")
 
 
@@ -62,6 +66,27 @@ def test_runs_keep_every_promise(kind: str, part: int) -> None:
 
 def test_rot_that_readers_meet_comes_up() -> None:
     assert any(run("log", seed).story.counts["refused rot"] for seed in range(RUNS))
+
+
+@pytest.mark.parametrize("rest", LATER)
+def test_what_came_to_the_world_of_wires_later_comes_up(rest: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(rest, RUNS, 16):
+        counts += run("wires", seed).story.counts
+    assert all(counts[event] for event in LATER[rest])
+
+
+def test_the_page_cache_is_read_in_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_now, found = FileBlob.read_now, Counter[bool]()
+
+    def read(blob: FileBlob, out: Buffer, position: int) -> bool:
+        found[blob.is_kept] += 1
+        return read_now(blob, out, position)
+
+    monkeypatch.setattr(FileBlob, "read_now", read)
+    for seed in (1, 4, 9, 12):
+        run("log", seed)
+    assert found[True]
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)

@@ -6,14 +6,18 @@ Promises: as ``tests.sim.mutations``. Must not know: who notices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import pytest
 
+from polywire.broker.access import Access, User
+from polywire.broker.authorization import Authorization
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.identification import Identification
 from polywire.broker.producers import Producers
+from polywire.broker.staged_publish import StagedPublish
 from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy.session import IggySession
@@ -129,6 +133,23 @@ def _overtaken(patch: pytest.MonkeyPatch) -> None:
         wrapped(kind, "_waits", _takes_more)(patch)
 
 
+def _no_positions(*_: object, **__: object) -> Iterator[Any]:
+    """A commit leaves positions where they were."""
+    return iter(())
+
+
+def _in_part(old: Callable[..., Any], staging: Any, writer: str, number: int, tokens: Any, **named: Any) -> Any:
+    """The last of what a publish names is left out."""
+    return old(staging, writer, number, tokens[:-1] or tokens, **named)
+
+
+def _told_before(old: Callable[..., None], access: Access, user: User, done: Any, **named: Any) -> None:
+    """Who has changed a user is told before that is stored."""
+    old(access, user, None, **named)
+    if done is not None:
+        access._loop.call_soon(done, user)
+
+
 WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "viewed-memory", "what a write batch views is not read into", wrapped(Connection, "get_buffer", _settled_early)
@@ -163,6 +184,18 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         wrapped(PipelinedSession, "answered", _answered_in_any_order),
     ),
     WiresMutation("sent-again", "what is sent again is stored once", wrapped(Producers, "find", _never_repeats)),
+    WiresMutation(
+        "wire-positions", "positions come with a commit", replaced(Transactions, "_positions", _no_positions)
+    ),
+    WiresMutation("wire-publish", "a publish has all that it names", wrapped(StagedPublish, "publishing", _in_part)),
+    WiresMutation(
+        "wire-publish-once", "a number is published once", replaced(StagedPublish, "_is_published", lambda *_: False)
+    ),
+    WiresMutation("permissions", "who may not is refused", replaced(Authorization, "permits", lambda *_: True)),
+    WiresMutation(
+        "ended-logins", "whose token was ended is nobody", replaced(Identification, "is_current", lambda *_: True)
+    ),
+    WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _told_before)),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
     WiresMutation(
         "wire-generation",

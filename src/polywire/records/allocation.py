@@ -12,7 +12,7 @@ from typing import Final
 
 MAPPED_BYTES_MIN: Final = 1024 * 1024  # below, the allocator's own memory is quicker
 
-LARGE_PAGE_BYTES: Final = 2 * 1024 * 1024  # of x86-64, and of ARM with pages of 4 KiB
+LARGE_PAGE_BYTES = 2 * 1024 * 1024  # of x86-64, and of ARM with pages of 4 KiB
 
 _PRIVATE: Final = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 

@@ -10,7 +10,7 @@ those it had then, or later ones. Must not know: who writes, when the power goes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +44,14 @@ class Inode:
             versions.append(bytes(self.data[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES]))
             if len(versions) > VERSIONS_MAX:
                 del versions[0]
+
+    def copied(self) -> Inode:
+        """Another one like it."""
+        copy = Inode(self.number)
+        copy.data, copy.durable, copy.opened = bytearray(self.data), bytearray(self.durable), self.opened
+        copy.dirty = {sector: list(versions) for sector, versions in self.dirty.items()}
+        copy.sizes = list(self.sizes)
+        return copy
 
     def resize(self, size: int) -> None:
         """Cut the file, or fill it with zeros."""
@@ -139,6 +147,17 @@ class Directory:
         _apply(self.names, change)
         self.changes.append(change)
 
+    def copied(self, known: dict[int, Inode | Directory]) -> Directory:
+        """Another one like it, and of everything below. known: copies that were made, by what they are of: a file may have two names."""
+        copy = Directory()
+        for names, into in ((self.names, copy.names), (self.durable, copy.durable)):
+            into.update((name, _copied(node, known)) for name, node in names.items())
+        copy.changes = [
+            {name: None if node is None else _copied(node, known) for name, node in change.items()}
+            for change in self.changes
+        ]
+        return copy
+
     def sync(self) -> int:
         """Put the names on the disk; returns how many changes that were."""
         count = len(self.changes)
@@ -167,6 +186,12 @@ def _apply(names: dict[str, Inode | Directory], change: dict[str, Inode | Direct
             names[name] = node
 
 
+def _copied(node: Inode | Directory, known: dict[int, Inode | Directory]) -> Inode | Directory:
+    if id(node) not in known:
+        known[id(node)] = node.copied() if isinstance(node, Inode) else node.copied(known)
+    return known[id(node)]
+
+
 class SimulatedDisk:
     """Everything that is stored. Guards: ``used_bytes`` are those of files that have a name or are open. reads_past: whether files can be
     read past what the system keeps of them; of one that cannot, nobody could tell what a failed sync has lost."""
@@ -174,10 +199,18 @@ class SimulatedDisk:
     def __init__(self, capacity_bytes: int, *, reads_past: bool = True) -> None:
         self.capacity_bytes = capacity_bytes
         self.reads_past: Final = reads_past
-        self.root: Final = Directory()
+        self.root = Directory()
         self.locks: Final[set[int]] = set()
         """Files that a process has locked."""
         self._number = 0
+
+    def copied(self) -> SimulatedDisk:
+        """Another one that has the same, and lost the same."""
+        copy = SimulatedDisk(self.capacity_bytes, reads_past=self.reads_past)
+        copy.root = self.root.copied({})
+        copy.locks.update(self.locks)
+        copy._number = self._number
+        return copy
 
     def make_file(self) -> Inode:
         """A file without a name."""
@@ -186,8 +219,16 @@ class SimulatedDisk:
 
     def directory(self, path: Path) -> Directory:
         """The directory of this path. Raises FileNotFoundError, NotADirectoryError."""
+        return self._directory(path.parts[1:], path)
+
+    def find(self, path: Path) -> Inode | Directory | None:
+        """What this path names. Raises what ``directory`` raises of the path above."""
+        parts = path.parts
+        return self._directory(parts[1:-1], path).names.get(parts[-1]) if len(parts) > 1 else self.root
+
+    def _directory(self, names: Sequence[str], path: Path) -> Directory:
         found: Inode | Directory = self.root
-        for name in path.parts[1:]:
+        for name in names:
             if not isinstance(found, Directory):
                 raise NotADirectoryError(20, "Not a directory", str(path))
             inner = found.names.get(name)
@@ -198,12 +239,6 @@ class SimulatedDisk:
             raise NotADirectoryError(20, "Not a directory", str(path))
         return found
 
-    def find(self, path: Path) -> Inode | Directory | None:
-        """What this path names."""
-        if path == path.parent:
-            return self.root
-        return self.directory(path.parent).names.get(path.name)
-
     def files(self) -> Iterator[tuple[str, Inode]]:
         """Every file that has a name, with its path."""
         yield from _files(self.root, "")
@@ -211,7 +246,15 @@ class SimulatedDisk:
     @property
     def used_bytes(self) -> int:
         """Space that is taken."""
-        return sum(len(inode.data) for inode in {inode.number: inode for _, inode in self.files()}.values())
+        found: dict[int, int] = {}
+        left = [self.root]
+        for directory in left:
+            for node in directory.names.values():
+                if isinstance(node, Directory):
+                    left.append(node)
+                else:
+                    found[node.number] = len(node.data)
+        return sum(found.values())
 
     def close_all(self) -> None:
         """The process is gone, and with it every file it had open."""

@@ -16,7 +16,7 @@ LINES_KEPT: Final = 4000  # of a run that nobody prints: its end, which shows wh
 class Story:
     """Guards: ``actor`` is who does what comes next; ``counts`` tells how often each kind of event happened."""
 
-    __slots__ = ("_digest", "_now", "_show", "actor", "counts", "lines", "number")
+    __slots__ = ("_digest", "_lines", "_now", "_show", "_told", "actor", "counts", "number")
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
         """show: gets each line as it is written."""
@@ -25,7 +25,8 @@ class Story:
         self._now: Callable[[], float] = lambda: 0.0
         self.actor = "world"
         self.number = 0
-        self.lines: Final[deque[str]] = deque(maxlen=LINES_KEPT)
+        self._lines: Final[deque[str]] = deque(maxlen=LINES_KEPT)
+        self._told: Final[list[tuple[int, float, str, str, str]]] = []
         self.counts: Final[Counter[str]] = Counter()
 
     def follow(self, now: Callable[[], float]) -> None:
@@ -36,12 +37,27 @@ class Story:
         """One more event."""
         self.number += 1
         self.counts[event] += 1
-        line = f"{self.number:6} {self._now():12.6f} {self.actor:8} {event:12} {text}".rstrip()
-        self._digest.update(line.encode() + b"\n")
-        self.lines.append(line)
-        if self._show is not None:
-            self._show(line)
+        self._told.append((self.number, self._now(), self.actor, event, text))
+        if self._show is not None or len(self._told) > LINES_KEPT:
+            self._write()
+
+    def _write(self) -> None:
+        """Put what was told into lines, which most runs are never asked for."""
+        for number, now, actor, event, text in self._told:
+            line = f"{number:6} {now:12.6f} {actor:8} {event:12} {text}".rstrip()
+            self._digest.update(line.encode() + b"\n")
+            self._lines.append(line)
+            if self._show is not None:
+                self._show(line)
+        self._told.clear()
+
+    @property
+    def lines(self) -> deque[str]:
+        """The last of them."""
+        self._write()
+        return self._lines
 
     def digest(self) -> str:
         """What follows from every line so far."""
+        self._write()
         return self._digest.hexdigest()

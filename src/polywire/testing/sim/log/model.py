@@ -6,7 +6,7 @@ lost is a ``Violation``. Must not know: how the log does it, when anything happe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
@@ -37,6 +37,19 @@ class KeptPartition:
     dropped_known: Acknowledged = field(default_factory=Acknowledged)
     shown: int = 0
     rotten: set[int] = field(default_factory=set)
+
+    def copied(self) -> KeptPartition:
+        """Another one of the same."""
+        return replace(
+            self,
+            records=list(self.records),
+            gone=set(self.gone),
+            rotten=set(self.rotten),
+            appended=replace(self.appended),
+            trimmed=replace(self.trimmed),
+            opened=replace(self.opened),
+            dropped_known=replace(self.dropped_known),
+        )
 
     def check_records(self, found: list[Record], first: int, end: int) -> None:
         """Judge what was read of offsets [first, end)."""
@@ -130,6 +143,18 @@ class Model:
         self.additions: Final[list[Addition]] = []
         self.publications: Final[list[tuple[list[bytes], int, list[Addition]]]] = []
         """Tokens, end of the changes, and what reaches how far with them."""
+
+    def copied(self) -> Model:
+        """Another one of the same, for what happens to a copy of the disk."""
+        copy = Model()
+        copy.partitions.update((number, kept.copied()) for number, kept in self.partitions.items())
+        copy.incarnations = self.incarnations
+        copy.changes.extend(self.changes)
+        copy.changed.written, copy.changed.synced = self.changed.written, self.changed.synced
+        copy.tokens.update((token, replace(one, known=replace(one.known))) for token, one in self.tokens.items())
+        copy.additions.extend(self.additions)
+        copy.publications.extend(self.publications)
+        return copy
 
     def open(self, incarnation: int, *, keyed: bool) -> KeptPartition:
         """A partition begins."""

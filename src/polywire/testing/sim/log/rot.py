@@ -6,7 +6,6 @@ Promises: the disk that is asked about stays as it is. Must not know: what the f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
@@ -70,7 +69,7 @@ class Rot:
 
     def _start(self, disk: SimulatedDisk) -> tuple[str, LogProcess | None]:
         """Damage a copy and start on it: what was damaged, and the process, if it said nothing of that."""
-        copy = deepcopy(disk)
+        copy = disk.copied()
         copy.close_all()
         path, cut = self._spoil(copy)
         process = LogProcess(copy, self._settings, self._clock, self._chance, self._story)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -29,6 +28,11 @@ SETTINGS: Final = LogSettings(
 )
 COMPACTION: Final = {"DIRTY_BYTES_MIN": 4000, "KEY_SLOTS": 64}
 """What must be small so that it happens often."""
+CACHE_BYTES: Final = 64 * 1024  # of what was sealed last, in some numbers: a segment or two
+CACHED: Final = (1, 4, 9, 12)  # rests of those numbers
+REMOVING: Final = (6,)
+REMOVALS: Final = {"trim": 5.0, "drop": 4.0, "compact": 3.0, "barrier": 0.0, "publish": 0.3}
+"""How many times as often what happens in numbers that are about segments that go."""
 
 
 @contextmanager
@@ -75,6 +79,10 @@ class LogWorld(World):
             staged_bytes_max=chance.one_of((16 * 1024, SETTINGS.staged_bytes_max)),
             durability=chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED)),
         )
+        if self.rest in CACHED:
+            self._settings = replace(self._settings, cache_bytes=CACHE_BYTES)
+        elif self.rest in REMOVING:  # where hardly anything is synced but what has to be
+            self._settings = replace(self._settings, sync_interval_ms=60_000, durability=Level.WRITTEN)
 
     def _description(self) -> str:
         return f"seed={self.seed} durability={self._settings.durability.name}"
@@ -87,7 +95,12 @@ class LogWorld(World):
         self._faults_before = self.story.counts["fault"]
         self.client = Client(process.log, process.state, self._model, self._chance, self.story)
         self._decay = Decay(self._disk, self._model, process, self._chance, self.story)
-        self._weights = list(ACTS.values())
+        self._weights = self._usual()
+
+    def _usual(self) -> list[float]:
+        """How often what is asked for, in this run."""
+        factors = REMOVALS if self.rest in REMOVING else {}
+        return [weight * factors.get(act.__name__, 1.0) for act, weight in ACTS.items()]
 
     def _act(self) -> None:
         self.client.act(self._weights, self._without)
@@ -98,8 +111,13 @@ class LogWorld(World):
 
     def _change_minds(self) -> None:
         self._mend()
-        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+        self._weights = [weight * self._chance.share() ** 2 for weight in self._usual()]
         self.client.levels = self._chance.one_of(LEVELS)
+
+    def _change_mood(self) -> None:
+        super()._change_mood()
+        if self.rest in REMOVING and "haste" not in self._without:
+            self._process.files.haste = self._chance.one_of((0.0, 0.2))
 
     def _make_trouble(self, trouble: str) -> None:
         if trouble != "decay":
@@ -120,7 +138,7 @@ class LogWorld(World):
         super()._restart()
 
     def _rot(self) -> Rot:
-        return Rot(deepcopy(self._model), self._settings, self._clock, self._chance, self.story)
+        return Rot(self._model.copied(), self._settings, self._clock, self._chance, self.story)
 
     def _expect_failed_reads(self) -> None:
         self.client.may_fail_reads = True

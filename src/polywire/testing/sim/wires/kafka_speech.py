@@ -5,6 +5,7 @@ Promises: as ``Speech``; batches of one producer are numbered on, over all of it
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,6 +27,8 @@ VERSIONS: Final = {
     Api.FETCH: 11,
     Api.OFFSET_COMMIT: 7,
     Api.OFFSET_FETCH: 5,
+    Api.SASL_HANDSHAKE: 1,
+    Api.SASL_AUTHENTICATE: 1,
 }
 LATER: Final = (WireError.KAFKA_STORAGE_ERROR, WireError.THROTTLING_QUOTA_EXCEEDED)
 ACKS: Final = {Level.WRITTEN: 1, Level.SYNCED: -1}
@@ -53,10 +56,11 @@ class KafkaSpeech(Speech):
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._buffer = bytearray()
-        self._asked: dict[int, tuple[Api, int]] = {}
+        self._asked: defaultdict[int, deque[tuple[Api, int]]] = defaultdict(deque)
+        """By number: what is sent first has 0, if it is several requests."""
 
     def _request(self, number: int, api: Api, offset: int = 0, /, **fields: Any) -> bytes:
-        self._asked[number] = api, offset
+        self._asked[number].append((api, offset))
         return encode_request(api, VERSIONS[api], number, schema.request(api)(**fields), client_id="simulated")
 
     def level(self, level: Level) -> Level:
@@ -116,13 +120,18 @@ class KafkaSpeech(Speech):
             frame = bytes(buffer[4 : 4 + size])
             del buffer[: 4 + size]
             number = int.from_bytes(frame[:4], "big")
-            require(number in self._asked, "an answer is to a request", number=number)
-            api, offset = self._asked.pop(number)
+            require(self._asked[number], "an answer is to a request", number=number)
+            api, offset = self._asked[number].popleft()
             _, body = decode_response(api, VERSIONS[api], frame)
             if number:
                 yield _answer(number, api, offset, body)
-            elif not body.error:
-                self._identity.begin(body.producer_id)
+            else:
+                self._greeted(api, body)
+
+    def _greeted(self, api: Api, body: Any) -> None:
+        """What was sent first is answered."""
+        if not body.error:
+            self._identity.begin(body.producer_id)
 
 
 def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
@@ -136,7 +145,8 @@ def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
     if error is WireError.OUT_OF_ORDER_SEQUENCE_NUMBER:
         return Answer(number, error=GAP)
     if error:
-        return Answer(number, error=error.name, later=error in LATER)
+        is_denied = error is WireError.TOPIC_AUTHORIZATION_FAILED
+        return Answer(number, error=error.name, later=error in LATER, is_denied=is_denied)
     if api is Api.PRODUCE:
         return Answer(number, offset=entry.base_offset)
     if api is Api.FETCH:

@@ -29,10 +29,12 @@ Owner = tuple[PositionKind, str]
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """What is there as a whole or not at all. staged: of which everything is held. is_asked: whether its commit was asked for."""
+    """What is there as a whole or not at all. staged: of which everything is held. is_asked: whether its commit was asked for. moved: the
+    position that moves with it, if one does."""
 
     staged: list[Sending] = field(default_factory=list)
     is_asked: bool = False
+    moved: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -211,15 +213,23 @@ class Ledger:
             sending.is_stored = True
             self._answered.append(sending)
 
-    def settle_transactions(self) -> None:
-        """A start has found what ``settle`` was told, of every partition."""
+    def goes_on(self, transaction: Transaction) -> None:
+        """It may come to its end in another process than it began in."""
+        if transaction.staged:
+            self._transactions.append(transaction)
+
+    def settle_transactions(self, moved: int | None) -> None:
+        """A start has found what ``settle`` was told, of every partition, and this position of those that move with transactions."""
         present = {value for shelf in self.shelves.values() for value in shelf.known.values()}
+        last: int | None = None
         for transaction in self._transactions:
             values = [value for sending in transaction.staged for value in sending.values]
             there = [value for value in values if value in present]
             require(
                 len(there) in (0, len(values)), "a transaction is there as a whole", there=len(there), of=len(values)
             )
+            last = transaction.moved if there and transaction.moved is not None else last
+        require(last in (None, moved), "a position moves with its transaction", found=moved, last=last)
         self._transactions = []
 
     # Positions

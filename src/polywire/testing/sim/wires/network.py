@@ -335,6 +335,7 @@ class Network:
         self._links: list[Link] = []
         self._count = 0
         self._driven: Driven | None = None
+        self._found: list[Event] = []
         loop.workers.append(self)
 
     def drive(self, hub: Hub, chance: Chance) -> None:
@@ -366,17 +367,19 @@ class Network:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing can happen until somebody does something."""
-        return not self._ready()
+        """Whether nothing can happen until somebody does something. What can is kept: whoever asks has the next step, perhaps."""
+        self._found = self._ready()
+        return not self._found
 
     def step(self, chance: Chance) -> None:
         """Something happens to one link, or to several in one pass of the loop."""
         before, self._story.actor = self._story.actor, self.name
-        for _ in range(chance.one_of((1, 1, 1, BURST))):
-            ready = self._ready()
+        ready, self._found = self._found or self._ready(), []
+        for left in reversed(range(chance.one_of((1, 1, 1, BURST)))):
             if not ready:
                 break
             chance.one_of(ready)(chance)
+            ready = self._ready() if left else []
         self._story.actor = before
         self._links = [link for link in self._links if not (link.transport.lost and (link.is_over or link.is_cut))]
 

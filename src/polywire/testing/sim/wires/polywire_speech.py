@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from polywire.errors import Conflict, Missing
+from polywire.errors import Conflict, Denied, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import KINDS
 from polywire.protocols.polywire.codec import (
@@ -109,7 +109,8 @@ def _answer(verb: int, flags: int, number: int, head: bytes, payload: bytes, nam
     if flags & ERROR:
         failure = decode_answer(head, messages.Failure)
         later, is_fenced = failure.retry == RETRY_LATER, failure.kind in FENCED
-        return Answer(number, error=failure.message, later=later, is_fenced=is_fenced)
+        is_denied = failure.kind == KINDS_OF_ERRORS[Denied]
+        return Answer(number, error=failure.message, later=later, is_fenced=is_fenced, is_denied=is_denied)
     if verb in (Verb.JOIN, Verb.SYNC, Verb.HEARTBEAT):
         told = decode_answer(head, messages.Membership)
         return Answer(number, place=Membership(name, told.generation, tuple(told.partitions)))

@@ -22,7 +22,7 @@ GAP: Final = "gap"  # what comes behind numbered records that were refused, or l
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a request was answered. offset: of the first record, or the position. error: what it was refused with, and whether it may come
-    again later. is_fenced: whether that is because a group has changed. is_partial: whether
+    again later. is_fenced: whether that is because a group has changed; is_denied: because this one may not. is_partial: whether
     some of it is stored all the same. is_last: whether nothing more is said. place: in a group."""
 
     number: int
@@ -31,6 +31,7 @@ class Answer:
     error: str = ""
     later: bool = False
     is_fenced: bool = False
+    is_denied: bool = False
     is_partial: bool = False
     is_last: bool = True
     place: Membership | None = None

@@ -16,17 +16,30 @@ from polywire.records.columns import Record
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
-from polywire.testing.sim.wires.ledger import PLACES, Ledger, Place, Sending, Transaction
+from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending, Transaction
 from polywire.testing.sim.wires.network import Link
 from polywire.testing.sim.wires.ordered_speech import framed_end
-from polywire.types import Level
+from polywire.types import Level, PositionKind
 
-VERSIONS: Final = {Api.INIT_PRODUCER_ID: 1, Api.ADD_PARTITIONS_TO_TXN: 1, Api.PRODUCE: 8, Api.END_TXN: 1}
+VERSIONS: Final = {
+    Api.INIT_PRODUCER_ID: 1,
+    Api.ADD_PARTITIONS_TO_TXN: 1,
+    Api.ADD_OFFSETS_TO_TXN: 1,
+    Api.TXN_OFFSET_COMMIT: 2,
+    Api.OFFSET_FETCH: 5,
+    Api.PRODUCE: 8,
+    Api.END_TXN: 1,
+}
 ID: Final = "copies"
 TIMEOUT_MS: Final = 60_000
 TRANSACTIONAL: Final = 0x10  # of a batch's attributes
 VALUE_SIZES: Final = (1, 40, 2000)
 COMMITS: Final = 0.7  # of transactions
+SOURCE: Final[Place] = ("b", 0)
+"""What is copied, where positions move."""
+OWNER: Final[Owner] = (PositionKind.GROUP, "copiers")
+MOVES: Final = 0.7  # of steps within a transaction that has moved nothing yet
+LOOKS: Final = 0.1  # of steps between two transactions
 
 
 class Transactor:
@@ -48,6 +61,10 @@ class Transactor:
         self._sequences: dict[Place, int] = {}
         self._transaction: Transaction | None = None
         self._added: set[Place] = set()
+        self.moves = False
+        """Whether it moves positions, too."""
+        self._offset = 0
+        self._moving: set[Place] = set()
 
     def connected(self, link: Link) -> None:
         """There is a connection."""
@@ -88,6 +105,10 @@ class Transactor:
     def _step(self) -> None:
         if self._producer is None:
             self._ask(Api.INIT_PRODUCER_ID, self._begun, transactional_id=ID, transaction_timeout_ms=TIMEOUT_MS)
+        elif self.moves and self._transaction is None and self._chance.happens(LOOKS):
+            self._look()
+        elif self.moves and self._can_move(self._transaction) and self._chance.happens(MOVES):
+            self._move()
         elif self._transaction is not None and self._chance.happens(0.4):
             self._end(self._transaction)
         else:
@@ -102,6 +123,7 @@ class Transactor:
         self._transaction = None
         self._sequences.clear()
         self._added.clear()
+        self._moving.clear()
 
     def _produce(self) -> None:
         place = self._chance.one_of(PLACES)
@@ -155,13 +177,62 @@ class Transactor:
         else:
             transaction.staged.append(sending)
 
+    # Positions
+
+    @staticmethod
+    def _can_move(transaction: Transaction | None) -> bool:
+        return transaction is not None and transaction.moved is None and bool(transaction.staged)
+
+    def _move(self) -> None:
+        """Move the position, as far as nobody has moved it: first by saying so, then by doing it."""
+        if SOURCE not in self._moving:
+            self._ask(Api.ADD_OFFSETS_TO_TXN, self._may_move, group_id=OWNER[1], **self._whose())
+            return
+        self._offset += 1 + self._chance.below(5)
+        offset, transaction = self._offset, self._transaction
+        assert transaction is not None, "it is open"
+
+        def was_moved(body: Any) -> None:
+            if body.topics[0].partitions[0].error:
+                self._producer = None
+            else:
+                transaction.moved = offset
+
+        topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
+        one = topics(name=SOURCE[0], partitions=[topics.Partitions(index=SOURCE[1], offset=offset)])
+        self._ask(Api.TXN_OFFSET_COMMIT, was_moved, group_id=OWNER[1], topics=[one], **self._whose())
+
+    def _may_move(self, body: Any) -> None:
+        if body.error:
+            self._producer = None
+        else:
+            self._moving.add(SOURCE)
+
+    def _look(self) -> None:
+        """See where the group stands: nobody is told of what is not committed."""
+        since = self._ledger.last_answered(OWNER, SOURCE)
+
+        def told(body: Any) -> None:
+            entry = body.topics[0].partitions[0]
+            if not entry.error:
+                self._ledger.finds(OWNER, SOURCE, None if entry.offset < 0 else entry.offset, since)
+
+        one = schema.request(Api.OFFSET_FETCH).Topics(name=SOURCE[0], indexes=[SOURCE[1]])
+        self._ask(Api.OFFSET_FETCH, told, group_id=OWNER[1], topics=[one])
+
     def _end(self, transaction: Transaction) -> None:
         """Ask for the end of a transaction of which everything was staged."""
         transaction.is_asked = self._chance.happens(COMMITS)
+        is_moved = transaction.is_asked and transaction.moved is not None
+        at = self._ledger.asks(OWNER, SOURCE, transaction.moved or 0) if is_moved else -1
 
         def ended(body: Any) -> None:
             self._transaction = None
             self._added.clear()
+            self._moving.clear()
+            if is_moved and not body.error:
+                self._story.tell("moved", f"t to {transaction.moved}")
+                self._ledger.was_stored(OWNER, SOURCE, at, Level.SYNCED)
             if body.error:
                 self._producer = None
             elif transaction.is_asked:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Read
 from polywire.protocols.polywire import session
 from polywire.server.shared_chunk import CHUNK_BYTES
@@ -26,15 +26,18 @@ from polywire.testing.sim.tokens import tokens_by
 from polywire.testing.sim.wires.cursus_speech import CursusApiSpeech, CursusSpeech, Producer
 from polywire.testing.sim.wires.flux_speech import FluxSpeech
 from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger
+from polywire.testing.sim.wires.guests import Guest, Rights, cheap_logins
 from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
+from polywire.testing.sim.wires.login_speech import SPEAKERS
 from polywire.testing.sim.wires.peer import PATIENCE, VALUE_SIZES, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
+from polywire.testing.sim.wires.publisher import Publisher
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
-from polywire.testing.sim.wires.transactor import Transactor
+from polywire.testing.sim.wires.transactor import OWNER, SOURCE, Transactor
 from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level, TopicName
 
@@ -42,6 +45,9 @@ UNSYNCED_BYTES: Final = (4 * 1024, 24 * 1024, SETTINGS.unsynced_bytes_max)
 """Above which the log is congested; the last one never is."""
 SMALL_SLOT_BYTES: Final = 36 * 1024  # a batch of the longest values that peers send fits
 PEERS: Final = 5  # one more than there are slots
+GUESTS: Final = 2  # more, in some numbers, who log in
+HOSTS: Final = 3  # other peers beside them
+RULES: Final = 0.06  # of what is asked for then: what guests may do
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
 REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
 ACTS: Final = {
@@ -71,8 +77,33 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "readers": {"produce": 2.0, "fetch": 4.0, "flood": 5.0, "deafen": 3.0, "transact": 0.3},
     "writers": {"connect": 2.0, "produce": 5.0, "fetch": 2.0, "flood": 3.0, "commit": 0.3, "transact": 0.3},
     "endings": {"connect": 3.0, "finish": 12.0, "cut": 8.0, "fetch": 2.0, "flood": 8.0, "transact": 0.3},
+    "losses": {
+        "connect": 2.0,
+        "produce": 2.0,
+        "fetch": 6.0,
+        "flood": 10.0,
+        "deafen": 8.0,
+        "listen": 0.3,
+        "transact": 0.2,
+    },
+    "copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
+    "publishes": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
+    "guests": {"produce": 2.0, "fetch": 2.0, "commit": 0.3, "join": 0.3, "move": 0.3, "transact": 0.3},
+    "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
 """What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
+FOCUSES_CHOSEN: Final = tuple(FOCUSES)[:5]
+"""Those that chance chooses among."""
+FOCUSES_OF: Final = {
+    1: "levels",
+    3: "copies",
+    4: "losses",
+    6: "guests",
+    9: "levels",
+    13: "publishes",
+    14: "guests",
+}
+"""Those of some numbers, by their rest."""
 
 
 def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
@@ -89,6 +120,8 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     )
     if focus == "members":
         speakers = (PolywireSpeech, FluxSpeech, cursus)
+    elif focus == "levels":  # wires on which some requests wait for the disk and others do not
+        speakers = (kafka, kafka, Kafka07Speech)
     elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
         speakers = (kafka, Kafka07Speech, cursus, FluxSpeech)
     return chance.one_of(speakers)
@@ -111,21 +144,22 @@ class WiresWorld(World):
     def _surroundings(self) -> Iterator[None]:
         before, session.REQUESTS_MAX = session.REQUESTS_MAX, REQUESTS_MAX  # type: ignore[misc]
         try:
-            with small_compaction(), tokens_by(self._chance):
+            with small_compaction(), tokens_by(self._chance), cheap_logins(lambda: self._process.loop):
                 yield
         finally:
             session.REQUESTS_MAX = before  # type: ignore[misc]
 
     def _choose_settings(self) -> None:
         chance = self._chance
-        self._focus = chance.one_of(tuple(FOCUSES))
+        self._focus = chance.one_of(FOCUSES_CHOSEN)
+        self._focus = FOCUSES_OF.get(self.rest, self._focus)
         durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
         least = 2 + chance.below(2)
         self._log_settings = replace(
             SETTINGS,
             slot_count_min=least,
             slot_count_max=least + chance.below(3),
-            sync_interval_ms=chance.one_of((60_000,) if self._focus == "writers" else (1, 20, 100, 60_000)),
+            sync_interval_ms=chance.one_of((60_000,) if self._focus in ("writers", "levels") else (1, 20, 100, 60_000)),
             unsynced_bytes_max=chance.one_of(UNSYNCED_BYTES),
             slot_bytes=chance.one_of((SMALL_SLOT_BYTES, SETTINGS.slot_bytes)),
             durability=durability,
@@ -144,10 +178,21 @@ class WiresWorld(World):
             Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
         ]
+        self._guests = [self._make_guest(number) for number in range(GUESTS if self._focus == "guests" else 0)]
+        self._peers = [*self._peers[: HOSTS if self._guests else PEERS], *self._guests]
         self._transactor = Transactor(self._ledger, chance, self.story)
-        self._has_driver = chance.happens(0.5)
+        self._transactor.moves = self._focus == "copies"
+        self._publisher = Publisher(self._ledger, chance, self.story)
+        self._has_driver = chance.happens(0.5) or self._focus == "losses"
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
+
+    def _make_guest(self, number: int) -> Guest:
+        rights = Rights(f"g{number}", self._chance, self.story)
+        speak = partial(SPEAKERS[number % len(SPEAKERS)], rights)
+        guest = Guest(PEERS + number, speak, self._ledger, self._group, self._chance, self.story)
+        guest.bind(rights)
+        return guest
 
     def _description(self) -> str:
         return f"seed={self.seed} durability={self._durability.name} driver={self._has_driver} focus={self._focus}"
@@ -163,7 +208,8 @@ class WiresWorld(World):
         self._error = None
         self._process.log.on_failure(self._failed)
         self._weights = self._focused()
-        self._transactor.disconnected()
+        for transacting in (self._transactor, self._publisher):
+            transacting.disconnected()
         for peer in self._peers:
             peer.may_be_refused = False
             peer.disconnected()
@@ -197,11 +243,25 @@ class WiresWorld(World):
     # What peers do
 
     def _act(self) -> None:
+        if self._guests and self._chance.happens(RULES):
+            self._rule(self._chance.one_of(self._guests).rights)
+            return
         before, self.story.actor = self.story.actor, "peer"
         peer = self._chance.one_of(self._peers)
         act = self._chance.weighted(list(ACTS), self._weights)
         if act not in self._without:
             self._do(act, peer)
+        self.story.actor = before
+
+    def _rule(self, rights: Rights) -> None:
+        """Somebody says what a guest may do."""
+        before, self.story.actor = self.story.actor, "ruler"
+        try:
+            rights.change(self._process.broker.access)
+        except BrokerError as error:
+            excused = isinstance(error, Busy) or self._failure is not None or error.code is ErrorCode.STORAGE_FAILED
+            require(excused, "refused for no reason", error=str(error))
+        self._process.broker.commit()
         self.story.actor = before
 
     def _do(self, act: str, peer: Peer) -> None:
@@ -234,7 +294,7 @@ class WiresWorld(World):
             asks[act]()
 
     def _transact(self) -> None:
-        transactor = self._transactor
+        transactor = self._publisher if self._focus == "publishes" else self._transactor
         if transactor.link is None:
             transactor.connected(self._process.accept(transactor, self._chance.one_of((None, transactor.wire))))
         elif self._chance.happens(0.02):
@@ -274,7 +334,8 @@ class WiresWorld(World):
         self._had_topics = not isinstance(told[0], BrokerError)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
-        self._ledger.settle_transactions()
+        self._ledger.settle_transactions(broker.position(*SOURCE, *OWNER))
+        self._publisher.started()
         for owner, place in self._ledger.spots:
             found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
@@ -283,6 +344,8 @@ class WiresWorld(World):
             found = broker.position(TOPIC, partition, *GROUP)
             self._group.settle(partition, found, powerless=self._powerless)
         self._group.started(powerless=self._powerless)
+        for guest in self._guests:
+            guest.rights.started(broker)
 
     _had_topics = False
 
@@ -309,9 +372,10 @@ class WiresWorld(World):
         """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
         for peer in self._peers:
             peer.reads = True
-        if self._transactor.link is not None:
-            self._transactor.link.cut()
-            self._transactor.disconnected()
+        for transacting in (self._transactor, self._publisher):
+            if transacting.link is not None:
+                transacting.link.cut()
+                transacting.disconnected()
         self._process.until(lambda: not any(self._is_sending(peer) for peer in self._peers))
         for peer in self._peers:
             if peer.link is not None and self._chance.happens(0.5):

@@ -1,0 +1,241 @@
+"""Peers that log in, and may do what somebody lets them, which changes while they are connected.
+
+Promises: what a guest may do is known at each moment between a request and its answer; who may not is refused, and nobody else; what was
+acknowledged of that outlives kills. Must not know: how logins are verified, where permissions are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from polywire.broker import passwords
+from polywire.broker.access import Access, User
+from polywire.broker.broker import Broker
+from polywire.broker.permissions import NOTHING, Grants, Permission, resource_name
+from polywire.broker.scram import Mechanism, Verifier
+from polywire.broker.users import digest_of
+from polywire.errors import BrokerError
+from polywire.log.base import Completion
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.schedule import Schedule
+from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.ledger import TOPICS
+from polywire.testing.sim.wires.network import Link
+from polywire.testing.sim.wires.peer import Peer
+from polywire.testing.sim.wires.speech import Answer, Speech
+from polywire.types import DEFAULT_STREAM
+
+_T = TypeVar("_T")
+
+Right = tuple[str, str]
+"""An act and its topic; or that who shows a token may log in."""
+
+State = frozenset[Right]
+"""What somebody may do."""
+
+LOGIN: Final = "log in"
+RIGHTS: Final[Sequence[Right]] = tuple((act, topic) for act in ("produce", "fetch") for topic in TOPICS)
+PERMISSIONS: Final = {"produce": Permission.PRODUCE, "fetch": Permission.CONSUME}
+VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"nobody's", b"nobody's")  # a user has something to prove
+WRONG: Final = "wrong"  # what is shown by who has no token
+ENDINGS: Final = 0.25  # of what changes: tokens that are ended
+
+
+class SimulatedThreads:
+    """What passwords are verified in: a worker of the process."""
+
+    def __init__(self, loop: Schedule) -> None:
+        self._worker = loop.make_worker("logins", loop)
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        """Do this some time."""
+        self._worker.run(job, lambda _: None)
+
+    def shutdown(self, **_: object) -> None:
+        """Nothing waits here."""
+
+
+@contextmanager
+def cheap_logins(loop: Callable[[], Schedule]) -> Iterator[None]:
+    """Passwords take their turns in the world's time, and no other; nobody has one that is right."""
+    instead = {"ThreadPoolExecutor": lambda *_, **__: SimulatedThreads(loop()), "check_password": lambda *_: False}
+    before = {name: getattr(passwords, name) for name in instead}
+    try:
+        for name, value in instead.items():
+            setattr(passwords, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(passwords, name, value)
+
+
+class Rights:
+    """What a guest may do. Guards: ``_states`` are those since the last start, the newest last; ``_known`` of them were acknowledged."""
+
+    def __init__(self, name: str, chance: Chance, story: Story) -> None:
+        self.name: Final = name
+        self.token = WRONG
+        self.ended = 0
+        """How many there were when a token was ended last: logins of before count no more."""
+        self._states: list[State] = [frozenset()]
+        self._known = 0
+        self._chance = chance
+        self._story = story
+
+    @property
+    def now(self) -> int:
+        """Which state it is."""
+        return len(self._states) - 1
+
+    def between(self, since: int, until: int | None = None) -> list[State]:
+        """Those since then, for a login that ended when this one began, or goes on: after it who was logged in may do nothing."""
+        return self._states[since:] if until is None else [*self._states[since:until], frozenset()]
+
+    def started(self, broker: Broker) -> None:
+        """A start must have found one of these, and none before what was acknowledged."""
+        user = broker.access.find_user(self.name)
+        possible = self._states[self._known :]
+        tokens = {token for state in possible for act, token in state if act == LOGIN}
+        found = _state_of(user, tokens)
+        require(found in possible, "what somebody may do is what was said last", found=found)
+        self._states, self._known, self.ended = [found], 0, 0
+        if user is None:
+            self._make(broker.access)
+        self.token = next((token for act, token in found if act == LOGIN), WRONG)
+
+    def change(self, access: Access) -> None:
+        """Let it do something else, or end its token, or give it one. Raises what refuses that."""
+        user, state = access.find_user(self.name), self._states[-1]
+        if user is None:  # a start that could not make it
+            self._make(access)
+        elif self.token == WRONG:
+            self.token = self._note(state, lambda done: access.create_token(user, "t", None, done=done))
+            self._states[-1] |= {(LOGIN, self.token)}
+        elif self._chance.happens(ENDINGS):
+            rest = state - {(LOGIN, self.token)}
+            self._note(rest, lambda done: access.delete_token(user, "t", done=done))
+            self.token, self.ended = WRONG, self.now
+        else:
+            chosen = frozenset(right for right in RIGHTS if self._chance.happens(0.6))
+            after = chosen | (state - frozenset(RIGHTS))
+            self._note(after, lambda done: access.grant(user, _grants_of(chosen), done=done))
+        self._story.tell("rights", f"{self.name} {sorted(self._states[-1] & frozenset(RIGHTS))}")
+
+    def _make(self, access: Access) -> None:
+        verifiers = {Mechanism.SHA_256: VERIFIER}
+        self._note(frozenset(), lambda done: access.set_verifiers(self.name, verifiers, done=done))
+
+    def _note(self, state: State, verb: Callable[[Completion[User]], _T]) -> _T:
+        """One more state, unless what brings it is refused at once; it is known once that is answered."""
+        self._states.append(state)
+        number, states = self.now, self._states
+
+        def done(found: User | BrokerError) -> None:
+            if states is self._states and not isinstance(found, BrokerError):
+                self._known = max(self._known, number)
+
+        try:
+            return verb(done)
+        except BrokerError:
+            self._states.pop()
+            raise
+
+
+def _grants_of(state: State) -> Grants:
+    topics: dict[str, int] = {}
+    for act, topic in sorted(state):
+        name = resource_name(DEFAULT_STREAM, topic)
+        topics[name] = topics.get(name, int(NOTHING)) | int(PERMISSIONS[act])
+    return Grants(topics=topics)
+
+
+def _state_of(user: User | None, tokens: Collection[str]) -> State:
+    """What a user may do by what is kept of it. tokens: those it may have."""
+    if user is None:
+        return frozenset()
+    grants = user.grants or Grants()
+    found = {
+        (act, topic)
+        for act, topic in RIGHTS
+        if grants.topics.get(resource_name(DEFAULT_STREAM, topic), 0) & PERMISSIONS[act]
+    }
+    kept = {known.digest for known in user.tokens}
+    shown = {(LOGIN, token) for token in tokens if digest_of(token) in kept}
+    require(len(shown) == len(kept), "a token that was ended is no more", user=user.name)
+    return frozenset(found | shown)
+
+
+class LoginSpeech(Speech):
+    """How a guest speaks. login: whether it was let in, None before that is known."""
+
+    login: bool | None = None
+
+
+class Guest(Peer):
+    """Guards: it asks for nothing before it is known who it is; ``_asked_for`` is what each of its requests needs, and since when."""
+
+    rights: Rights
+    _since = 0
+    _shown = WRONG
+    _is_in = False
+
+    def bind(self, rights: Rights) -> None:
+        """Be somebody."""
+        self.rights = rights
+        self._asked_for: dict[int, tuple[Right, int]] = {}
+
+    def connected(self, link: Link) -> None:
+        self._since, self._shown, self._is_in = self.rights.now, self.rights.token, False
+        self._asked_for.clear()
+        super().connected(link)
+
+    def may_ask(self, act: str) -> bool:
+        return self._is_in and super().may_ask(act)
+
+    @property
+    def _ended(self) -> int | None:
+        """When its login has ended, if it has."""
+        return self.rights.ended if self.rights.ended > self._since else None
+
+    def received(self, data: bytes) -> None:
+        super().received(data)
+        speech = self._speech
+        assert isinstance(speech, LoginSpeech), "guests log in"
+        if self.link is None or self._is_in or speech.login is None:
+            return
+        states, right = self.rights.between(self._since, self._ended), (LOGIN, self._shown)
+        if speech.login:
+            require(any(right in state for state in states), "who may not log in is refused", peer=self.name)
+            self._is_in = True
+            return
+        fine = self.may_be_refused or not all(right in state for state in states)
+        require(fine, "who may log in is let in", peer=self.name)
+        self.link.cut()
+        self.disconnected()
+
+    def hung_up(self, *, is_aborted: bool) -> None:
+        if self._is_in and self._ended is None:
+            super().hung_up(is_aborted=is_aborted)
+        else:
+            self.disconnected()
+
+    def _ask(self, what: str, *rest: Any) -> None:
+        act, place, *_ = (*what.split(), "")
+        self._asked_for[self._count + 1] = (act, place.partition("/")[0]), self.rights.now
+        super()._ask(what, *rest)
+
+    def _judge(self, answer: Answer) -> None:
+        asked, (right, since) = self.asked.get(answer.number), self._asked_for[answer.number]
+        states = self.rights.between(since, self._ended)
+        if asked is not None and answer.is_denied:
+            self._story.tell("denied", f"{self.name} {answer.number} {asked.what}")
+            require(any(right not in state for state in states), "who may is not refused", peer=self.name, asked=right)
+            del self.asked[answer.number]
+            asked.refused()
+            return
+        if right in RIGHTS and not answer.error:
+            require(any(right in state for state in states), "who may not is refused", peer=self.name, asked=right)
+        super()._judge(answer)

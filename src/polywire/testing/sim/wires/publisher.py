@@ -1,0 +1,199 @@
+"""A peer that stages batches over the `polywire` wire and publishes them under a number, which it asks for again until it is answered.
+
+Promises: of what is published together is there all or nothing, once, and nothing that was abandoned. Must not know: sessions, what others
+do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from polywire.errors import Busy, Missing
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_answer_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import KINDS
+from polywire.protocols.polywire.messages import Failure, Head, Verb
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.ledger import PLACES, Ledger, Sending, Transaction
+from polywire.testing.sim.wires.network import Link
+from polywire.testing.sim.wires.transactor import VALUE_SIZES
+from polywire.types import Level
+
+WRITER: Final = "writer"
+ENDS: Final = 0.35  # of steps with something staged
+ABANDONS: Final = 0.2  # of those
+PUBLISHES_AGAIN: Final = 0.1  # of what was answered: asked for once more
+
+Then = Callable[[bytes, bool], None]
+"""What is done with an answer's head, and whether it is a refusal."""
+
+
+class Publisher:
+    """Implements ``Caller``. Guards: at most one request is not answered; ``_open`` holds what is staged under ``_number``."""
+
+    reads = True
+    wire = "polywire"
+
+    def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
+        self.link: Link | None = None
+        self._ledger = ledger
+        self._chance = chance
+        self._story = story
+        self._count = 0
+        self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._then: Then | None = None
+        self._is_greeted = False
+        self._begin(1)
+
+    def _begin(self, number: int) -> None:
+        """The next number, under which nothing is staged."""
+        self._number = number
+        self._open = Transaction()
+        self._tokens: list[bytes] = []
+
+    def connected(self, link: Link) -> None:
+        """There is a connection; what was asked for over the last one may have happened."""
+        self.link = link
+        self._unsent += MAGIC
+        self.push()
+
+    def disconnected(self) -> None:
+        """The connection is gone, and with it what was not answered."""
+        self.link = self._then = None
+        self._is_greeted = False
+        self._buffer.clear()
+        self._unsent.clear()
+
+    def hung_up(self, *, is_aborted: bool) -> None:
+        self.disconnected()
+
+    def started(self) -> None:
+        """A process has started: what is staged may be published by it."""
+        self._ledger.goes_on(self._open)
+
+    def go_on(self) -> None:
+        """Ask for the next thing, or send what did not fit."""
+        if self._unsent:
+            self.push()
+        elif self.link is not None and not self.link.is_cut and self._then is None:
+            self._step()
+
+    def push(self) -> None:
+        """Send what fits."""
+        link = self.link
+        if link is not None and self._unsent and link.free > 0:
+            count = min(link.free, len(self._unsent))
+            link.send(bytes(self._unsent[:count]))
+            del self._unsent[:count]
+
+    def _ask(self, verb: Verb, head: Head, then: Then, payload: bytes = b"") -> None:
+        self._count += 1
+        self._story.tell("ask", f"u {self._count} {verb.name} {self._number}")
+        self._then = then
+        self._unsent += encode_head(verb, self._count, head, payload_bytes=len(payload)) + payload
+        self.push()
+
+    def _step(self) -> None:
+        if self._open.is_asked:
+            self._publish()
+        elif self._tokens and self._chance.happens(ENDS):
+            if self._chance.happens(ABANDONS):
+                self._abandon()
+            else:
+                self._publish()
+        else:
+            self._stage()
+
+    def _stage(self) -> None:
+        place, token, transaction = self._chance.one_of(PLACES), self._chance.token(16), self._open
+        values = [
+            b"u.%d.%d:" % (self._count + 1, index) + b"." * self._chance.one_of(VALUE_SIZES)
+            for index in range(1 + self._chance.below(3))
+        ]
+        sending = Sending(place, values, "u", self._count + 1, Level.SYNCED, transaction=transaction)
+        self._ledger.sent(sending)
+
+        def staged(_: bytes, is_refused: bool) -> None:
+            if not is_refused:
+                transaction.staged.append(sending)
+                self._tokens.append(token)
+
+        level = self._chance.one_of((Level.MEMORY, Level.WRITTEN, Level.SYNCED))
+        head = messages.Stage(token, *place, level=int(level), writer=WRITER, number=self._number)
+        self._ask(Verb.STAGE, head, staged, bytes(from_records([Record(value) for value in values])))
+
+    def _publish(self) -> None:
+        """Ask for all of it to be there, perhaps not for the first time."""
+        transaction, is_first = self._open, not self._open.is_asked
+        transaction.is_asked = True
+
+        def answered(head: bytes, is_refused: bool) -> None:
+            if is_refused:
+                self._refused(decode_answer(head, Failure), transaction, is_first=is_first)
+                return
+            told = decode_answer(head, messages.Published)
+            require(not (is_first and told.duplicate), "a number is published once", number=self._number)
+            self._story.tell("published", f"u {self._number} batches={len(transaction.staged)}")
+            self._ledger.committed(transaction)
+            again = messages.Publish(WRITER, self._number, self._tokens)
+            self._begin(self._number + 1)
+            if self._chance.happens(PUBLISHES_AGAIN):
+                self._ask(Verb.PUBLISH, again, _is_duplicate)
+
+        self._ask(Verb.PUBLISH, messages.Publish(WRITER, self._number, self._tokens), answered)
+
+    def _refused(self, failure: Failure, transaction: Transaction, *, is_first: bool) -> None:
+        """It may come later; what is not staged any more never will."""
+        if failure.kind == KINDS[Missing]:
+            for sending in transaction.staged:
+                sending.is_refused = True
+            self._begin(self._number + 1)
+        elif failure.kind == KINDS[Busy] and is_first and self._chance.happens(0.5):
+            transaction.is_asked = False  # nothing was published: more may be staged
+
+    def _abandon(self) -> None:
+        """None of it is ever there, whether or not that is answered."""
+        tokens, number = self._tokens, self._number
+        for sending in self._open.staged:
+            sending.is_refused = True
+        self._begin(number)
+        self._ask(Verb.ABANDON, messages.Abandon(tokens), lambda *_: None)
+
+    def received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._is_greeted and len(self._buffer) >= len(MAGIC):
+            del self._buffer[: len(MAGIC)]
+            self._is_greeted = True
+        while self._is_greeted and len(self._buffer) >= PREFIX_BYTES:
+            prefix = decode_answer_prefix(self._buffer)
+            end = PREFIX_BYTES + prefix.length
+            if len(self._buffer) < end:
+                return
+            head = bytes(self._buffer[PREFIX_BYTES : PREFIX_BYTES + prefix.head_bytes])
+            del self._buffer[:end]
+            if prefix.verb != Verb.HELLO:
+                self._answered(prefix.correlation, head, is_refused=bool(prefix.flags & ERROR))
+
+    def _answered(self, number: int, head: bytes, *, is_refused: bool) -> None:
+        then, self._then = self._then, None
+        require(then is not None and number == self._count, "an answer is to a request", peer="u", number=number)
+        assert then is not None, "it was looked at"
+        self._story.tell("told", f"u {number} {decode_answer(head, Failure).message if is_refused else 'OK'}")
+        then(head, is_refused)
+
+
+def _is_duplicate(head: bytes, is_refused: bool) -> None:
+    require(is_refused or decode_answer(head, messages.Published).duplicate, "a number is published once")
