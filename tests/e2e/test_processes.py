@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.client.base import Ability
+from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.errors import Missing
 from polywire.protocols.kafka07.messages import encode_produce, encode_set
@@ -76,17 +76,23 @@ def test_a_producer_that_goes_at_once_has_produced(broker: BrokerProcess) -> Non
 
 async def _until_stored(broker: BrokerProcess) -> None:
     client = await connect(broker.url("polywire"))
-    end = time.monotonic() + WAIT_S
     try:
         for topic in range(TOPICS):
-            found: list[bytes | None] = []
-            while len(found) < CONNECTIONS:
-                assert time.monotonic() < end, (topic, found)
-                with suppress(Missing):
-                    found = [record.value for record in await client.fetch(f"left-{topic}", 0, 0)]
+            found = await _fetched(client, f"left-{topic}", CONNECTIONS)
             assert sorted(found, key=str) == [b"%d" % number for number in range(CONNECTIONS)]
     finally:
         await client.close()
+
+
+async def _fetched(client: WireClient, topic: str, count: int) -> list[bytes | None]:
+    """Values of a topic, once there are so many."""
+    end = time.monotonic() + WAIT_S
+    found: list[bytes | None] = []
+    while len(found) < count:
+        assert time.monotonic() < end, (topic, found)
+        with suppress(Missing):
+            found = [record.value for record in await client.fetch(topic, 0, 0)]
+    return found
 
 
 def test_http_tells_of_all(broker: BrokerProcess) -> None:

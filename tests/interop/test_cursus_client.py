@@ -24,6 +24,7 @@ from tests.broker_process import BrokerProcess
 
 PACKAGE = "cursus-client-0.1.1"
 WAIT_S = 20.0
+PARTS = 4  # between two of them a process is killed
 
 
 @pytest.fixture(scope="module")
@@ -140,21 +141,27 @@ def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: BrokerProc
 
 def test_a_producer_goes_on_while_processes_are_killed(sdk: Any, tmp_path: Path) -> None:
     """Whichever process it meets, and whichever has the topic."""
-    data_dir, count = tmp_path / "data", 2_000
+    data_dir, count = tmp_path / "data", 4_000
     with BrokerProcess(data_dir, "--processes", "2", wires=("cursus", "polywire")) as broker:
         config = sdk.ProducerConfig(
             topic="lasting", brokers=[address(broker)], partitions=2, linger_ms=5, idempotent=True
         )
         with sdk.Producer(config) as producer:
-            for number in range(count):
-                producer.send(f"value-{number}", key=f"k{number % 5}")
-                if number % 700 == 600:
-                    kill(data_dir, shard=number // 700 % 2)
-                time.sleep(0.001)
+            for part in range(PARTS):
+                if part:
+                    kill(data_dir, shard=part % 2)
+                send(producer, range(count * part // PARTS, count * (part + 1) // PARTS))
             producer.flush()
             until(lambda: producer.unique_ack_count == count, "acknowledgements")
         found = stored(broker, "lasting", 2)
     assert sorted(record.value or b"" for record in found) == sorted(b"value-%d" % n for n in range(count))
+
+
+def send(producer: Any, numbers: range) -> None:
+    """One value after the other, as fast as an application has them."""
+    for number in numbers:
+        producer.send(f"value-{number}", key=f"k{number % 5}")
+        time.sleep(0.001)
 
 
 def kill(data_dir: Path, *, shard: int) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from hmac import compare_digest
-from typing import Final
+from typing import ClassVar, Final
 
 from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm, algorithm
 from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.cursus.long_frame import Stored
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect
-from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.reply_slots import Answer, ReplyOwner
 from polywire.protocols.cursus.session import Command, CursusSession, Pushing, TakeBatch
 from polywire.protocols.cursus.shard_link import (
     MAGIC,
@@ -40,7 +40,11 @@ class LinkedAnswer(Answer):
 
     __slots__ = ("flags",)
 
-    flags: int
+    def __init__(
+        self, session: ReplyOwner, dialect: Dialect, packing: Algorithm | None = None, *, blocking: bool = False
+    ) -> None:
+        super().__init__(session, dialect, packing, blocking=blocking)
+        self.flags = 0
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
         """The answer is known."""
@@ -52,6 +56,8 @@ class LinkedSession(CursusSession):
 
     ``_packing``: what the peer's frame in hand was compressed with.
     """
+
+    answer_type: ClassVar[type[Answer]] = LinkedAnswer
 
     __slots__ = ("_context", "_epoch_min", "_is_open", "_key", "_packing")
 
@@ -132,11 +138,6 @@ class LinkedSession(CursusSession):
     def epoch_min(self) -> int:
         """What the epoch of a transactional id must at least be that is begun now."""
         return self._epoch_min
-
-    def _make_answer(self, dialect: Dialect, packing: Algorithm | None, *, blocking: bool) -> LinkedAnswer:
-        answer = LinkedAnswer(self, dialect, packing, blocking=blocking)
-        answer.flags = 0
-        return answer
 
     def close_unused(self) -> None:
         """Have the connection closed at the other end, unless something further is asked there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
@@ -87,6 +87,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by
     SETGROUP. structured: whether errors carry their class. features: what NEGOTIATE has enabled.
     """
+
+    answer_type: ClassVar[type[Answer]] = Answer
+    """What its reply slots are."""
 
     __slots__ = (
         "_acting",
@@ -400,14 +403,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         The page of the legacy dialect compresses whole messages both ways; other peers send compressed batches, and read plain answers.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
-        answer = self._make_answer(dialect, packing, blocking=blocking)
+        answer = self.answer_type(self, dialect, packing, blocking=blocking)
         self._answers.append(answer)
         self._slot = answer
         self._blocking += blocking
         return answer
-
-    def _make_answer(self, dialect: Dialect, packing: Algorithm | None, *, blocking: bool) -> Answer:
-        return Answer(self, dialect, packing, blocking=blocking)
 
     def withdraw(self, answer: Answer) -> None:
         """The request that took this slot last is not carried out now, but offered again."""
