@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -65,19 +66,27 @@ def _look(config: ServeConfig) -> _Answer:
 
 
 def _check_machine(config: ServeConfig, shards: int) -> _Answer:
-    from polywire.cluster.nodes import LOOK_S, Nodes
+    """A change may be the last that a killed process has asked for; one that lives makes another."""
+    from polywire.cluster.nodes import LOOK_S, Node, Nodes
     from polywire.server.candidates import candidate_of
 
     name, nodes = candidate_of(config, 0, shards).machine, Nodes(open_bucket(config.bucket))
-    end, known = time.monotonic() + LOOK_S, {node.name: node for node in nodes.read() if node.machine == name}
+
+    def read() -> dict[str, Node]:
+        return {node.name: node for node in nodes.read() if node.machine == name}
+
+    end, known, changes = time.monotonic() + LOOK_S, read(), Counter[str]()
     while known and time.monotonic() < end:
         time.sleep(POLL_S)
-        found = {node.name: node for node in nodes.read() if node.machine == name}
-        if any(found.get(one, node) != node for one, node in known.items()):
+        found = read()
+        changed = [one for one, node in found.items() if known.get(one) != node]
+        changes.update(changed)
+        if max(changes.values(), default=0) > 1:
             raise Invalid(
                 ErrorCode.INVALID_NAME,
                 f"another machine of this name serves this bucket: give one of them --node name={name!r}",
             )
+        known, end = found, time.monotonic() + LOOK_S if changed else end
     return _Answer()
 
 

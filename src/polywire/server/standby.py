@@ -33,6 +33,9 @@ from polywire.store.bucket import REQUEST_TIMEOUT_S
 LOOK_S: Final = 0.5  # between two looks at the leader
 RANK_S: Final = 0.5  # that a candidate lets each before it try
 REFUSED_MAX: Final = 2  # looks that find the leader's port closed, before its broker is taken for dead
+HANDING_OVER_S: Final = (
+    10.0  # in which a leader that asked to be followed looks for that often: what it shows meanwhile may be old
+)
 KNOCK_TIMEOUT_S: Final = 2.0
 SILENT_S: Final = (
     0.75 * NODE_TIMEOUT_S
@@ -68,6 +71,7 @@ class Presence:
         self._deposed: Deposed = _nobody
         self._clock = SystemClock()
         self._written_at = 0.0
+        self._hands_over_until = 0.0
         self._changed = threading.Event()
         self._over = False
         self._thread: threading.Thread | None = None
@@ -100,7 +104,8 @@ class Presence:
 
     def _repeat(self) -> None:
         while not self._over:
-            self._changed.wait(NODE_INTERVAL_S)
+            hands_over = self._clock.monotonic() < self._hands_over_until
+            self._changed.wait(LOOK_S if hands_over else NODE_INTERVAL_S)
             self._changed.clear()
             if not self._over:
                 self._put()
@@ -131,6 +136,7 @@ class Presence:
             if other is not None:
                 log.info("handing the shard over", node=other.name)
                 self._balance.moved(now)
+                self._hands_over_until = now + HANDING_OVER_S
                 self._nodes.wish(Wish(other.name, start))
 
     def _put(self) -> None:

@@ -1,0 +1,221 @@
+"""Some machines on one bucket of several shards: processes, parents and machines are killed, stopped and told to end, shards are moved, and
+the bucket's server is killed.
+
+``python -m tests.histories.shards --count 30 --seed 7``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+
+Promises: the seed says what is done in which order; whoever was killed is started again; after each deed every topic must take records again.
+Must not know: where a topic lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from polywire.server.shard_directories import directory_of
+from tests.broker_process import BrokerProcess, child_environment
+from tests.crash.test_processes import Producer
+from tests.crash.test_shards import check_all, children
+from tests.s3_server import BUCKET, S3Server, s3_binary
+
+MACHINES: Final = ("a", "b", "c")
+WIRES: Final = ("polywire", "flux", "cursus")
+TOPICS: Final = 6
+CALM_S: Final = (0.0, 3.0)  # between two deeds
+ANSWERED_S: Final = 90.0  # in which everybody is again
+LED: Final = "leading the shard"
+
+
+class Stuck(Exception):
+    """Nobody answers for a topic any more."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines, and the bucket's server where there is one."""
+
+    url: str
+    shards: int
+    machines: Sequence[BrokerProcess]
+    server: S3Server | None
+    chance: random.Random
+
+    def leaders(self) -> list[int]:
+        """Processes that lead, or did when they were last seen."""
+        found = []
+        for machine in self.machines:
+            for shard in range(self.shards):
+                with suppress(OSError, IndexError, ValueError):
+                    pid = int((directory_of(machine.data_dir, shard) / "LOCK").read_text().split()[0])
+                    found += [pid] if pid in children(machine) else []
+        return found
+
+    def takeovers(self) -> int:
+        """How often a shard was taken over."""
+        return sum(machine.log_text().count(LED) for machine in self.machines)
+
+    def _pause(self, longest: float) -> Awaitable[None]:
+        return asyncio.sleep(self.chance.uniform(0, longest))
+
+    # Deeds
+
+    async def kill_leader(self) -> None:
+        """One process, which its parent starts again."""
+        for pid in self.leaders()[:1]:
+            os.kill(pid, signal.SIGKILL)
+
+    async def stop_leader(self) -> None:
+        """One process sleeps, too long or not."""
+        leaders = self.leaders()
+        if not leaders:
+            return
+        asleep = self.chance.choice(leaders)
+        os.kill(asleep, signal.SIGSTOP)
+        await self._pause(12)
+        os.kill(asleep, signal.SIGCONT)
+
+    async def kill_machine(self) -> None:
+        """All its processes at once; it comes back some time."""
+        machine = self.chance.choice(self.machines)
+        for pid in children(machine):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        machine.kill()
+        await self._pause(10)
+        await asyncio.to_thread(machine.start)
+
+    async def kill_parent(self) -> None:
+        """Its processes end in good order."""
+        machine = self.chance.choice(self.machines)
+        machine.kill()
+        await self._pause(2)
+        await asyncio.to_thread(machine.start)
+
+    async def end_machine(self) -> None:
+        """It hands over what it leads."""
+        machine = self.chance.choice(self.machines)
+        assert await asyncio.to_thread(machine.stop) == 0, machine.log_text()
+        await asyncio.to_thread(machine.start)
+
+    async def move_shard(self) -> None:
+        """To whoever stands by, if anybody does."""
+        shard = str(self.chance.randrange(self.shards))
+        command = [sys.executable, "-m", "polywire", "cluster", "takeover", self.url, "--shard", shard]
+        await asyncio.to_thread(subprocess.run, command, env=child_environment(), capture_output=True, check=False)
+
+    async def kill_bucket(self) -> None:
+        """Nothing can be stored for a while."""
+        if self.server is not None:
+            self.server.kill()
+            await self._pause(9)
+            self.server.start()
+
+
+DEEDS: Final[Sequence[Callable[[Cluster], Awaitable[None]]]] = (
+    Cluster.kill_leader,
+    Cluster.stop_leader,
+    Cluster.kill_machine,
+    Cluster.kill_parent,
+    Cluster.end_machine,
+    Cluster.move_shard,
+    Cluster.kill_bucket,
+)
+
+
+def run(folder: Path, *, seed: int, count: int, shards: int = 2) -> Counter[str]:
+    """Do so much, and look at what was acknowledged by way of every machine; returns how often what was done. Raises Stuck,
+    AssertionError."""
+    with cluster(folder, random.Random(seed), shards) as found:
+        for machine in found.machines:
+            machine.start()
+        done = asyncio.run(_produced(found, count))
+        done["takeovers"] = found.takeovers()
+        for machine in found.machines:
+            assert machine.stop() == 0, machine.log_text()
+        return done
+
+
+@contextmanager
+def cluster(folder: Path, chance: random.Random, shards: int) -> Iterator[Cluster]:
+    """Machines that have yet to be started; none outlives it."""
+    binary, server, url = s3_binary(), None, f"file://{folder / 'bucket'}"
+    if binary is not None:
+        server, url = S3Server(binary, folder / "s3"), f"s3://{BUCKET}/log"
+        server.start()
+        os.environ.update(server.environment)
+    options = "--bucket", url, "--processes", str(shards), "--balance-s", "2"
+    machines = [BrokerProcess(folder / name, *options, "--node", name, wires=WIRES) for name in MACHINES]
+    try:
+        yield Cluster(url, shards, machines, server, chance)
+    finally:
+        for machine in machines:
+            if not machine.stopped:
+                machine.kill()
+        if server is not None:
+            server.kill()
+
+
+async def _produced(found: Cluster, count: int) -> Counter[str]:
+    producers = [
+        Producer(found.machines[number % len(MACHINES)], f"topic-{number}", WIRES[number // 2 % len(WIRES)])
+        for number in range(TOPICS)
+    ]
+    tasks = [asyncio.create_task(producer.run()) for producer in producers]
+    done = Counter[str]()
+    try:
+        await _answered(producers, "begin")
+        for _ in range(count):
+            await asyncio.sleep(found.chance.uniform(*CALM_S))
+            deed = found.chance.choice(DEEDS)
+            await deed(found)
+            await _answered(producers, deed.__name__)
+            done[deed.__name__] += 1
+    finally:
+        for producer in producers:
+            producer.is_running = False
+        await asyncio.gather(*tasks)
+    await check_all(found.machines, producers)
+    done["acknowledged"] = sum(len(producer.acknowledged) for producer in producers)
+    return done
+
+
+async def _answered(producers: Sequence[Producer], deed: str) -> None:
+    """Wait until every topic has taken something more. Raises Stuck."""
+    before, end = [len(producer.acknowledged) for producer in producers], time.monotonic() + ANSWERED_S
+    while waiting := [
+        one.topic for one, count in zip(producers, before, strict=True) if len(one.acknowledged) == count
+    ]:
+        if time.monotonic() > end:
+            raise Stuck(f"nobody answers for {waiting} behind {deed}")
+        await asyncio.sleep(0.05)
+
+
+def main() -> int:
+    """Run one history; the exit code is 0 when nothing is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=2)
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        done = run(Path(folder), seed=given.seed, count=given.count, shards=given.shards)
+    for name, number in sorted(done.items()):
+        print(f"{name:16} {number}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What is found out of a bucket before processes are forked for it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.cluster.nodes import DIRECTORY, Candidate, Nodes, node_of
+from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.server import bucket_look
+from polywire.server.bucket_look import check_machine, look
+from polywire.server.config import ServeConfig
+from polywire.store.identity import NAME, find_identity
+from polywire.store.objects import Objects
+from polywire.store.url import open_bucket
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # what runs tests is
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ServeConfig:
+    return ServeConfig(data_dir=tmp_path / "data", bucket=f"file://{tmp_path / 'bucket'}", node="one")
+
+
+def bucket_of(config: ServeConfig) -> Objects:
+    return open_bucket(config.bucket)
+
+
+def test_the_first_start_makes_as_many_shards_as_it_has_processes(config: ServeConfig) -> None:
+    shards, key = look(replace(config, processes=3))
+    identity = find_identity(bucket_of(config))
+    assert identity is not None
+    assert (shards, identity.shards, len(key)) == (3, 3, KEY_BYTES)
+    assert look(config) == look(replace(config, processes=3, node="two")) == (3, key), "all know the same"
+    for processes in (1, 2, 4):
+        with pytest.raises(Invalid, match="has 3 shards"):
+            look(replace(config, processes=processes))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_bucket_for_one_process_is_left_to_it(config: ServeConfig, processes: int) -> None:
+    assert look(replace(config, processes=processes)) == (1, b"")
+    assert find_identity(bucket_of(config)) is None
+    assert bucket_of(config).list("probe/") == []
+
+
+def test_what_is_wrong_is_told_as_it_was_found(config: ServeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket_of(config).put(NAME, b"[]")
+    with pytest.raises(Invalid, match="no log of ours"):
+        look(config)
+
+    def silent(*_: object, **__: object) -> Objects:
+        raise Unavailable(ErrorCode.STORAGE_FAILED, "it does not answer")
+
+    def broken(*_: object, **__: object) -> Objects:
+        raise AssertionError
+
+    for opened, told in ((silent, "it does not answer"), (broken, "nothing could be found out")):
+        monkeypatch.setattr(bucket_look, "open_bucket", opened)
+        with pytest.raises(Unavailable, match=told):
+            look(config)
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_a_machine_that_lives_keeps_its_name(
+    config: ServeConfig, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    """One change may be the last request of a process that was killed."""
+    nodes, candidate, over = Nodes(bucket_of(config)), Candidate("one", 1, 2), threading.Event()
+    nodes.put(node_of(candidate, "x", {}, start=0, counter=0))
+    nodes.put(node_of(Candidate("another", 1, 2), "y", {}, start=0, counter=0))
+    monkeypatch.setattr(bucket_look, "POLL_S", 0.01)
+    monkeypatch.setattr("polywire.cluster.nodes.LOOK_S", 0.5)
+
+    def live() -> None:
+        for number in range(changes):
+            if over.wait(0.2):
+                return
+            nodes.put(node_of(candidate, "x", {}, start=0, counter=1 + number))
+
+    living = threading.Thread(target=live)
+    living.start()
+    try:
+        if changes < 2:
+            bucket_look._check_machine(config, 2)
+        else:
+            with pytest.raises(Invalid, match="another machine of this name"):
+                bucket_look._check_machine(config, 2)
+    finally:
+        over.set()
+        living.join()
+
+
+def test_a_name_that_is_too_long_beside_its_shard_is_refused(config: ServeConfig) -> None:
+    check_machine(replace(config, node="n" * 95), 2)
+    with pytest.raises(Invalid, match="at most 95"):
+        check_machine(replace(config, node="n" * 96), 2)
+    assert bucket_of(config).list(DIRECTORY) == []
