@@ -35,7 +35,7 @@ QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/p
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers sim-mutations bench bench-gate bench-peers docs site audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers sim-mutations bench bench-gate bench-peers docs site audit sbom demo demo-cluster wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -101,6 +101,9 @@ histories: dev ## Mistreat real brokers while clients on five wires note what th
 takeovers: dev ## Kill, stop and race three brokers on one bucket, and judge what clients were told; COUNT=500 SEED=7 say how often and how
 	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES)
 
+three-brokers: dev ## Run every scenario and the real clients through each of three brokers on a bucket (some ten minutes)
+	for place in leader standby-1 standby-2; do POLYWIRE_THROUGH=$$place $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) tests/behaviour tests/interop $(PYTEST_ARGS); done
+
 sim-mutations: dev ## Take out one mechanism of the log after the other, and see whether simulated worlds notice (some minutes)
 	POLYWIRE_PURE=1 $(PYTHON) -m tests.sim.mutate
 
@@ -129,6 +132,9 @@ sbom: $(VENV)/.installed ## Write dist/polywire.cdx.json: what an installed Poly
 demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
 	@$(PYTHON) examples/flights.py
 
+demo-cluster: $(VENV)/.demo $(VENV)/.installed ## Send them through three brokers on a bucket, and kill the one that leads
+	@$(PYTHON) -m examples.flights_cluster
+
 wheel-test: $(VENV)/.base ## Build wheels, compiled and not, and try each alone in an empty environment (needs the network)
 	$(PYTHON) -m tools.wheels
 
@@ -143,7 +149,7 @@ clean: ## Remove what was built and cached
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## Remove .venv and what the demo made, too
-	rm -rf $(VENV) demo-output polywire-data
+	rm -rf $(VENV) demo-output demo-cluster-output polywire-data
 
 $(VENV)/.made:
 	@found=""; \

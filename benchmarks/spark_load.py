@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import polywire_load
 from benchmarks.measure import Figure, descendants, figure_of, fresh_broker, processor_seconds
 from polywire.client import bulk
+from polywire.client.brokers import split_address
 from polywire.client.bulk import BulkConnection
 from polywire.spark import session
 
@@ -48,7 +49,7 @@ class Bench:
     def fill(self, topic: str, records: int) -> None:
         """Make a topic of values of 100 bytes in stored batches of 1,000."""
         self.connection.create_topic(topic, PARTITIONS)
-        host, port = bulk.split_address(self.address)
+        host, port = split_address(self.address)
         polywire_load.produce_rate(
             host,
             port,
@@ -87,11 +88,12 @@ class Bench:
         """Processor time so far of those who take part."""
         found = {"Java": 0.0, "Python workers": 0.0, "broker": processor_seconds(self.pid)}
         for pid, name in descendants(os.getpid()).items():
-            if name == "java":
-                found["Java"] += processor_seconds(pid)
-                for worker in descendants(pid):
-                    with suppress(FileNotFoundError):  # it has ended meanwhile, and its time is its parent's
-                        found["Python workers"] += processor_seconds(worker, with_children=True)
+            if name != "java":
+                continue
+            found["Java"] += processor_seconds(pid)
+            for worker in descendants(pid):
+                with suppress(FileNotFoundError):  # it has ended meanwhile, and its time is its parent's
+                    found["Python workers"] += processor_seconds(worker, with_children=True)
         return found
 
     def topic(self, name: str, schema: str | None = None, **options: str) -> DataFrame:

@@ -278,6 +278,8 @@ def delay_table(delays: list[Delays], carriers: dict[str, str]) -> Table:
     highest = max(cell.delay for cell in cells.values())
     for carrier, flights, delay in by_carrier(delays):
         own = [cells[carrier, hour] for hour in hours if (carrier, hour) in cells]
+        if not own:
+            continue
         line = "".join(spark_block(cells.get((carrier, hour)), highest) for hour in hours)
         best, worst = min(own, key=lambda cell: cell.delay), max(own, key=lambda cell: cell.delay)
         name = carriers.get(carrier, carrier)

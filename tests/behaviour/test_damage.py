@@ -13,14 +13,14 @@ from polywire.client.kafka07 import Kafka07Client
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from tests.behaviour.wires import WIRES, Wire
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers
 
 COUNT = 12
 DAMAGED = 5
 RECORD_BYTES = 10 + len(b"value-00")  # as Kafka 0.7 counts
 
 
-async def sealed_values(broker: BrokerProcess, topic: str) -> tuple[Path, bytearray, int]:
+async def sealed_values(broker: Brokers, topic: str) -> tuple[Path, bytearray, int]:
     """Records with a batch each, sealed by a restart: the file that has them, what is in it, and where the one to be damaged lies."""
     client = await connect(broker.url("polywire"))
     for number in range(COUNT):
@@ -34,7 +34,7 @@ async def sealed_values(broker: BrokerProcess, topic: str) -> tuple[Path, bytear
     return path, content, content.index(wanted)
 
 
-async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
+async def write_and_damage(broker: Brokers, topic: str) -> None:
     """One bit of one record is flipped."""
     path, content, at = await sealed_values(broker, topic)
     content[at] ^= 1
@@ -54,7 +54,7 @@ async def values_of(client: WireClient, offset: int, count: int) -> list[bytes |
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_a_damaged_record_is_told_and_the_rest_is_served(own_broker: BrokerProcess, wire: Wire) -> None:
+async def test_a_damaged_record_is_told_and_the_rest_is_served(own_broker: Brokers, wire: Wire) -> None:
     await write_and_damage(own_broker, "t")
     client = await connect(own_broker.url(wire.name))
     before = await values_of(client, 0, DAMAGED)

@@ -104,6 +104,20 @@ async def _produce_and_kill_leaders(brokers: Sequence[BrokerProcess], producers:
 
 
 @pytest.mark.timeout(120)
+def test_of_two_that_stand_by_one_takes_over(tmp_path: Path) -> None:
+    """The other sees that somebody does, though the leader that was killed is not forgotten yet."""
+    with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two, broker_of(tmp_path, "three") as three:
+        asyncio.run(_produce(one, b"before"))
+        one.kill()
+        until(lambda: leads(two, 1) or leads(three, 1))
+        time.sleep(3)
+        led = [broker.log_text().count("leading the shard") for broker in (one, two, three)]
+        assert sorted(led) == [0, 1, 1], "who led first, and one other"
+        for broker in (two, three):
+            assert broker.stop() == 0, broker.log_text()
+
+
+@pytest.mark.timeout(120)
 def test_who_connects_while_nobody_leads_waits(tmp_path: Path) -> None:
     """A client that comes right behind a leader's death, to the broker that stood by, finds it leading."""
 

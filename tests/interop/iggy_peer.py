@@ -19,6 +19,9 @@ except ImportError:
 
 COUNT = 10_000
 BATCH = 1_000
+ENDURED = 2_000
+ENDURED_AT_ONCE = 4
+ERRORS_MAX = 200  # in a row of pauses of 0.2 s
 TOPIC = "paid"
 NEWEST = hasattr(iggy, "Partitioning")  # what the SDK's arguments look like since 0.9
 
@@ -51,6 +54,42 @@ async def write(client: Any, stream: str) -> dict[str, object]:
         await client.send_messages(stream, TOPIC, where, messages)
     found = await client.get_stream(stream)
     return {"topic": topic.name, "messages": found.messages_count, "topics": found.topics_count}
+
+
+async def endure(client: Any, stream: str) -> dict[str, object]:
+    """Write a little at a time, for as long as the broker is killed meanwhile: behind each error look what is there, and go on."""
+    await client.create_stream(stream)
+    await client.create_topic(stream, TOPIC, 3)
+    where = iggy.Partitioning.partition_id(0) if NEWEST else first_partition()
+    number = errors = 0
+    while number < ENDURED:
+        try:
+            if client is None:
+                client = await connected(sys.argv[1], sys.argv[2])
+                number = await end(client, stream)
+                continue
+            messages = [iggy.SendMessage(payload(stream, number + step).decode()) for step in range(ENDURED_AT_ONCE)]
+            await client.send_messages(stream, TOPIC, where, messages)
+            number += ENDURED_AT_ONCE
+            if number == ENDURED_AT_ONCE:
+                print(json.dumps({"begun": True}), flush=True)
+        except RuntimeError:
+            if errors == ERRORS_MAX:
+                raise
+            errors += 1
+            client = None
+            await asyncio.sleep(0.2)
+    found: list[Any] = []
+    while len(found) < ENDURED:
+        found += await poll(client, stream, iggy.PollingStrategy.Offset(len(found)), BATCH, False)
+    assert [bytes(message.payload()) for message in found] == [payload(stream, number) for number in range(ENDURED)]
+    return {"read": len(found), "errors": errors > 0}
+
+
+async def end(client: Any, stream: str) -> int:
+    """How many messages there are."""
+    last = await poll(client, stream, iggy.PollingStrategy.Last(), 1, False)
+    return last[0].offset() + 1 if last else 0
 
 
 async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool) -> list[Any]:

@@ -21,6 +21,7 @@ import pytest
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three, through
 
 PACKAGE = "cursus-client-0.1.1"
 WAIT_S = 20.0
@@ -41,14 +42,14 @@ def sdk() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=[(), ("--processes", "2")], ids=["one process", "two processes"])
-def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("cursus") / "data", *request.param, wires=("cursus", "polywire")
-    ) as process:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    if request.param and through() is not None:
+        pytest.skip("three brokers of one process each")
+    with one_or_three(tmp_path_factory.mktemp("cursus"), *request.param, wires=("cursus", "polywire")) as process:
         yield process
 
 
-def address(broker: BrokerProcess) -> str:
+def address(broker: Brokers) -> str:
     host, port = broker.addresses["cursus"]
     return f"{host}:{port}"
 
@@ -60,7 +61,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def stored(broker: BrokerProcess, topic: str, partitions: int) -> list[Record]:
+def stored(broker: Brokers, topic: str, partitions: int) -> list[Record]:
     """Every record of a topic, read over another wire."""
 
     async def read() -> list[Record]:
@@ -73,7 +74,7 @@ def stored(broker: BrokerProcess, topic: str, partitions: int) -> list[Record]:
     return asyncio.run(read())
 
 
-def produce(sdk: Any, broker: BrokerProcess, topic: str, count: int, **options: Any) -> Any:
+def produce(sdk: Any, broker: Brokers, topic: str, count: int, **options: Any) -> Any:
     config = sdk.ProducerConfig(topic=topic, brokers=[address(broker)], partitions=2, linger_ms=5, **options)
     with sdk.Producer(config) as producer:
         for number in range(count):
@@ -94,7 +95,7 @@ def produce(sdk: Any, broker: BrokerProcess, topic: str, count: int, **options: 
         ("gzip-idempotent", {"compression_type": "gzip", "idempotent": True}),
     ],
 )
-def test_producers(sdk: Any, broker: BrokerProcess, name: str, options: dict[str, Any]) -> None:
+def test_producers(sdk: Any, broker: Brokers, name: str, options: dict[str, Any]) -> None:
     if "acks" in options:
         options = {**options, "acks": sdk.Acks(options["acks"])}
     produce(sdk, broker, f"producer-{name}", 1_200, **options)
@@ -106,7 +107,7 @@ def test_producers(sdk: Any, broker: BrokerProcess, name: str, options: dict[str
 class Consuming:
     """A consumer of the SDK on a thread of its own, and what it has got."""
 
-    def __init__(self, sdk: Any, broker: BrokerProcess, topic: str, mode: str, **options: Any) -> None:
+    def __init__(self, sdk: Any, broker: Brokers, topic: str, mode: str, **options: Any) -> None:
         self.got: list[Any] = []
         config = sdk.ConsumerConfig(topic=topic, brokers=[address(broker)], mode=sdk.ConsumerMode(mode), **options)
         self.consumer = sdk.Consumer(config)
@@ -123,7 +124,7 @@ class Consuming:
 
 
 @pytest.mark.parametrize("mode", ["polling", "streaming"])
-def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: BrokerProcess, mode: str) -> None:
+def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: Brokers, mode: str) -> None:
     topic = f"consumer-{mode}"
     produce(sdk, broker, topic, 500)
     with Consuming(sdk, broker, topic, mode, group_id=f"g-{mode}") as consuming:

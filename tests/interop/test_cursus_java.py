@@ -19,8 +19,8 @@ import pytest
 from polywire.errors import Unavailable
 from polywire.protocols.cursus.messages import frame
 from polywire.spark.java import find_java
-from tests.broker_process import BrokerProcess
 from tests.interop.test_cursus_client import stored
+from tests.three_brokers import Brokers, one_or_three
 
 WAIT_S = 40.0
 _groups = count(1)
@@ -52,8 +52,8 @@ def java() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("cursus-java") / "data") as process:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with one_or_three(tmp_path_factory.mktemp("cursus-java")) as process:
         yield process
 
 
@@ -79,12 +79,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def brokers(java: Any, broker: BrokerProcess) -> Any:
+def brokers(java: Any, broker: Brokers) -> Any:
     host, port = broker.addresses["cursus"]
     return java.jvm.java.util.List.of(f"{host}:{port}")
 
 
-def produce(java: Any, broker: BrokerProcess, topic: str, values: range, **options: Any) -> None:
+def produce(java: Any, broker: Brokers, topic: str, values: range, **options: Any) -> None:
     client = java.jvm.io.cursus.client
     builder = client.config.CursusProducerConfig.builder().brokers(brokers(java, broker)).topic(topic)
     builder = builder.partitions(2).autoCreateTopic(True).lingerMs(5)
@@ -101,7 +101,7 @@ def produce(java: Any, broker: BrokerProcess, topic: str, values: range, **optio
 
 
 @pytest.mark.parametrize("kind", ["plain", "none", "all", "idempotent", "gzip"])
-def test_producers(java: Any, broker: BrokerProcess, kind: str) -> None:
+def test_producers(java: Any, broker: Brokers, kind: str) -> None:
     acks = java.jvm.io.cursus.client.config.Acks
     options: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -118,7 +118,7 @@ def test_producers(java: Any, broker: BrokerProcess, kind: str) -> None:
 class Consuming:
     """A consumer of the Java client."""
 
-    def __init__(self, java: Any, broker: BrokerProcess, topic: str, mode: str, group: str) -> None:
+    def __init__(self, java: Any, broker: Brokers, topic: str, mode: str, group: str) -> None:
         client = java.jvm.io.cursus.client
         builder = client.config.CursusConsumerConfig.builder().brokers(brokers(java, broker)).topic(topic)
         builder = builder.groupId(group).consumerMode(client.config.ConsumerMode.valueOf(mode)).heartbeatIntervalMs(500)
@@ -137,7 +137,7 @@ class Consuming:
 
 
 @pytest.mark.parametrize("mode", ["POLLING", "STREAMING"])
-def test_consumers_get_everything_once(java: Any, broker: BrokerProcess, mode: str) -> None:
+def test_consumers_get_everything_once(java: Any, broker: Brokers, mode: str) -> None:
     topic = f"java-consumer-{mode.lower()}"
     produce(java, broker, topic, range(300))
     with Consuming(java, broker, topic, mode, f"group-{next(_groups)}") as consuming:
@@ -148,7 +148,7 @@ def test_consumers_get_everything_once(java: Any, broker: BrokerProcess, mode: s
     assert sorted(value for _, value in consuming.taking.got) == sorted(f"value-{n}" for n in range(400))
 
 
-def test_two_consumers_settle_and_share_a_group(java: Any, broker: BrokerProcess) -> None:
+def test_two_consumers_settle_and_share_a_group(java: Any, broker: Brokers) -> None:
     topic, group = "java-group", f"group-{next(_groups)}"
     produce(java, broker, topic, range(10))
     with (
@@ -170,7 +170,7 @@ def test_two_consumers_settle_and_share_a_group(java: Any, broker: BrokerProcess
     until(lambda: status(broker, group)["member_count"] == 0, "both have left")
 
 
-def status(broker: BrokerProcess, group: str) -> dict[str, Any]:
+def status(broker: Brokers, group: str) -> dict[str, Any]:
     with socket.create_connection(broker.addresses["cursus"], timeout=10) as peer:
         peer.sendall(frame(f"GROUP_STATUS group={group}".encode()))
         told: dict[str, Any] = json.loads(peer.recv(65_536)[4:])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 WAIT_S = 20.0
 SOAK_S = 60.0  # the runtime's loop, as long as the wire's checklist asks for
@@ -37,8 +37,8 @@ def sdk() -> Any:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as process:
+def broker(tmp_path: Path) -> Iterator[Brokers]:
+    with one_or_three(tmp_path) as process:
         yield process
 
 
@@ -49,14 +49,14 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def connected(sdk: Any, broker: BrokerProcess) -> Any:
+def connected(sdk: Any, broker: Brokers) -> Any:
     host, port = broker.addresses["flux"]
     client = sdk.FLUXClient(host=host, port=port)
     client.connect()
     return client
 
 
-def test_raw_client(sdk: Any, broker: BrokerProcess) -> None:
+def test_raw_client(sdk: Any, broker: Brokers) -> None:
     client = connected(sdk, broker)
     created = client.admin_create_topic("audit", 4, 2)
     assert (created.topic, created.partitions, created.replication_factor, created.term) == ("audit", 4, 2, 1)
@@ -88,7 +88,7 @@ def test_raw_client(sdk: Any, broker: BrokerProcess) -> None:
     client.close()
 
 
-def test_groups_of_the_raw_client(sdk: Any, broker: BrokerProcess) -> None:
+def test_groups_of_the_raw_client(sdk: Any, broker: Brokers) -> None:
     client = connected(sdk, broker)
     client.produce("metrics", "host-a", "cpu=41")
     assert (joined := client.join("alerts", "metrics", "w1")).generation == 2
@@ -108,7 +108,7 @@ def test_groups_of_the_raw_client(sdk: Any, broker: BrokerProcess) -> None:
 class Member:
     """A consumer of the SDK's runtime in a thread of its own."""
 
-    def __init__(self, sdk: Any, broker: BrokerProcess, name: str) -> None:
+    def __init__(self, sdk: Any, broker: Brokers, name: str) -> None:
         host, port = broker.addresses["flux"]
         self.values: list[str] = []
         self.assigned: list[int] = []
@@ -141,13 +141,13 @@ class Member:
         self._thread.join(5)
 
 
-def send(sdk: Any, broker: BrokerProcess, first: int, count: int) -> None:
+def send(sdk: Any, broker: Brokers, first: int, count: int) -> None:
     host, port = broker.addresses["flux"]
     messages = [sdk.ProducerMessage(f"order-{n}", f"value-{n}") for n in range(first, first + count)]
     sdk.FLUXRuntime(host=host, port=port).producer().send(sdk.ProducerSendParams("orders", messages))
 
 
-def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: BrokerProcess) -> None:
+def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Brokers) -> None:
     send(sdk, broker, 0, 300)
     first = Member(sdk, broker, "w1")
     until(lambda: len(first.values) >= 300, "the first member reads everything")
@@ -175,7 +175,7 @@ def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Broker
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: BrokerProcess) -> None:
+def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: Brokers) -> None:
     """One member stays and another comes and goes under a steady producer: every record is read, positions only move on."""
     send(sdk, broker, 0, 3)
     members, sent, visits = [Member(sdk, broker, "w1")], 3, 0
@@ -207,7 +207,7 @@ def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: BrokerProcess) -
     print(f"{sent} records, {visits} guests, {len(read) - sent} read twice, {len(members) - visits - 1} restarts")
 
 
-def test_a_producer_goes_on_with_the_next_broker(sdk: Any, broker: BrokerProcess) -> None:
+def test_a_producer_goes_on_with_the_next_broker(sdk: Any, broker: Brokers) -> None:
     address = broker.addresses["flux"]
     runtime = sdk.FLUXRuntime(brokers=[("127.0.0.1", 1), address])
     runtime.producer(max_retries=0).send(sdk.ProducerSendParams("orders", [sdk.ProducerMessage("k", "v")]))

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three, through
 
 # The packages, and from which number on each counts partitions.
 CRATE: Final = "crate-iggy-0.0.60"  # the documented dialect itself, of August 2023
@@ -38,25 +38,30 @@ PEER_S_MAX: Final = 50
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("iggy") / "data") as process:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with one_or_three(tmp_path_factory.mktemp("iggy")) as process:
         yield process
 
 
-def run(broker: BrokerProcess, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
+def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
     """What one SDK found out, stream by stream."""
     if sdk == CRATE:
         return _run_crate(broker, action, *streams)
+    command, environment = started(sdk)
+    host, port = broker.addresses["iggy"]
+    return _lines(broker, [*command, host, str(port), action, *streams], environment)
+
+
+def started(sdk: str) -> tuple[list[str], dict[str, str]]:
+    """The words that start an SDK's driver, and its environment; skips where the SDK is not."""
     folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / sdk
     if not folder.is_dir():
         pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
-    host, port = broker.addresses["iggy"]
     environment = {**os.environ, "PYTHONPATH": str(folder), "IGGY_BASE": str(SDKS[sdk]), "IGGY_NAME": sdk}
-    command = [sys.executable, str(PEER), host, str(port), action, *streams]
-    return _lines(broker, command, environment)
+    return [sys.executable, str(PEER)], environment
 
 
-def _run_crate(broker: BrokerProcess, action: str, *streams: str) -> list[dict[str, object]]:
+def _run_crate(broker: Brokers, action: str, *streams: str) -> list[dict[str, object]]:
     program = os.environ.get(CRATE_VARIABLE)
     if program is None:
         pytest.skip(f"{CRATE_VARIABLE} is not set: the Iggy wire was NOT tried with the real client of 2023")
@@ -64,7 +69,7 @@ def _run_crate(broker: BrokerProcess, action: str, *streams: str) -> list[dict[s
     return _lines(broker, [program, f"{host}:{port}", action, *streams], dict(os.environ))
 
 
-def _lines(broker: BrokerProcess, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
+def _lines(broker: Brokers, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PEER_S_MAX, check=False)
     lines = done.stdout.splitlines()
     assert lines, f"{done.stderr}\n{broker.log_text()}"
@@ -77,7 +82,7 @@ def stream_of(sdk: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def written(broker: BrokerProcess) -> dict[str, dict[str, object]]:
+def written(broker: Brokers) -> dict[str, dict[str, object]]:
     """Every SDK that is there has written its stream."""
     results = {}
     for sdk in SDKS:
@@ -89,32 +94,30 @@ def written(broker: BrokerProcess) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_writes(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+def test_writes(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
     if sdk not in written:
         pytest.skip(f"{sdk} is not there: the Iggy wire was NOT tried with it")
     assert written[sdk] == {"stream": stream_of(sdk), "topic": "paid", "messages": COUNT, "topics": 1}
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_each_reads_what_every_other_wrote(
-    broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str
-) -> None:
+def test_each_reads_what_every_other_wrote(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
     results = run(broker, sdk, "read", *map(stream_of, written))
     assert [result["read"] for result in results] == [COUNT] * len(written)
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_offsets_are_stored(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+def test_offsets_are_stored(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
     assert run(broker, sdk, "commit", stream_of(sdk))[0]["nexts"] == [0, 7, 14]
 
 
 @pytest.mark.parametrize("sdk", WITH_GROUPS)
-def test_consumer_groups(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+def test_consumer_groups(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
     result = run(broker, sdk, "group", stream_of(sdk))[0]
     assert (result["consumed"], result["stored"]) == (COUNT, True)
 
 
-def test_administration(broker: BrokerProcess) -> None:
+def test_administration(broker: Brokers) -> None:
     assert run(broker, "apache-iggy-0.9.0", "admin", "office")[0] == {
         "stream": "office",
         "options": 10,
@@ -131,3 +134,24 @@ def test_administration(broker: BrokerProcess) -> None:
         "deleted": None,
         "stats": True,
     }
+
+
+@pytest.mark.parametrize("sdk", ["apache-iggy-0.5.0", "apache-iggy-0.9.0"])
+def test_it_goes_on_while_another_broker_takes_over(tmp_path: Path, sdk: str) -> None:
+    """Through a broker that stands by, or leads by then."""
+    command, environment = started(sdk)
+    with one_or_three(tmp_path, wires=["iggy", "polywire"], place=through() or "standby-1") as brokers:
+        host, port = brokers.addresses["iggy"]
+        words = [*command, host, str(port), "endure", stream_of(sdk)]
+        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert json.loads(process.stdout.readline()) == {"begun": True}
+                brokers.kill()
+                brokers.start()
+                told, _ = process.communicate(timeout=PEER_S_MAX)
+            finally:
+                process.kill()
+        *lines, done = told.splitlines()
+        assert done == "done", brokers.log_text()
+        assert [json.loads(line) for line in lines] == [{"stream": stream_of(sdk), "read": 2_000, "errors": True}]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from polywire.client.sync import connect
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 RECORDS = 10_000
 SECONDS_MAX = 50.0
@@ -76,12 +76,12 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("kafka07") / "data") as process:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with one_or_three(tmp_path_factory.mktemp("kafka07")) as process:
         yield process
 
 
-def run(peer: Peer, folder: Path, broker: BrokerProcess, verb: str, topic: str) -> list[str]:
+def run(peer: Peer, folder: Path, broker: Brokers, verb: str, topic: str) -> list[str]:
     """Drive a client; the lines it printed."""
     absent = peer.missing(folder)
     if absent is not None:
@@ -103,7 +103,7 @@ EXPECTED = [f"record-{number:05d}" for number in range(RECORDS)]
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_a_client_writes_and_others_read(peer: Peer, folder: Path, broker: BrokerProcess) -> None:
+def test_a_client_writes_and_others_read(peer: Peer, folder: Path, broker: Brokers) -> None:
     topic = f"by-{peer.name}"
     run(peer, folder, broker, "produce", topic)
     assert run(peer, folder, broker, "consume", topic) == EXPECTED

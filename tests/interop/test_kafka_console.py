@@ -21,7 +21,7 @@ import pytest
 
 from polywire.client.sync import connect
 from polywire.records.columns import Record
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 VARIABLE: Final = "POLYWIRE_KAFKA_CONSOLE"
 SECONDS_MAX: Final = 60.0
@@ -37,8 +37,8 @@ def console() -> str:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", wires=["kafka", "polywire"]) as process:
+def broker(tmp_path: Path) -> Iterator[Brokers]:
+    with one_or_three(tmp_path, wires=["kafka", "polywire"]) as process:
         yield process
 
 
@@ -72,7 +72,7 @@ def text_of(written: bytes) -> str:
     return CONTROL.sub(b"", written).decode("utf-8", "replace")
 
 
-def test_a_console_shows_topics_records_and_lag(console: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_console_shows_topics_records_and_lag(console: str, broker: Brokers, tmp_path: Path) -> None:
     with connect(broker.url()) as client:
         client.create_topic("orders", 1)
         client.produce("orders", [Record(b"value-%d" % number, key=b"k") for number in range(30)], partition=0)

@@ -23,7 +23,7 @@ from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 TOPIC = "shared"
 GROUP = "group-7"  # a name that Iggy's numbers have, too
@@ -72,7 +72,7 @@ class Tally:
         return set(self.stored) | self.perhaps
 
 
-async def begin(interpreter: str, broker: BrokerProcess, protocol: str) -> Process:
+async def begin(interpreter: str, broker: Brokers, protocol: str) -> Process:
     host, port = broker.addresses["kafka"]
     command = [interpreter, str(DRIVER), protocol, f"{host}:{port}", TOPIC, GROUP]
     return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=asyncio.subprocess.DEVNULL)
@@ -86,7 +86,7 @@ async def follow(process: Process, who: str, tally: Tally) -> None:
         tally.add(who, (partition, offset), is_stored=is_stored)
 
 
-async def read(broker: BrokerProcess, wire: str, tally: Tally, ended: asyncio.Event) -> None:
+async def read(broker: Brokers, wire: str, tally: Tally, ended: asyncio.Event) -> None:
     """Be a member on another wire: read on from the group's positions, one record at a time, and connect again when the broker is back."""
     client: WireClient | None = None
     while not ended.is_set():
@@ -129,7 +129,7 @@ async def read_once(client: WireClient, wire: str, tally: Tally) -> None:
             tally.add(wire, at, is_stored=True)
 
 
-async def produce(broker: BrokerProcess) -> None:
+async def produce(broker: Brokers) -> None:
     """Write records one by one, some of them over a kill."""
     for number in range(RECORDS):
         while True:
@@ -143,7 +143,7 @@ async def produce(broker: BrokerProcess) -> None:
         await asyncio.sleep(0.05)
 
 
-async def share(interpreter: str, broker: BrokerProcess, protocols: tuple[str, ...], tally: Tally) -> None:
+async def share(interpreter: str, broker: Brokers, protocols: tuple[str, ...], tally: Tally) -> None:
     client = await connect(broker.url("kafka"))
     await client.create_topic(TOPIC, PARTITIONS)
     ends = {wire: asyncio.Event() for wire in ("flux", "iggy")}
@@ -168,7 +168,7 @@ async def share(interpreter: str, broker: BrokerProcess, protocols: tuple[str, .
         await asyncio.gather(*tasks, *(member.wait() for member in members))
 
 
-async def places(broker: BrokerProcess) -> set[Place]:
+async def places(broker: Brokers) -> set[Place]:
     """Everything there is; a record that was written over the kill may be there twice."""
     client = await connect(broker.url("kafka"))
     found = {(one, record.offset) for one in range(PARTITIONS) for record in await client.fetch(TOPIC, one, 0)}
@@ -182,7 +182,7 @@ def test_everything_is_read_once_over_rebalances_and_a_kill(
     interpreter: str, tmp_path: Path, protocols: tuple[str, ...]
 ) -> None:
     tally = Tally()
-    with BrokerProcess(tmp_path / "data", wires=["kafka", "flux", "iggy"]) as broker:
+    with one_or_three(tmp_path, wires=["kafka", "flux", "iggy"]) as broker:
         asyncio.run(share(interpreter, broker, protocols, tally))
     again = {place for place, count in tally.stored.items() if count > 1} - tally.perhaps
     assert {place for place in again if place[1]} == set(), "Iggy has one word for nothing read and one record read"

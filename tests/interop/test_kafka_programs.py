@@ -20,6 +20,7 @@ from polywire.client.sync import connect
 from polywire.records.columns import Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 SECONDS_MAX = 120.0  # many do their work on few processors
 DRIVER = Path(__file__).parent / "kafka" / "WordCount.java"
@@ -43,12 +44,12 @@ def tools() -> str:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", wires=["kafka", "polywire"]) as process:
+def broker(tmp_path: Path) -> Iterator[Brokers]:
+    with one_or_three(tmp_path, wires=["kafka", "polywire"]) as process:
         yield process
 
 
-def address(broker: BrokerProcess) -> str:
+def address(broker: Brokers) -> str:
     return "{}:{}".format(*broker.addresses["kafka"])
 
 
@@ -90,7 +91,7 @@ def properties(path: Path, values: Mapping[str, object]) -> str:
 # kcat
 
 
-def test_kcat_writes_and_reads(kcat: str, broker: BrokerProcess) -> None:
+def test_kcat_writes_and_reads(kcat: str, broker: Brokers) -> None:
     with connect(broker.url()) as client:
         client.create_topic("orders", 1)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
@@ -104,7 +105,7 @@ def test_kcat_writes_and_reads(kcat: str, broker: BrokerProcess) -> None:
     assert "offset 15" in run(kcat, "-b", address(broker), "-Q", "-t", "orders:0:-1")
 
 
-def test_kcat_reads_as_a_group(kcat: str, broker: BrokerProcess) -> None:
+def test_kcat_reads_as_a_group(kcat: str, broker: Brokers) -> None:
     with connect(broker.url()) as client:
         for topic in ("one", "two"):
             client.create_topic(topic, 2)
@@ -116,7 +117,7 @@ def test_kcat_reads_as_a_group(kcat: str, broker: BrokerProcess) -> None:
         assert [client.position("g", topic, 1) for topic in ("one", "two")] == [10, 10]
 
 
-def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: Brokers, tmp_path: Path) -> None:
     """It is not told to join again, so nothing is read twice."""
 
     def produce(first: int) -> None:
@@ -148,7 +149,7 @@ def test_kcat_reads_as_a_group_over_a_kill(kcat: str, broker: BrokerProcess, tmp
 # Kafka's own tools
 
 
-def test_tools(tools: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
     def tool(name: str, *words: str) -> str:
         return run("java", *QUIET, "-cp", tools, name, "--bootstrap-server", address(broker), *words)
 
@@ -232,7 +233,7 @@ def test_tools_give_a_user_a_password(tools: str, tmp_path: Path) -> None:
 # Kafka Connect
 
 
-def test_connect_standalone(tools: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_connect_standalone(tools: str, broker: Brokers, tmp_path: Path) -> None:
     """A file into a topic and into a file, over a kill of the broker; then the worker goes on where it was."""
     source, sink = tmp_path / "source.txt", tmp_path / "sink.txt"
     text = "org.apache.kafka.connect.storage.StringConverter"
@@ -281,7 +282,7 @@ def test_connect_standalone(tools: str, broker: BrokerProcess, tmp_path: Path) -
 # Kafka Streams
 
 
-def test_streams_count_words_exactly_once(tools: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_streams_count_words_exactly_once(tools: str, broker: Brokers, tmp_path: Path) -> None:
     """The broker is killed, then the application, whose state is gone with it: it is made again from its changelog."""
     if which("javac") is None:
         pytest.skip("javac is missing: the Kafka wire was NOT tried with Kafka Streams")

@@ -22,7 +22,7 @@ import pytest
 
 from polywire.client.sync import connect
 from polywire.testing.process import lasting_port
-from tests.broker_process import BrokerProcess
+from tests.three_brokers import Brokers, one_or_three
 
 VARIABLE: Final = "POLYWIRE_KAFKA_REGISTRY"
 TOPIC: Final = "_schemas"
@@ -70,7 +70,7 @@ class Registry:
 
 
 @contextmanager
-def registry(runner: str, broker: BrokerProcess, place: Path) -> Iterator[Registry]:
+def registry(runner: str, broker: Brokers, place: Path) -> Iterator[Registry]:
     """One that knows nothing but where the broker is, killed at the end."""
     port = lasting_port()
     given = {
@@ -99,7 +99,7 @@ def schema(*fields: str) -> str:
 
 
 def test_a_registry_keeps_its_schemas_here(runner: str, tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", wires=["kafka", "polywire"]) as broker:
+    with one_or_three(tmp_path, wires=["kafka", "polywire"]) as broker:
         with registry(runner, broker, tmp_path) as first:
             one = first.register(schema("a"))
             broker.kill()

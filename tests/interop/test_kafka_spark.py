@@ -19,7 +19,8 @@ import pytest
 from polywire.client.sync import connect
 from polywire.records.columns import Header, Record
 from polywire.spark.java import find_java
-from tests.broker_process import BrokerProcess, child_environment
+from tests.broker_process import child_environment
+from tests.three_brokers import Brokers, one_or_three
 
 VARIABLE = "POLYWIRE_KAFKA_SPARK"
 DRIVER = Path(__file__).parent / "kafka" / "spark.driver"
@@ -36,7 +37,7 @@ def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
     jars = os.environ.get(VARIABLE)
     if not jars:
         pytest.skip(f"{VARIABLE} is not set: Spark's Kafka connector was NOT tried")
-    with BrokerProcess(tmp_path / "data", wires=["kafka", "polywire"]) as broker:
+    with one_or_three(tmp_path, wires=["kafka", "polywire"]) as broker:
         host, port = broker.addresses["kafka"]
         with connect(f"kafka://{host}:{port}") as client:
             client.create_topic("both", 3)
@@ -65,7 +66,7 @@ def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:
     assert said["over"] == [[2000, 2000, True]]
 
 
-def run(command: list[str], environment: dict[str, str], broker: BrokerProcess, errors: Path) -> dict[str, list[Any]]:
+def run(command: list[str], environment: dict[str, str], broker: Brokers, errors: Path) -> dict[str, list[Any]]:
     """What the driver says; the broker is killed when it is in the midst of a stream."""
     said: dict[str, list[Any]] = {}
     pipe = subprocess.PIPE

@@ -18,21 +18,22 @@ from typing import Final, TypeVar
 
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
+from polywire.client.brokers import split_address, split_brokers
 from polywire.client.login import Login, split_login
+from polywire.client.sockets import Place, Sockets
 from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.clock import Clock, SystemClock
-from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.errors import ErrorCode, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import decode_answer
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
 from polywire.records.arena import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
-from polywire.types import PORT_DIGITS_MAX, PORT_MAX, Buffer, Level
+from polywire.types import Buffer, Level
 
 TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
 RECONNECT_S: Final = 10.0  # a broker's restart, recovery included
 RECONNECT_INTERVAL_S: Final = 0.1
-SPARE_MAX: Final = 4  # idle sockets kept per address
 PRODUCE_WINDOW: Final = 16  # requests sent ahead of their answers by produce_all
 
 _H = TypeVar("_H", bound=Head)
@@ -175,13 +176,7 @@ class BulkConnection:
     __slots__ = (
         "_arena",
         "_clock",
-        "_host",
-        "_lock",
-        "_login",
-        "_port",
-        "_spares",
-        "_timeout_s",
-        "_tls",
+        "_sockets",
         "reconnect_s",
     )
 
@@ -195,6 +190,7 @@ class BulkConnection:
         clock: Clock | None = None,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
+        others: Sequence[Place] = (),
     ) -> None:
         """Remember where the broker is; nothing is sent before the first call.
 
@@ -206,24 +202,16 @@ class BulkConnection:
             clock: None: the system's.
             tls: how to verify the broker; None: without TLS.
             login: who logs in first, on each connection; None: nobody.
+            others: brokers that will do as well where this one does not answer.
         """
-        self._host: Final = host
-        self._port: Final = port
-        self._timeout_s: Final = timeout_s
+        self._sockets: Final = Sockets([Place(host, port, tls), *others], timeout_s=timeout_s, login=login)
         self._clock: Final[Clock] = clock or SystemClock()
         self._arena: Final = Arena()
-        self._lock: Final = threading.Lock()
-        self._spares: list[FramedSocket] = []
-        self._tls: Final = tls
-        self._login: Final = login
         self.reconnect_s = reconnect_s
 
     def close(self) -> None:
         """Close idle sockets; a fetch under way keeps its own."""
-        with self._lock:
-            spares, self._spares = self._spares, []
-        for spare in spares:
-            spare.close()
+        self._sockets.close()
 
     def ping(self) -> None:
         """Return when the broker answers. Raises Unavailable."""
@@ -495,25 +483,16 @@ class BulkConnection:
 
     def take(self) -> FramedSocket:
         """A socket for requests sent ahead of their answers; it goes back with ``give``. Raises Unavailable."""
-        while True:
-            with self._lock:
-                wire = self._spares.pop() if self._spares else None
-            if wire is None:
-                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s, tls=self._tls, login=self._login)
-            if wire.usable():
-                return wire
+        return self._sockets.take()
 
     def give(self, wire: FramedSocket) -> None:
         """Take a socket back: kept for others when every answer was read, closed otherwise."""
-        with self._lock:
-            if wire.open and not wire.owed and len(self._spares) < SPARE_MAX:
-                self._spares.append(wire)
-                return
-        wire.close()
+        self._sockets.give(wire)
 
 
 TLS_SCHEME: Final = f"polywire{SCHEME_SUFFIX}://"
-_connections: dict[tuple[int, str, float, float, Login | None], BulkConnection] = {}
+_Key = tuple[int, tuple[tuple[str, int, bool], ...], float, float, Login | None]
+_connections: dict[_Key, BulkConnection] = {}
 _connections_lock = threading.Lock()
 
 
@@ -521,6 +500,8 @@ def connect(
     address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S, login: Login | None = None
 ) -> BulkConnection:
     """Return the process's connection to ``host:port``, made once; a forked child makes its own.
+
+    Of several brokers, ``host:port,host:port``, the first that answers is asked, and when it is gone the next.
 
     Args:
         address: ``polywire://`` in front is allowed, ``polywire+tls://`` asks for TLS; a name and a password may stand before the host.
@@ -531,29 +512,32 @@ def connect(
     Raises:
         Invalid: INVALID_REQUEST: a broken address. Nobody is asked before the first call.
     """
-    found, address = split_login(address)
-    login = login or found
-    bare = address.removeprefix(TLS_SCHEME)
-    host, port = split_address(bare)
-    key = (os.getpid(), f"{host}:{port}" if bare == address else address, timeout_s, reconnect_s, login)
+    brokers = [split_login(broker) for broker in split_brokers(address)]
+    login = login or next((found for found, _ in brokers if found is not None), None)
+    listeners = tuple(_listener(bare) for _, bare in brokers)
+    key = (os.getpid(), listeners, timeout_s, reconnect_s, login)
     with _connections_lock:
         connection = _connections.get(key)
         if connection is None:
-            tls = None if bare == address else client_context()
-            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s, tls=tls, login=login)
+            tls = client_context() if any(is_secured for _, _, is_secured in listeners) else None
+            place, *others = [Place(host, port, tls if is_secured else None) for host, port, is_secured in listeners]
+            connection = BulkConnection(
+                place.host,
+                place.port,
+                timeout_s=timeout_s,
+                reconnect_s=reconnect_s,
+                tls=place.tls,
+                login=login,
+                others=others,
+            )
             _connections[key] = connection
         return connection
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
-    bare = address.removeprefix("polywire://").rstrip("/")
-    host, colon, port = bare.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
-    if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is 1 to {PORT_MAX} address={address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def _listener(address: str) -> tuple[str, int, bool]:
+    """Host, port, and whether under TLS."""
+    bare = address.removeprefix(TLS_SCHEME)
+    return *split_address(bare), bare != address
 
 
 def _decode(head: bytes, kind: type[_H]) -> _H:
@@ -592,5 +576,4 @@ __all__ = [
     "StoredChunk",
     "TopicDetail",
     "connect",
-    "split_address",
 ]

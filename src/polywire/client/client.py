@@ -169,9 +169,10 @@ def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECO
     """Connect to a broker: ``async with`` what is returned, or await it, to get a ``Client``.
 
     Args:
-        url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire. The scheme is cursus, flux, iggy, kafka, kafka07 or
-            polywire, with ``+tls`` behind it for TLS. ``polywire://name:password@host:port`` logs in, and so do kafka and iggy.
-            ``memory://name`` is a broker in this process, for tests.
+        url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire; of several, ``host:port,host:port``, the
+            first that answers. The scheme is cursus, flux, iggy, kafka, kafka07 or polywire, with ``+tls`` behind it for TLS.
+            ``polywire://name:password@host:port`` logs in, and so do kafka and iggy. ``memory://name`` is a broker in this
+            process, for tests.
         connect_s: how long a broker that is not there yet is waited for, in seconds, asking it again with growing pauses.
         reconnect_s: how long a broker that is gone is looked for, in seconds, before a call fails.
 

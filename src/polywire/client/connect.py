@@ -11,11 +11,12 @@ from ssl import SSLContext
 from typing import Final
 
 from polywire.client.base import WireClient
-from polywire.client.bulk import split_address
+from polywire.client.brokers import split_address, split_brokers
 from polywire.client.login import Login, split_login
 from polywire.client.polywire import PolywireClient
 from polywire.client.tls import SCHEME_SUFFIX, client_context
-from polywire.errors import ErrorCode, Invalid
+from polywire.client.unreachable import nobody_answers
+from polywire.errors import ErrorCode, Invalid, Unavailable
 
 DEFAULT_SCHEME: Final = "polywire"
 MEMORY_SCHEME: Final = "memory"
@@ -27,6 +28,8 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 async def connect(url: str) -> WireClient:
     """Return a connected client for ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire.
+
+    Of several brokers, ``scheme://host:port,host:port``, it is the first that answers.
 
     Args:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
@@ -48,6 +51,20 @@ async def connect(url: str) -> WireClient:
         scheme, address = DEFAULT_SCHEME, url
     if scheme == MEMORY_SCHEME:
         return await connect(await asyncio.to_thread(import_module(MEMORY_MODULE).memory_url, address))
+    brokers, reasons = split_brokers(url), []
+    if len(brokers) == 1:
+        return await _connect(scheme, address)
+    for broker in brokers:
+        scheme, _, address = broker.rpartition("://")
+        try:
+            return await _connect(scheme or DEFAULT_SCHEME, address)
+        except Unavailable as error:
+            reasons.append(error.message)
+    raise nobody_answers(reasons)
+
+
+async def _connect(scheme: str, address: str) -> WireClient:
+    """A client of one broker."""
     login, address = split_login(address)
     mechanism = None
     if scheme.removesuffix(SCHEME_SUFFIX) == "kafka":

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
 from polywire.client.cursor import Cursor
-from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, Link
+from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
@@ -357,7 +357,7 @@ class Consumer:
             await self._session(wire)
         except _SessionOver:
             self._failing_since = None
-        except Unavailable:
+        except GONE:
             if self._in_session.is_set() or self._failing_since is None:
                 self._failing_since, self._pause_s = now, BACKOFF_MIN_S
             elif self._link.is_mistaken or now > self._failing_since + self._link.reconnect_s:
@@ -509,7 +509,7 @@ class Consumer:
             except _SessionOver:
                 self._in_session.clear()
                 self._over.set()
-            except Unavailable:
+            except GONE:
                 self._in_session.clear()
                 await self._link.lost(wire)
         raise _another_members({(topic, partition)})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from polywire.client.link import Link
+from polywire.client.link import GONE, Link
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, encode_batch, to_stored
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
@@ -216,7 +216,7 @@ class Lane:
         )
         try:
             base_offset = await wire.append_batch(self.topic, self.partition, encoded, level=self._level)
-        except Unavailable:
+        except GONE:
             await self._link.lost(wire)
             raise
         batch.places = [(self.partition, base_offset)]
@@ -225,7 +225,7 @@ class Lane:
         partition = None if self.partition == ANY_PARTITION else self.partition
         try:
             places = await wire.produce(self.topic, batch.records(), partition=partition, level=self._level)
-        except Unavailable:
+        except GONE:
             await self._link.lost(wire)
             raise
         batch.places = [(place.partition, place.offset) for place in places]
@@ -239,7 +239,7 @@ class Lane:
         self._queue.extendleft(reversed(self._under_way))
         self._under_way.clear()
         self._wake.set()
-        if isinstance(error, Unavailable | Busy) and self._may_try_again():
+        if isinstance(error, (*GONE, Busy)) and self._may_try_again():
             await asyncio.sleep(self._next_pause_s(error))
             return
         first = self._queue[0]

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.unreachable import is_hanging_up, is_silent
-from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
 RECONNECT_S: Final = 60.0  # a broker's restart with a long recovery
@@ -26,6 +26,9 @@ HANG_UPS_MAX: Final = (
     5  # in a row, of a port that never answered: another wire's, or one with TLS, and not a broker that restarts
 )
 AT_ONCE_S: Final = 1.0  # a broker that stands by holds connections for longer, until somebody leads
+
+GONE: Final = (Unavailable, NotOwner)
+"""The broker is gone, or leads no longer and has not done what it was asked: whoever leads now is found by connecting anew."""
 
 T = TypeVar("T")
 
@@ -116,7 +119,7 @@ class Link:
             wire = await self.wire()
             try:
                 result = await work(wire)
-            except Unavailable as error:
+            except GONE as error:
                 await self.lost(wire)
                 is_hopeless = self.is_mistaken or (not self._is_answered and is_silent(error))
                 if self._closed or is_hopeless or loop.time() + pause_s >= end:
@@ -128,11 +131,11 @@ class Link:
             pause_s = _longer(pause_s)
 
     async def once(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
-        """Do something that must not be done twice. Raises Unavailable when nobody knows whether it was done."""
+        """Do something that must not be done twice. Raises Unavailable when nobody knows whether it was done, NotOwner when it was not."""
         wire = await self.wire()
         try:
             result = await work(wire)
-        except Unavailable:
+        except GONE:
             await self.lost(wire)
             raise
         self.answered()

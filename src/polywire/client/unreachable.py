@@ -37,6 +37,11 @@ def is_silent(error: BrokerError) -> bool:
     return SILENT in error.message
 
 
+def nobody_answers(reasons: list[str]) -> Unavailable:
+    """None of several brokers could be reached, each for its reason."""
+    return Unavailable(ErrorCode.UNREACHABLE, f"no address answers reasons={'; '.join(reasons)}")
+
+
 def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
     """What came is no reply of this wire; from a port that has not answered anything else, it may be another's."""
     cause = error.message if is_answered else f"cannot connect: {error.message}, is it another wire's port?"

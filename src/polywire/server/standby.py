@@ -167,6 +167,8 @@ class Standby:
         self._read_at = -NODE_INTERVAL_S
         self._refused = 0
         self._rank = 0
+        self._is_tried = False
+        """Whether another takes over already: who claimed next would only depose it."""
         self._waited = 0.0
         self._clock = SystemClock()
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
@@ -293,13 +295,15 @@ class Standby:
             self._check_name(leader)
             return True
         self._refused += 1
-        return self._refused < REFUSED_MAX
+        return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
 
     def _look(self, now: float) -> tuple[Node | None, Wish | None]:
         """Who leads, and what somebody wants. Raises BrokerError."""
         nodes = self._nodes.read()
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
+        alive = self._watch.alive(nodes)
+        self._is_tried = any(node.start < 0 and node.name in alive - {self._name} for node in nodes)
         return leader, self._nodes.wished()
 
     def _check_name(self, leader: Node) -> None:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
 from polywire.client.login import Login
-from polywire.errors import ErrorCode, Missing, Unavailable
+from polywire.errors import ErrorCode, Missing
 from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents
@@ -41,21 +41,11 @@ class Addressed(Protocol):
 
 
 def connect(options: Addressed) -> BulkConnection:
-    """This process's connection to the first address that answers. Raises Unavailable when none does."""
-    reasons = []
-    for address in options.addresses:
-        connection = bulk.connect(
-            address, timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login
-        )
-        if len(options.addresses) == 1:
-            return connection
-        try:
-            connection.ping()
-        except Unavailable as error:
-            reasons.append(error.message)
-            continue
-        return connection
-    raise Unavailable(ErrorCode.UNREACHABLE, f"no address answers reasons={'; '.join(reasons)}")
+    """This process's connection to the first address that answers; while none does, calls raise Unavailable."""
+    each = [address if "://" in address else f"polywire://{address}" for address in options.addresses]
+    return bulk.connect(
+        ",".join(each), timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login
+    )
 
 
 def extents(

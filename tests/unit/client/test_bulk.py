@@ -12,7 +12,8 @@ import pytest
 
 from polywire.client import bulk
 from polywire.client.arrow import chunk_to_arrow
-from polywire.client.bulk import BulkConnection, split_address
+from polywire.client.brokers import split_address
+from polywire.client.bulk import BulkConnection
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head
@@ -182,10 +183,10 @@ def test_staged_batches_are_published_once(connection: BulkConnection) -> None:
 
 def test_an_error_leaves_the_socket_in_use(connection: BulkConnection) -> None:
     connection.ping()
-    [spare] = connection._spares
+    [spare] = connection._sockets._spares
     with pytest.raises(Missing):
         connection.describe("gone")
-    assert connection._spares == [spare]
+    assert connection._sockets._spares == [spare]
 
 
 def test_a_peer_of_another_kind_is_told_apart() -> None:

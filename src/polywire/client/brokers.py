@@ -1,0 +1,42 @@
+"""Several brokers in one URL, of which one will do.
+
+Promises: each has a URL of its own afterwards, in the order given; one broken address is refused before any is tried. Must not know: how
+brokers are reached, any wire.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import PORT_DIGITS_MAX, PORT_MAX
+
+BETWEEN: Final = ","
+
+
+def split_brokers(url: str) -> list[str]:
+    """One URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
+
+    All have the scheme, unless they have one of their own, the login and the options. Raises Invalid(INVALID_REQUEST).
+    """
+    _, separator, _ = url.partition("://")
+    begin = url.rfind("@") + 1 or (url.index("://") + 3 if separator else 0)
+    head, rest = url[:begin], url[begin:]
+    places, mark, options = rest.partition("?")
+    if BETWEEN not in places:
+        return [url]
+    given = [place.strip() for place in places.split(BETWEEN)]
+    for place in given:
+        split_address(place.rpartition("://")[2])
+    return [f"{place if '://' in place else head + place}{mark}{options}" for place in given]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
+    bare = address.removeprefix("polywire://").rstrip("/")
+    host, colon, port = bare.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
+    if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is 1 to {PORT_MAX} address={address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,43 @@
+"""A part of the suite through a broker that only carries: the second that stands by of three on one bucket.
+
+``make three-brokers`` runs all of it through each of the three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.behaviour import test_cross_wire as cross_wire
+from tests.behaviour import test_disconnects as disconnects
+from tests.behaviour import test_exactly_once as exactly_once
+from tests.behaviour import test_groups as groups
+from tests.behaviour import test_records as records
+from tests.three_brokers import Brokers, one_or_three
+
+test_produce_then_fetch = records.test_produce_then_fetch
+test_equal_keys_stay_in_order_in_one_partition = records.test_equal_keys_stay_in_order_in_one_partition
+test_fetch_of_a_missing_partition_is_refused = records.test_fetch_of_a_missing_partition_is_refused
+test_a_large_value = records.test_a_large_value
+test_ten_thousand_records = records.test_ten_thousand_records
+test_a_waiting_fetch_gets_what_arrives = records.test_a_waiting_fetch_gets_what_arrives
+test_a_deleted_topic_starts_again_empty = records.test_a_deleted_topic_starts_again_empty
+test_two_members_share_without_overlap = groups.test_two_members_share_without_overlap
+test_members_of_different_wires_share_one_group = groups.test_members_of_different_wires_share_one_group
+test_concurrent_writers_keep_their_own_order = cross_wire.test_concurrent_writers_keep_their_own_order
+test_breaking_off_in_mid_request = disconnects.test_breaking_off_in_mid_request
+test_a_repeated_batch_is_known_after_a_kill = exactly_once.test_a_repeated_batch_is_known_after_a_kill
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with one_or_three(tmp_path_factory.mktemp("through"), place="standby-2") as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Brokers]:
+    with one_or_three(tmp_path, place="standby-2") as brokers:
+        yield brokers

@@ -1,0 +1,192 @@
+"""Three brokers on one bucket that look like one broker: who leads, who stands by, and one of them that clients come to.
+
+``POLYWIRE_THROUGH=standby-2`` has the behaviour suite and the real clients come to the second that stands by; ``make three-brokers`` has
+them come to each. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+
+Promises: ``stop`` and ``kill`` are for whoever leads, so that another takes over, and ``start`` returns when somebody leads. Must not know:
+what is asked of the brokers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pytest
+
+from polywire.client import bulk
+from tests.broker_process import BrokerProcess
+from tests.s3_server import BUCKET, S3Server, s3_binary
+
+VARIABLE: Final = "POLYWIRE_THROUGH"
+PLACES: Final = ("leader", "standby-1", "standby-2")
+EAGER: Final = "tests.eager_broker"  # brokers that put at once
+PREFIX: Final = "log"
+ASKED: Final = "polywire"  # the wire over which it is found out whether somebody leads
+LED: Final = "leading the shard"
+LED_S: Final = 60.0  # in which somebody leads again; it takes some three seconds
+
+
+def through() -> str | None:
+    """Which of three brokers the suite's clients come to; None: there is one broker, with a directory."""
+    place = os.environ.get(VARIABLE)
+    if place and place not in PLACES:
+        raise pytest.UsageError(f"{VARIABLE} is one of {', '.join(PLACES)}, not {place!r}")
+    return place or None
+
+
+@contextmanager
+def one_or_three(
+    folder: Path, *options: str, wires: Sequence[str] | None = None, place: str | None = None
+) -> Iterator[BrokerProcess | ThreeBrokers]:
+    """One broker, or three of which clients come to the one in this place, or in the environment's; they must end as they should."""
+    place = place or through()
+    if place is None:
+        with BrokerProcess(folder / "data", *options, wires=wires) as process:
+            yield process
+            assert process.stopped or process.stop() == 0, process.log_text()
+        return
+    with ThreeBrokers(folder / "three", place, *options, wires=wires) as brokers:
+        yield brokers
+        assert brokers.stop_all() == 0, brokers.log_text()
+
+
+class ThreeBrokers:
+    """As far as scenarios go a ``BrokerProcess``. Guards: behind ``start`` all three run, and one of them leads."""
+
+    def __init__(self, folder: Path, place: str, *options: str, wires: Sequence[str] | None = None) -> None:
+        """place: which of them clients come to; it stays the same broker, whoever leads. options, wires: as of a ``BrokerProcess``."""
+        folder.mkdir(parents=True)
+        self._bucket: Final = _Bucket(folder)
+        options = ("--bucket", self._bucket.url, "--cache-gib", "0", "--balance-s", "0", *options)
+        if wires is not None and ASKED not in wires:
+            wires = (*wires, ASKED)
+        self._brokers: Final = [
+            BrokerProcess(folder / name, *options, "--node", name, wires=wires, module=EAGER) for name in PLACES
+        ]
+        self._through: Final = self._brokers[PLACES.index(place)]
+        self._ended: BrokerProcess | None = None
+        self._led = 0
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the files of the bucket's log lie, as those of one broker do in its directory."""
+        return self._bucket.directory / "shards" / "0000"
+
+    @property
+    def addresses(self) -> Mapping[str, tuple[str, int]]:
+        """Where clients come."""
+        return self._through.addresses
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all three."""
+        return sum(broker.memory_bytes for broker in self._brokers if not broker.stopped)
+
+    def url(self, wire: str = "polywire") -> str:
+        """Where clients come, for ``polywire.connect``."""
+        return self._through.url(wire)
+
+    def log_text(self) -> str:
+        """What all have logged."""
+        return "\n".join(broker.log_text() for broker in self._brokers)
+
+    def start(self) -> ThreeBrokers:
+        """Start who was ended; all at first, the leader before the others. Returns when one leads that did not, and can be reached."""
+        with self._bucket.found():
+            first, *others = self._brokers if self._ended is None else [self._ended]
+            first.start()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(BrokerProcess.start, others))
+        self._ended = None
+        end = time.monotonic() + LED_S
+        while (led := len(self._lines())) <= self._led:
+            assert time.monotonic() < end, f"nobody leads\n{self.log_text()}"
+            time.sleep(0.02)
+        self._led = led
+        # Who has just begun to lead does not listen yet, and who stands by may not have seen it.
+        bulk.connect(self.url(ASKED), reconnect_s=LED_S).ping()
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM for who leads, and the exit code."""
+        return self._end().stop()
+
+    def kill(self) -> None:
+        """SIGKILL for who leads."""
+        self._end().kill()
+
+    def stop_all(self) -> int:
+        """SIGTERM for all, who leads last, and the largest exit code."""
+        leader = self._leader()
+        return max([broker.stop() for broker in (*(one for one in self._brokers if one is not leader), leader)])
+
+    def _end(self) -> BrokerProcess:
+        self._led = len(self._lines())
+        self._ended = self._leader()
+        return self._ended
+
+    def _leader(self) -> BrokerProcess:
+        """Who began last."""
+        return max(self._lines(), key=lambda found: found[0])[1]
+
+    def _lines(self) -> list[tuple[int, BrokerProcess]]:
+        """Which starts there were, and whose."""
+        return [
+            (int(line.rpartition("start=")[2].split()[0]), broker)
+            for broker in self._brokers
+            for line in broker.log_text().splitlines()
+            if LED in line
+        ]
+
+    def __enter__(self) -> ThreeBrokers:
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for broker in self._brokers:
+            broker.__exit__(kind, error, trace)
+        self._bucket.end()
+
+
+class _Bucket:
+    """A bucket for three brokers: a server of its own, or a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        binary = s3_binary()
+        self._server: S3Server | None = None
+        if binary is None:
+            self.directory = folder / "bucket"
+            self.url = f"file://{self.directory}"
+            return
+        self._server = S3Server(binary, folder / "s3")
+        self._server.start()
+        self.directory = folder / "s3" / BUCKET / PREFIX
+        self.url = f"s3://{BUCKET}/{PREFIX}"
+
+    @contextmanager
+    def found(self) -> Iterator[None]:
+        """In here brokers are started that find it."""
+        with pytest.MonkeyPatch.context() as context:
+            for name, value in ({} if self._server is None else self._server.environment).items():
+                context.setenv(name, value)
+            yield
+
+    def end(self) -> None:
+        """Its server, if it has one."""
+        if self._server is not None:
+            self._server.kill()
+
+
+Brokers = BrokerProcess | ThreeBrokers

@@ -1,0 +1,76 @@
+"""Several brokers in one URL: each with all that is said once, and the first that answers is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+import polywire
+from polywire.client import bulk
+from polywire.client.brokers import split_brokers
+from polywire.client.connect import connect
+from polywire.errors import Invalid, Unavailable
+from polywire.records.columns import Record
+from tests.unit.client.served import Served
+
+
+@pytest.mark.parametrize(
+    ("url", "brokers"),
+    [
+        ("a:1", ["a:1"]),
+        ("kafka://a:1", ["kafka://a:1"]),
+        ("a:1,b:2", ["a:1", "b:2"]),
+        ("kafka://a:1, b:2", ["kafka://a:1", "kafka://b:2"]),
+        ("polywire+tls://a:1,[::1]:2", ["polywire+tls://a:1", "polywire+tls://[::1]:2"]),
+        ("polywire://a:1,polywire+tls://b:2", ["polywire://a:1", "polywire+tls://b:2"]),
+        ("iggy://me:p,w@a:1,b:2", ["iggy://me:p,w@a:1", "iggy://me:p,w@b:2"]),
+        ("kafka://me:x@a:1,b:2?mechanism=PLAIN", ["kafka://me:x@a:1?mechanism=PLAIN", "kafka://me:x@b:2?mechanism=PLAIN"]),
+        ("me@a:1,b:2", ["me@a:1", "me@b:2"]),
+    ],
+)  # fmt: skip
+def test_all_that_is_said_once_holds_for_each(url: str, brokers: list[str]) -> None:
+    assert split_brokers(url) == brokers
+
+
+@pytest.mark.parametrize("url", ["a:1,", "a:1,b", "kafka://a:1,,b:2", "a,b:2", "a:1,b:99999"])
+def test_one_broken_address_is_refused_before_any_is_tried(url: str) -> None:
+    with pytest.raises(Invalid):
+        split_brokers(url)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_broker_that_is_gone_is_passed_over(served: Served) -> None:
+    url = f"polywire://127.0.0.1:{closed_port()},{served.address}"
+
+    async def produced() -> int:
+        client = await connect(url)
+        (place,) = await client.produce("t", [Record(b"v", key=b"k")])
+        await client.close()
+        async with polywire.connect(url) as kept:
+            return place.offset + len(await kept.topics())
+
+    assert asyncio.run(produced()) == 1
+
+
+def test_a_bulk_connection_goes_on_with_the_next_at_once(served: Served) -> None:
+    connection = bulk.connect(f"127.0.0.1:{closed_port()},{served.address}", reconnect_s=0.0)
+    connection.ping()
+    served.drop_connections()
+    connection.ping()
+    connection.close()
+
+
+def test_none_of_them_answers() -> None:
+    url = f"127.0.0.1:{closed_port()},127.0.0.1:{closed_port()}"
+    with pytest.raises(Unavailable, match=r"no address answers reasons=.*refused.*; .*refused"):
+        bulk.connect(url, reconnect_s=0.0).ping()
+    with pytest.raises(Unavailable, match="no address answers"):
+        asyncio.run(connect(url))
