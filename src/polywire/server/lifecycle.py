@@ -245,13 +245,14 @@ def _http_names(config: ServeConfig) -> Sequence[str]:
 class Server:
     """One run of the process.
 
-    Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
+    Invariant: ``_stopping`` is set once, by the first signal, by failed storage, or because another broker leads; ``_is_told`` by a signal.
     """
 
     __slots__ = (
         "_audit",
         "_config",
         "_exit_code",
+        "_is_told",
         "_lines",
         "_loop",
         "_stopping",
@@ -274,6 +275,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
+        self._is_told = False
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
         self.others: Others | None = None
@@ -345,10 +347,13 @@ class Server:
             self._loop.add_signal_handler(number, self._signalled, number)
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._stopping.is_set():
+        if self._is_told:
             log.warning("second signal, exiting immediately", signal=number.name)
             os._exit(EXIT_SECOND_SIGNAL)
+        self._is_told = True
         log.info("stopping", signal=number.name, limit_s=self._config.drain_timeout_s)
+        if self._exit_code == EXIT_DEPOSED:
+            self._exit_code = EXIT_OK  # it ends, instead of standing by
         self._stopping.set()
 
     async def wait(self, broker: Broker, hub: Hub, listeners: Sequence[Listener]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,9 @@ import pytest
 
 from polywire.broker.broker import Broker
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.server import lifecycle, startup
+from polywire.server.audit import AuditLog
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
@@ -110,3 +112,20 @@ def test_durability_below_written_is_refused() -> None:
 def test_journal_sizes_are_passed_on() -> None:
     sizes = ServeConfig(slot_bytes=65_536, slot_count_max=3, sync_interval_ms=7).log_settings()
     assert (sizes.slot_bytes, sizes.slot_count_max, sizes.sync_interval_ms) == (65_536, 3, 7)
+
+
+def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for the second one: the process left at once, with that code, and others took it for alive."""
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+
+    async def life() -> None:
+        server = lifecycle.Server(SILENT, None, AuditLog(SystemClock(), None), None)
+        server.storage_failed(NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard"))
+        assert server._exit_code == lifecycle.EXIT_DEPOSED
+        server._signalled(signal.SIGTERM)
+        assert (left, server._exit_code) == ([], lifecycle.EXIT_OK)
+        server._signalled(signal.SIGTERM)
+        assert left == [lifecycle.EXIT_SECOND_SIGNAL]
+
+    asyncio.run(life())
