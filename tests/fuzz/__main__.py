@@ -153,6 +153,8 @@ def keep(counts: Mapping[str, Taken]) -> None:
         name, taken, rate = [cell.strip(" `").replace(",", "") for cell in line.strip("|").split("|")]
         known[name] = int(taken), float(rate)
     for name, more in counts.items():
+        if not more.inputs:  # stopped before its first turn
+            continue
         known[name] = known.get(name, (0, 0.0))[0] + more.inputs, more.inputs / more.seconds
     total = sum(taken for name, (taken, _) in known.items() if name in TARGETS)
     lines = [BEGIN, "| target | inputs | a second |", "|---|---|---|"]
