@@ -149,8 +149,7 @@ def test_a_producer_goes_on_while_processes_are_killed(sdk: Any, tmp_path: Path)
         )
         with sdk.Producer(config) as producer:
             for part in range(PARTS):
-                if part:
-                    kill(data_dir, shard=part % 2)
+                kill_between(data_dir, part)
                 send(producer, range(count * part // PARTS, count * (part + 1) // PARTS))
             producer.flush()
             until(lambda: producer.unique_ack_count == count, "acknowledgements")
@@ -165,7 +164,9 @@ def send(producer: Any, numbers: range) -> None:
         time.sleep(0.001)
 
 
-def kill(data_dir: Path, *, shard: int) -> None:
-    """Kill the process that has a shard; its parent starts another one."""
-    lock = (data_dir / "shards" / "0001" if shard else data_dir) / "LOCK"
+def kill_between(data_dir: Path, part: int) -> None:
+    """Kill one process before every part but the first, in turns; its parent starts another one."""
+    if part == 0:
+        return
+    lock = (data_dir / "shards" / "0001" if part % 2 else data_dir) / "LOCK"
     os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
