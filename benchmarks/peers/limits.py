@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -101,7 +101,10 @@ def relay(pipe: Connection) -> None:
 
 def _pass_on(descriptor: int, peers: dict[int, socket.socket], followers: set[int]) -> None:
     """Read what a connection has sent, and send it where it belongs."""
-    received = peers[descriptor].recv(1 << 16)
+    try:
+        received = peers[descriptor].recv(1 << 16)
+    except ConnectionError:  # as brokers take it: the end of one connection
+        received = b""
     if not received:
         followers.discard(descriptor)
         peers.pop(descriptor).close()  # which takes it out of what is polled, too
@@ -109,7 +112,8 @@ def _pass_on(descriptor: int, peers: dict[int, socket.socket], followers: set[in
         followers.add(descriptor)
     else:
         for other in (descriptor, *followers):
-            peers[other].sendall(received)
+            with suppress(ConnectionError):  # it is told to ``epoll``, too
+                peers[other].sendall(received)
 
 
 EPOLL_ECHO: Final = Echo("limit: bare epoll echo", relay)
