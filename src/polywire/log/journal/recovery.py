@@ -303,8 +303,8 @@ def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence:
 
 
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
-    """Slots of which somebody wrote the beginning, where no group is found: it was never written whole, or is damaged."""
-    headless = [slot for slot in slots if _group_at(slot, 0) is None and bytes(slot.view[:PAGE_BYTES]).strip(b"\0")]
+    """Slots at whose beginning no group is found: none was written there, or it is damaged; a sector of zeros looks like either."""
+    headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
     return f", or at the beginning of {paths}" if paths else ""
 
