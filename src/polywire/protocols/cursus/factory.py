@@ -31,9 +31,9 @@ from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOP
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.links import CarryingFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
 
 COMMANDS: Final[Mapping[str, Command]] = table(
     *introduction.COMMANDS,
@@ -98,24 +98,10 @@ class CursusFactory:
         return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
 
 
-class CarryingCursusFactory:
-    """Implements ``SessionFactory`` over another one: its sessions carry requests to the shards that have what they name."""
+class CarryingCursusFactory(CarryingFactory[CursusFactory]):
+    """Its sessions carry requests to the shards that have what they name."""
 
-    __slots__ = ("_inside", "_shards")
-
-    def __init__(self, inside: CursusFactory, shards: Shards) -> None:
-        """inside: makes the sessions of our own shard."""
-        self._inside: Final = inside
-        self._shards: Final = shards
-
-    @property
-    def wire(self) -> str:
-        """Name of the wire."""
-        return WIRE
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """As every factory of this wire."""
-        return self._inside.recognise(prefix)
+    __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingCursusSession:
         """A session for a new connection."""

@@ -17,8 +17,8 @@ from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import ScratchArrays
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.links import CarryingFactory
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = table(
     Command("PING", topics.ping, (Action.CONNECT,), pipelined=True),
@@ -84,24 +84,10 @@ class FluxFactory:
         return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
-class CarryingFluxFactory:
-    """Implements ``SessionFactory`` over another one: its sessions carry lines to the shards that have what they name."""
+class CarryingFluxFactory(CarryingFactory[FluxFactory]):
+    """Its sessions carry requests to the shards that have what they name."""
 
-    __slots__ = ("_inside", "_shards")
-
-    def __init__(self, inside: FluxFactory, shards: Shards) -> None:
-        """inside: makes the sessions of our own shard."""
-        self._inside: Final = inside
-        self._shards: Final = shards
-
-    @property
-    def wire(self) -> str:
-        """Name of the wire."""
-        return WIRE
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """As every factory of this wire."""
-        return self._inside.recognise(prefix)
+    __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingFluxSession:
         """A session for a new connection."""

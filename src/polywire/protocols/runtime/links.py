@@ -1,4 +1,4 @@
-"""The links of one session to the shards that it carries requests to: made when first wanted, ended with it (decision 0076).
+"""The links of one session to the shards that it carries requests to, and what makes such sessions (decision 0076).
 
 Promises: a session has one link to a shard at most, whose bytes keep their order; where a shard takes none, or the peer does not read,
 all of them stop. Must not know: any wire's bytes, sockets, how topics are placed.
@@ -10,7 +10,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+from polywire.protocols.runtime.session import Output, Session, SessionFactory
 from polywire.protocols.runtime.shards import Link, Shards
+
+_Factory = TypeVar("_Factory", bound=SessionFactory)
+
+
+class CarryingFactory(ABC, Generic[_Factory]):
+    """Implements ``SessionFactory`` over another one: its sessions carry requests to the shards that have what they name."""
+
+    __slots__ = ("_inside", "_shards")
+
+    def __init__(self, inside: _Factory, shards: Shards) -> None:
+        """inside: makes the sessions of our own shard."""
+        self._inside: Final = inside
+        self._shards: Final = shards
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return self._inside.wire
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """As every factory of this wire."""
+        return self._inside.recognise(prefix)
+
+    @abstractmethod
+    def open(self, output: Output, resume: Callable[[], None]) -> Session:
+        """A session for a new connection."""
 
 
 class LinksOwner(Protocol):
