@@ -27,6 +27,7 @@ from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.testing.sim.wires.ledger import PLACES, Ledger, Sending, Transaction
+from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.network import Link
 from polywire.testing.sim.wires.transactor import VALUE_SIZES
 from polywire.types import Level
@@ -40,20 +41,13 @@ Then = Callable[[bytes, bool], None]
 """What is done with an answer's head, and whether it is a refusal."""
 
 
-class Publisher:
-    """Implements ``Caller``. Guards: at most one request is not answered; ``_open`` holds what is staged under ``_number``."""
+class Publisher(LonePeer):
+    """Implements ``Caller``. Guards: ``_open`` holds what is staged under ``_number``."""
 
-    reads = True
     wire = "polywire"
 
     def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        self.link: Link | None = None
-        self._ledger = ledger
-        self._chance = chance
-        self._story = story
-        self._count = 0
-        self._buffer = bytearray()
-        self._unsent = bytearray()
+        super().__init__(ledger, chance, story)
         self._then: Then | None = None
         self._is_greeted = False
         self._begin(1)
@@ -66,45 +60,24 @@ class Publisher:
 
     def connected(self, link: Link) -> None:
         """There is a connection; what was asked for over the last one may have happened."""
-        self.link = link
+        super().connected(link)
         self._unsent += MAGIC
         self.push()
 
     def disconnected(self) -> None:
-        """The connection is gone, and with it what was not answered."""
-        self.link = self._then = None
+        super().disconnected()
+        self._then = None
         self._is_greeted = False
-        self._buffer.clear()
-        self._unsent.clear()
-
-    def hung_up(self, *, is_aborted: bool) -> None:
-        self.disconnected()
 
     def started(self) -> None:
-        """A process has started: what is staged may be published by it."""
+        """What is staged may be published by the process that has started."""
         self._ledger.goes_on(self._open)
-
-    def go_on(self) -> None:
-        """Ask for the next thing, or send what did not fit."""
-        if self._unsent:
-            self.push()
-        elif self.link is not None and not self.link.is_cut and self._then is None:
-            self._step()
-
-    def push(self) -> None:
-        """Send what fits."""
-        link = self.link
-        if link is not None and self._unsent and link.free > 0:
-            count = min(link.free, len(self._unsent))
-            link.send(bytes(self._unsent[:count]))
-            del self._unsent[:count]
 
     def _ask(self, verb: Verb, head: Head, then: Then, payload: bytes = b"") -> None:
         self._count += 1
         self._story.tell("ask", f"u {self._count} {verb.name} {self._number}")
         self._then = then
-        self._unsent += encode_head(verb, self._count, head, payload_bytes=len(payload)) + payload
-        self.push()
+        self._send(encode_head(verb, self._count, head, payload_bytes=len(payload)) + payload)
 
     def _step(self) -> None:
         if self._open.is_asked:
@@ -188,7 +161,7 @@ class Publisher:
                 self._answered(prefix.correlation, head, is_refused=bool(prefix.flags & ERROR))
 
     def _answered(self, number: int, head: bytes, *, is_refused: bool) -> None:
-        then, self._then = self._then, None
+        then, self._then, self._is_waiting = self._then, None, False
         require(then is not None and number == self._count, "an answer is to a request", peer="u", number=number)
         assert then is not None, "it was looked at"
         self._story.tell("told", f"u {number} {decode_answer(head, Failure).message if is_refused else 'OK'}")

@@ -17,7 +17,7 @@ from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending, Transaction
-from polywire.testing.sim.wires.network import Link
+from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.ordered_speech import framed_end
 from polywire.types import Level, PositionKind
 
@@ -42,65 +42,31 @@ MOVES: Final = 0.7  # of steps within a transaction that has moved nothing yet
 LOOKS: Final = 0.1  # of steps between two transactions
 
 
-class Transactor:
-    """Implements ``Caller``. Guards: at most one request is not answered; ``_transaction`` is the open one."""
+class Transactor(LonePeer):
+    """Implements ``Caller``. Guards: ``_transaction`` is the open one."""
 
-    reads = True
     wire = "kafka"
 
     def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        self.link: Link | None = None
-        self._ledger = ledger
-        self._chance = chance
-        self._story = story
-        self._count = 0
-        self._buffer = bytearray()
-        self._unsent = bytearray()
+        super().__init__(ledger, chance, story)
         self._asked: tuple[Api, Callable[[Any], None]] | None = None
         self._producer: tuple[int, int] | None = None
         self._sequences: dict[Place, int] = {}
         self._transaction: Transaction | None = None
         self._added: set[Place] = set()
-        self.moves = False
-        """Whether it moves positions, too."""
         self._offset = 0
         self._moving: set[Place] = set()
 
-    def connected(self, link: Link) -> None:
-        """There is a connection."""
-        self.link = link
-
     def disconnected(self) -> None:
         """The connection is gone: the next one begins anew, which ends what is open."""
-        self.link = None
+        super().disconnected()
         self._asked = self._producer = self._transaction = None
-        self._buffer.clear()
-        self._unsent.clear()
-
-    def hung_up(self, *, is_aborted: bool) -> None:
-        self.disconnected()
-
-    def go_on(self) -> None:
-        """Ask for the next thing, or send what did not fit."""
-        if self._unsent:
-            self.push()
-        elif self.link is not None and not self.link.is_cut and self._asked is None:
-            self._step()
-
-    def push(self) -> None:
-        """Send what fits."""
-        link = self.link
-        if link is not None and self._unsent and link.free > 0:
-            count = min(link.free, len(self._unsent))
-            link.send(bytes(self._unsent[:count]))
-            del self._unsent[:count]
 
     def _ask(self, api: Api, then: Callable[[Any], None], /, **fields: Any) -> None:
         self._count += 1
         self._story.tell("ask", f"t {self._count} {api.name}")
         self._asked = api, then
-        self._unsent += encode_request(api, VERSIONS[api], self._count, schema.request(api)(**fields), client_id="t")
-        self.push()
+        self._send(encode_request(api, VERSIONS[api], self._count, schema.request(api)(**fields), client_id="t"))
 
     def _step(self) -> None:
         if self._producer is None:
@@ -245,7 +211,7 @@ class Transactor:
         while end := framed_end(self._buffer):
             frame = bytes(self._buffer[4:end])
             del self._buffer[:end]
-            asked, self._asked = self._asked, None
+            asked, self._asked, self._is_waiting = self._asked, None, False
             require(asked is not None, "an answer is to a request", peer="t")
             assert asked is not None, "it was looked at"
             _, body = decode_response(asked[0], VERSIONS[asked[0]], frame)

@@ -24,6 +24,7 @@ from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
 from polywire.testing.sim.wires.cursus_speech import CursusApiSpeech, CursusSpeech, Producer
+from polywire.testing.sim.wires.cursus_transactor import CursusTransactor
 from polywire.testing.sim.wires.flux_speech import FluxSpeech
 from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger
 from polywire.testing.sim.wires.guests import Guest, Rights, cheap_logins
@@ -32,6 +33,7 @@ from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
 from polywire.testing.sim.wires.login_speech import SPEAKERS
+from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.peer import PATIENCE, VALUE_SIZES, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import WiresProcess
@@ -89,17 +91,21 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "publishes": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "guests": {"produce": 2.0, "fetch": 2.0, "commit": 0.3, "join": 0.3, "move": 0.3, "transact": 0.3},
+    "cursus copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
 """What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
 FOCUSES_CHOSEN: Final = tuple(FOCUSES)[:5]
 """Those that chance chooses among."""
+LONE_PEERS: Final[Mapping[str, type[LonePeer]]] = {"cursus copies": CursusTransactor, "publishes": Publisher}
+"""Who asks for one thing at a time in some of them; in the others it is who produces in transactions of Kafka's wire."""
 FOCUSES_OF: Final = {
     1: "levels",
     3: "copies",
     4: "losses",
     6: "guests",
     9: "levels",
+    11: "cursus copies",
     13: "publishes",
     14: "guests",
 }
@@ -180,9 +186,9 @@ class WiresWorld(World):
         ]
         self._guests = [self._make_guest(number) for number in range(GUESTS if self._focus == "guests" else 0)]
         self._peers = [*self._peers[: HOSTS if self._guests else PEERS], *self._guests]
-        self._transactor = Transactor(self._ledger, chance, self.story)
-        self._transactor.moves = self._focus == "copies"
-        self._publisher = Publisher(self._ledger, chance, self.story)
+        make = LONE_PEERS.get(self._focus, Transactor)
+        self._lone_peer = make(self._ledger, chance, self.story)
+        self._lone_peer.moves = self._focus == "copies"
         self._has_driver = chance.happens(0.5) or self._focus == "losses"
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
@@ -208,8 +214,7 @@ class WiresWorld(World):
         self._error = None
         self._process.log.on_failure(self._failed)
         self._weights = self._focused()
-        for transacting in (self._transactor, self._publisher):
-            transacting.disconnected()
+        self._lone_peer.disconnected()
         for peer in self._peers:
             peer.may_be_refused = False
             peer.disconnected()
@@ -294,14 +299,14 @@ class WiresWorld(World):
             asks[act]()
 
     def _transact(self) -> None:
-        transactor = self._publisher if self._focus == "publishes" else self._transactor
-        if transactor.link is None:
-            transactor.connected(self._process.accept(transactor, self._chance.one_of((None, transactor.wire))))
+        peer = self._lone_peer
+        if peer.link is None:
+            peer.connected(self._process.accept(peer, self._chance.one_of((None, peer.wire))))
         elif self._chance.happens(0.02):
-            transactor.link.cut()
-            transactor.disconnected()
+            peer.link.cut()
+            peer.disconnected()
         else:
-            transactor.go_on()
+            peer.go_on()
 
     def _connect(self, peer: Peer) -> None:
         port = self._chance.one_of((None, peer.wire))
@@ -335,7 +340,7 @@ class WiresWorld(World):
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
         self._ledger.settle_transactions(broker.position(*SOURCE, *OWNER))
-        self._publisher.started()
+        self._lone_peer.started()
         for owner, place in self._ledger.spots:
             found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
@@ -372,10 +377,9 @@ class WiresWorld(World):
         """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
         for peer in self._peers:
             peer.reads = True
-        for transacting in (self._transactor, self._publisher):
-            if transacting.link is not None:
-                transacting.link.cut()
-                transacting.disconnected()
+        if self._lone_peer.link is not None:
+            self._lone_peer.link.cut()
+            self._lone_peer.disconnected()
         self._process.until(lambda: not any(self._is_sending(peer) for peer in self._peers))
         for peer in self._peers:
             if peer.link is not None and self._chance.happens(0.5):
