@@ -124,6 +124,10 @@ class Corrupt(BrokerError):
     """Stored bytes do not verify; an operator must look."""
 
 
+class Newer(Corrupt):
+    """Stored bytes verify and make no sense: a newer version wrote them, and reads them. Nothing is to be given up for that."""
+
+
 class PeerError(Exception):
     """Bytes from a peer that make no sense. ``fatal`` closes the connection, otherwise the peer gets an answer."""
 

@@ -17,7 +17,7 @@ import msgspec
 
 from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import TopicSettings
-from polywire.errors import Corrupt, ErrorCode
+from polywire.errors import ErrorCode, Newer
 from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
@@ -502,19 +502,23 @@ def encoded_head(next_incarnation: int) -> Iterator[bytes]:
 
 
 def decode_change(data: bytes) -> Change:
-    """A change from its bytes. Raises Corrupt for bytes that no broker of this version wrote."""
+    """A change from its bytes, which verified. Raises Newer for what no broker of this version wrote."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(ErrorCode.CORRUPT, f"stored change does not decode bytes={len(data)} reason={error}") from error
+        raise _newer("a change of the broker's state", f"bytes={len(data)} reason={error}") from error
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """A snapshot from its bytes. Raises Corrupt for bytes or versions this broker does not know."""
+    """A snapshot from its bytes, which verified. Raises Newer for those of a version that is not known."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(ErrorCode.CORRUPT, f"snapshot does not decode bytes={len(data)} reason={error}") from error
+        raise _newer("the broker's state", f"bytes={len(data)} reason={error}") from error
     if snapshot.version != SNAPSHOT_VERSION:
-        raise Corrupt(ErrorCode.CORRUPT, f"snapshot version is unknown version={snapshot.version}")
+        raise _newer("the broker's state", f"version={snapshot.version}")
     return snapshot
+
+
+def _newer(what: str, facts: str) -> Newer:
+    return Newer(ErrorCode.CORRUPT, f"a newer Polywire wrote this, and reads it: {what} {facts}")

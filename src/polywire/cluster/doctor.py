@@ -22,7 +22,7 @@ from polywire.cluster.nodes import DIRECTORY, Node, NodeState
 from polywire.cluster.shards import of_shard, shard_root
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Replay
-from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot
+from polywire.log.doctor import Finding, Remedy, Severity, examine_segment, examine_snapshot, remedy_of
 from polywire.log.journal.group import EntryKind, read_directory
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.journal.steps import read_sealed
@@ -109,7 +109,7 @@ class ShardDoctor:
             try:
                 read = self._read = self._journal(store)
             except Corrupt as error:
-                return [Finding(Severity.BROKEN, JOURNAL, error.message, remedy=Remedy.BACKUP)]
+                return [Finding(Severity.BROKEN, JOURNAL, error.message, remedy=remedy_of(error))]
             if read is None:
                 return [Finding(Severity.SOUND, JOURNAL, "no broker has stored anything yet")]
             chain = read.chain

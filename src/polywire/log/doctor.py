@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from polywire.errors import BrokerError, Corrupt
+from polywire.errors import BrokerError, Corrupt, Newer
 from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies
-from polywire.log.journal.snapshot import copies_sound, is_copy
+from polywire.log.journal.snapshot import copies_sound, is_copy, newer_version
 from polywire.log.opening import JOURNAL
 from polywire.log.repair import Diagnosis, OfflineLog
 from polywire.log.segments.damage import Damage
@@ -25,7 +25,7 @@ from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.records.fields import header_fields
-from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer, blob_newer
 from polywire.store.files import COPY_MODE, read_file, replace_file
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
@@ -49,6 +49,7 @@ class Remedy(Enum):
     REBUILD = "rebuild"
     REPAIR = "repair"
     BACKUP = "backup"
+    UPGRADE = "upgrade"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def examine(offline: OfflineLog) -> list[Finding]:
         diagnosis = offline.diagnose()
         found.append(_journal(diagnosis))
     except BrokerError as error:
-        found.append(Finding(Severity.BROKEN, JOURNAL, error.message, remedy=Remedy.BACKUP))
+        found.append(Finding(Severity.BROKEN, JOURNAL, error.message, remedy=remedy_of(error)))
     log_state = None if diagnosis is None else diagnosis.log_state
     for name in offline.store.list(f"{SNAPSHOTS}/"):
         found.append(examine_snapshot(offline.store, name))
@@ -79,6 +80,11 @@ def examine(offline: OfflineLog) -> list[Finding]:
         if needed is None or name in needed:
             found += examine_segment(offline.store, name)
     return found
+
+
+def remedy_of(error: Exception) -> Remedy:
+    """What helps where no broker starts, and nothing can be made anew."""
+    return Remedy.UPGRADE if isinstance(error, Newer) else Remedy.BACKUP
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
@@ -118,6 +124,8 @@ def _journal(diagnosis: Diagnosis) -> Finding:
 def examine_snapshot(store: Store, name: str) -> Finding:
     """What is to be said of a snapshot's copies."""
     sound, copies = copies_sound(store, name)
+    if not sound and (version := newer_version(store.get(name))):
+        return Finding(Severity.BROKEN, name, blob_newer(name, version).message, remedy=Remedy.UPGRADE)
     if sound == copies:
         return Finding(Severity.SOUND, name, f"copies={copies}")
     severity, remedy = (Severity.WORN, Remedy.REBUILD) if sound else (Severity.DAMAGED, Remedy.BACKUP)
@@ -129,7 +137,8 @@ def examine_segment(store: Store, name: str) -> list[Finding]:
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
-        return [Finding(Severity.BROKEN, name, f"no footer verifies: {error}", remedy=Remedy.BACKUP)]
+        reason = error.message if isinstance(error, Newer) else f"no footer verifies: {error}"
+        return [Finding(Severity.BROKEN, name, reason, remedy=remedy_of(error))]
     found = []
     tail = store.get(name, info.data_bytes, store.size(name))
     sound, copies = _footers(tail)

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from polywire.errors import Busy, Corrupt, ErrorCode, Invalid
+from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, Newer
 from polywire.matching import WORD, consists_of
 from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
@@ -122,6 +122,11 @@ def check_blob_name(name: str) -> None:
     named = all(part and part[0] in _FIRST and consists_of(part, _NAME) for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
         raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name[:BLOB_NAME_BYTES_MAX]!r}")
+
+
+def blob_newer(name: str, version: int) -> Newer:
+    """The error of a blob that verifies, of a version that is not known."""
+    return Newer(ErrorCode.CORRUPT, f"a newer Polywire wrote this, and reads it version={version} name={name!r}")
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:

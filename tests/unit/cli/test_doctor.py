@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from polywire.broker import changes
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.cli.main import run
 from polywire.clock import SystemClock
+from polywire.errors import Newer
+from polywire.log.journal import snapshot
+from polywire.log.segments import format as segment_format
 from polywire.log.settings import LogSettings
 from polywire.types import Level, TopicName
 from tests.unit.log.rig import RigLoop, batch_of, expecting
@@ -171,3 +176,32 @@ def test_a_bucket_is_looked_at_like_a_directory(tmp_path: Path, capsys: pytest.C
     assert run(["doctor", "--bucket", bucket, "--rebuild"]) == 1
     assert run(["doctor", "--bucket", f"file://{tmp_path / 'nothing'}"]) == 4
     assert not (tmp_path / "nothing").exists()
+
+
+OLDER: dict[str, tuple[object, str, object]] = {
+    "snapshot": (snapshot, "_VERSION", 2),
+    "segment": (segment_format, "SEGMENT_VERSION", 1),
+    "change": (changes, "_CHANGES", msgspec.msgpack.Decoder(changes.TopicPurged)),
+}
+"""What the version before could not read."""
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_what_a_newer_version_wrote_is_no_damage(
+    tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whoever goes back to the version before is told so, and cannot give up anything for that."""
+    write_records(tmp_path, 20 if kind == "change" else 400)
+    monkeypatch.setattr(*OLDER[kind])
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]
+    before = [path.read_bytes() for path in kept]
+    with pytest.raises(Newer, match="a newer Polywire wrote this, and reads it"):
+        write_records(tmp_path, 10)
+    code, found = rows("doctor")
+    assert code == 4
+    assert {(row["state"], row["remedy"]) for row in bad(found)} == {("broken", "upgrade")}
+    assert run(["log", "repair", "--data-dir", str(tmp_path)]) == 1
+    assert "a newer Polywire wrote this" in capsys.readouterr().err
+    assert [path.read_bytes() for path in kept] == before
+    monkeypatch.undo()
+    write_records(tmp_path, 10)

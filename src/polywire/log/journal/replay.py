@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from polywire.errors import Corrupt, ErrorCode
+from polywire.errors import Corrupt, ErrorCode, Newer
 from polywire.log.base import Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup
@@ -205,7 +205,10 @@ class Player:
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
             case _:
-                raise Corrupt(ErrorCode.CORRUPT, f"no such kind of entry kind={entry.kind} sequence={group.sequence}")
+                raise Newer(
+                    ErrorCode.CORRUPT,
+                    f"a newer Polywire wrote this, and reads it: entry of the journal kind={entry.kind} sequence={group.sequence}",
+                )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
         """A numbered batch in a slot joins its partition's tail."""

@@ -24,7 +24,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.records.checksum import xxh64
-from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt, blob_newer
 
 _MAGIC: Final = 0x31545750
 _VERSION: Final = 3
@@ -73,12 +73,15 @@ def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
 
 
 def get_snapshot(store: Store, name: str) -> Snapshot:
-    """Read a snapshot. Raises BlobMissing, Corrupt."""
+    """Read a snapshot. Raises BlobMissing, Corrupt, Newer."""
     content = store.get(name)
     for copy in (content, content[: len(content) // 2], content[len(content) // 2 :]):
         fields = _fields_of(copy)
         if fields is not None:
             return _unpacked(copy, fields)
+    version = newer_version(content)
+    if version:
+        raise blob_newer(name, version)
     raise blob_corrupt(name, "snapshot is damaged")
 
 
@@ -94,6 +97,15 @@ def copies_sound(store: Store, name: str) -> tuple[int, int]:
 def is_copy(content: bytes) -> bool:
     """Whether this is one copy of a snapshot, and verifies."""
     return _fields_of(content) is not None
+
+
+def newer_version(content: bytes) -> int:
+    """The version that both copies name, where it is not known yet; else 0. What else they hold cannot be verified then."""
+    versions = set()
+    for copy in (content[: len(content) // 2], content[len(content) // 2 :]):
+        magic, version = _HEADER.unpack_from(copy)[:2] if len(copy) >= _HEADER.size else (0, 0)
+        versions.add(version if magic == _MAGIC and version > _VERSION else 0)
+    return versions.pop() if len(versions) == 1 else 0
 
 
 def _fields_of(copy: bytes) -> tuple[int, ...] | None:

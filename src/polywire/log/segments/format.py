@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 from polywire.errors import Corrupt, Unavailable
 from polywire.log.segments.search import find_run
 from polywire.records.checksum import xxh64
-from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt, blob_newer
 
 SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
 SEGMENT_VERSION: Final = 2
@@ -146,7 +146,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
     trailer = _find_trailer(store, name, size, block)
     _, version, position, count, run_count, epoch_count, index_count, checksum, _, _ = TRAILER.unpack(trailer)
     if not _VERSION_OF_ONE_FOOTER <= version <= SEGMENT_VERSION:
-        raise blob_corrupt(name, f"unknown version={version}")
+        raise blob_newer(name, version)
     epochs_at = run_count * RUN.size
     entries_at = epochs_at + epoch_count * EPOCH.size
     positions = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
