@@ -27,7 +27,7 @@ from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka07.session import KafkaSession
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
-from polywire.protocols.runtime.pipelined import PipelinedSession
+from polywire.protocols.runtime.pipelined import BarePipelined, PipelinedSession
 from polywire.server.connection import Connection
 from polywire.server.connection_slots import ConnectionSlots
 from polywire.server.hub import Hub
@@ -181,7 +181,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "answer-order",
         "answers keep the order of requests",
-        wrapped(PipelinedSession, "answered", _answered_in_any_order),
+        wrapped(BarePipelined, "answered", _answered_in_any_order),
     ),
     WiresMutation("sent-again", "what is sent again is stored once", wrapped(Producers, "find", _never_repeats)),
     WiresMutation(
@@ -219,7 +219,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "settled",
         "who reads is shown what this connection has stored",
-        replaced(PipelinedSession, "_settled", lambda _: True),
+        replaced(BarePipelined, "_settled", lambda _: True),
     ),
     WiresMutation(
         "busy-order",

@@ -92,9 +92,12 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "publishes": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "guests": {"produce": 2.0, "fetch": 2.0, "commit": 0.3, "join": 0.3, "move": 0.3, "transact": 0.3},
     "cursus copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
+    "own records": {"connect": 2.0, "produce": 3.0, "fetch": 5.0, "commit": 0.3, "transact": 0.2, "join": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
 """What runs are about, and how many times as often that happens then: what is rare among everything else is often in some runs."""
+SLOW_SYNCS: Final = ("writers", "levels", "own records")
+"""Runs in which the disk is hardly ever synced but when somebody waits for it."""
 FOCUSES_CHOSEN: Final = tuple(FOCUSES)[:5]
 """Those that chance chooses among."""
 LONE_PEERS: Final[Mapping[str, type[LonePeer]]] = {"cursus copies": CursusTransactor, "publishes": Publisher}
@@ -103,6 +106,7 @@ FOCUSES_OF: Final = {
     1: "levels",
     3: "copies",
     4: "losses",
+    5: "own records",
     6: "guests",
     9: "levels",
     11: "cursus copies",
@@ -128,6 +132,8 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
         speakers = (PolywireSpeech, FluxSpeech, cursus)
     elif focus == "levels":  # wires on which some requests wait for the disk and others do not
         speakers = (kafka, kafka, Kafka07Speech)
+    elif focus == "own records":  # whose reads have all that the same connection has stored before
+        speakers = (FluxSpeech,)
     elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
         speakers = (kafka, Kafka07Speech, cursus, FluxSpeech)
     return chance.one_of(speakers)
@@ -160,12 +166,14 @@ class WiresWorld(World):
         self._focus = chance.one_of(FOCUSES_CHOSEN)
         self._focus = FOCUSES_OF.get(self.rest, self._focus)
         durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+        if self._focus == "own records":
+            durability = Level.SYNCED
         least = 2 + chance.below(2)
         self._log_settings = replace(
             SETTINGS,
             slot_count_min=least,
             slot_count_max=least + chance.below(3),
-            sync_interval_ms=chance.one_of((60_000,) if self._focus in ("writers", "levels") else (1, 20, 100, 60_000)),
+            sync_interval_ms=chance.one_of((60_000,) if self._focus in SLOW_SYNCS else (1, 20, 100, 60_000)),
             unsynced_bytes_max=chance.one_of(UNSYNCED_BYTES),
             slot_bytes=chance.one_of((SMALL_SLOT_BYTES, SETTINGS.slot_bytes)),
             durability=durability,
