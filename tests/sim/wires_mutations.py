@@ -15,6 +15,7 @@ import pytest
 from polywire.broker.access import Access, User
 from polywire.broker.authorization import Authorization
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.holdings import Holdings
 from polywire.broker.identification import Identification
 from polywire.broker.producers import Producers
 from polywire.broker.staged_publish import StagedPublish
@@ -204,6 +205,9 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation(
         "wire-ownership", "a member stores what is its own", wrapped(Coordinator, "check_member", any_partition)
+    ),
+    WiresMutation(
+        "holdings", "what a consumer reads is nobody else's", replaced(Holdings, "owned", lambda _, __, share: share)
     ),
     WiresMutation("wire-abort", "what is aborted is not there", wrapped(Transactions, "abort", _committed)),
     WiresMutation(

@@ -75,17 +75,19 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     ) -> None:
         """Remove the records below an offset; below the first one nothing happens.
 
-        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL).
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL), Unavailable.
         """
         check_alive(partition)
         self._log.write()  # so that what this write batch holds counts
-        if first_offset > partition.log.next_offset:
-            raise Missing(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"above the end offset={first_offset} next_offset={partition.log.next_offset}",
-            )
         if first_offset > partition.log.first_offset:
-            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)
+            self._log.reserve(
+                ENTRY_BYTES, need=Need.REMOVAL
+            )  # refused where that write has failed, which took the end back
+            if first_offset > partition.log.next_offset:
+                raise Missing(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"above the end offset={first_offset} next_offset={partition.log.next_offset}",
+                )
             self._log.trim(partition.incarnation, first_offset)
         self.change_all((), level=level, done=done)
 

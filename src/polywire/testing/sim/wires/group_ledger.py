@@ -6,7 +6,8 @@ connections.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 from polywire.testing.sim.promises import require
@@ -19,11 +20,13 @@ GROUP: Final[Owner] = PositionKind.GROUP, "g"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a member was told: the generation, and the partitions it has in it. name: its own, as the broker knows it."""
+    """What a member was told: the generation, and the partitions it has in it. name: its own, as the broker knows it. holds: whether it has
+    them until it says that it lets go, in whatever generation others are."""
 
     name: str
     generation: int
     partitions: tuple[int, ...]
+    holds: bool = False
 
 
 @dataclass(slots=True)
@@ -36,13 +39,44 @@ class Move:
     answered_at: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something was asked for, and until when whoever asked counts as alive for it, in seconds."""
+
+    tick: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """When somebody asked for its place, was told of a partition, and until when it counts as alive for that, in seconds."""
+
+    asked_at: int
+    told_at: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a partition, when it was told so, and until when without another sign of life, in seconds."""
+
+    name: str
+    told_at: int
+    until_s: float
+
+
 class GroupLedger:
     """Guards: ``_moves`` are those that may be what the group's position is, or may become it."""
 
-    def __init__(self, durability: Level) -> None:
+    def __init__(self, durability: Level, time_s: Callable[[], float], patience_s: float) -> None:
+        """patience_s: for how long a member may be silent."""
         self._durability = durability
+        self._time_s = time_s
+        self._patience_s = patience_s
         self._is_synced = False
         """Whether a power loss takes nothing that was answered."""
+        self.has_holders = False
+        """Whether some hold what they read, so that others wait for them until a process ends, and then have it untold."""
         self._was_lost = False
         """Whether a power loss may have taken generations, so that places are true that were told before it."""
         self._now = 0
@@ -52,14 +86,48 @@ class GroupLedger:
         self._moves: list[Move] = []
         self._begun: dict[int, int | None] = dict.fromkeys(range(TOPICS[TOPIC]))
         """Positions that the process has started with."""
+        self._holders: dict[int, Holder] = {}
+        self._kept: dict[str, tuple[int, Collection[int]]] = {}
+        """When a member has let go last, and of all but what."""
+        self._readers: dict[int, dict[str, Reader]] = {}
+        """Who was told that it has a partition, the last time."""
 
     def tick(self) -> int:
         """The moment that something begins or ends."""
         self._now += 1
         return self._now
 
-    def placed(self, place: Membership) -> None:
-        """A member was told its place."""
+    def begins(self) -> Moment:
+        """Something is asked for."""
+        return Moment(self.tick(), self._time_s() + self._patience_s)
+
+    def placed(self, place: Membership, asked: Moment) -> None:
+        """A member was told its place, which it asked for at that moment."""
+        let_go_at, kept = self._kept.get(place.name, (0, ()))
+        partitions = place.partitions if let_go_at < asked.tick else [one for one in place.partitions if one in kept]
+        for partition in partitions:
+            holder = self._holders.get(partition)
+            if holder is not None and holder.name != place.name and holder.told_at < asked.tick:
+                gone = holder.until_s <= self._time_s()
+                facts = {"partition": partition, "holder": holder.name, "told": place.name}
+                require(gone, "a partition is told when nobody holds it", **facts)
+            if place.holds:
+                self._holders[partition] = Holder(place.name, self.tick(), asked.until_s)
+            self._readers.setdefault(partition, {})[place.name] = Reader(asked.tick, self.tick(), asked.until_s)
+        if not place.holds:
+            self._in_generation(place)
+
+    def lets_go(self, name: str, kept: Collection[int] = ()) -> None:
+        """A member says that it reads nothing but this."""
+        self._kept[name] = self.tick(), kept
+        gone = [one for one, holder in self._holders.items() if holder.name == name and one not in kept]
+        for partition in gone:
+            del self._holders[partition]
+        for one, readers in self._readers.items():
+            if one not in kept and name in readers:
+                readers[name] = replace(readers[name], until_s=0.0)
+
+    def _in_generation(self, place: Membership) -> None:
         for partition in place.partitions:
             owner = self._owners.setdefault((place.generation, partition), place.name)
             require(
@@ -80,6 +148,11 @@ class GroupLedger:
 
     def moved(self, place: Membership, move: Move) -> None:
         """It was stored, for a member in that place."""
+        move.answered_at = self.tick()
+        if place.holds:
+            others = self._later_readers(place.name, move)
+            require(not others, "only the owner stores a position", member=place.name, owners=others)
+            return
         later = [generation for at, generation in self._told if at < move.asked_at and generation > place.generation]
         require(
             not later,
@@ -89,7 +162,8 @@ class GroupLedger:
             later=later[:1],
         )
         key = place.generation, move.partition
-        owner = self._owners.setdefault(key, place.name) if self._was_lost else self._owners.get(key)
+        may_be_untold = self._was_lost or self.has_holders
+        owner = self._owners.setdefault(key, place.name) if may_be_untold else self._owners.get(key)
         require(
             owner == place.name,
             "only the owner stores a position",
@@ -97,7 +171,16 @@ class GroupLedger:
             owner=owner,
             partition=move.partition,
         )
-        move.answered_at = self.tick()
+
+    def _later_readers(self, name: str, move: Move) -> list[str]:
+        """Who was told of a partition behind this member and before it asked to move there, and is not silent for too long."""
+        readers, now_s = self._readers.get(move.partition, {}), self._time_s()
+        told_at = readers[name].told_at if name in readers else 0
+        return [
+            other
+            for other, reader in readers.items()
+            if told_at < reader.asked_at and reader.told_at < move.asked_at and reader.until_s > now_s
+        ]
 
     def refused(self, move: Move) -> None:
         """It was refused: nobody finds it."""
@@ -136,7 +219,10 @@ class GroupLedger:
         self._begun[partition] = found
 
     def started(self, *, powerless: bool) -> None:
-        """Another process goes on: with a power loss generations may be given again."""
+        """Another process goes on, which does not know who holds what: with a power loss generations may be given again."""
+        self._holders.clear()
+        self._kept.clear()
+        self._readers.clear()
         if powerless and not self._is_synced:
             self._was_lost = True
             self._owners.clear()

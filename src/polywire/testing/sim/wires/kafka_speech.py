@@ -27,9 +27,19 @@ VERSIONS: Final = {
     Api.FETCH: 11,
     Api.OFFSET_COMMIT: 7,
     Api.OFFSET_FETCH: 5,
+    Api.CONSUMER_GROUP_HEARTBEAT: 1,
     Api.SASL_HANDSHAKE: 1,
     Api.SASL_AUTHENTICATE: 1,
 }
+FENCED: Final = frozenset(
+    {
+        WireError.UNKNOWN_MEMBER_ID,
+        WireError.FENCED_MEMBER_EPOCH,
+        WireError.STALE_MEMBER_EPOCH,
+        WireError.ILLEGAL_GENERATION,
+        WireError.REBALANCE_IN_PROGRESS,
+    }
+)
 LATER: Final = (WireError.KAFKA_STORAGE_ERROR, WireError.THROTTLING_QUOTA_EXCEEDED)
 ACKS: Final = {Level.WRITTEN: 1, Level.SYNCED: -1}
 FETCH_BYTES_MAX: Final = 1 << 20
@@ -37,10 +47,11 @@ FETCH_BYTES_MAX: Final = 1 << 20
 
 @dataclass(slots=True)
 class Identity:
-    """A producer, as far as it has a number. sequences: the next one, by place."""
+    """A producer, as far as it has a number. sequences: the next one, by place. topic_id: of the topic that it reads as a member."""
 
     number: int | None = None
     sequences: dict[Place, int] = field(default_factory=dict)
+    topic_id: bytes = b""
 
     def begin(self, number: int | None) -> None:
         """Be another one."""
@@ -124,9 +135,13 @@ class KafkaSpeech(Speech):
             api, offset = self._asked[number].popleft()
             _, body = decode_response(api, VERSIONS[api], frame)
             if number:
-                yield _answer(number, api, offset, body)
+                yield self._answer(number, api, offset, body)
             else:
                 self._greeted(api, body)
+
+    def _answer(self, number: int, api: Api, offset: int, body: Any) -> Answer:
+        """What a body says that answers a request of this number."""
+        return _answer(number, api, offset, body)
 
     def _greeted(self, api: Api, body: Any) -> None:
         """What was sent first is answered."""
@@ -146,7 +161,7 @@ def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
         return Answer(number, error=GAP)
     if error:
         is_denied = error is WireError.TOPIC_AUTHORIZATION_FAILED
-        return Answer(number, error=error.name, later=error in LATER, is_denied=is_denied)
+        return Answer(number, error=error.name, later=error in LATER, is_fenced=error in FENCED, is_denied=is_denied)
     if api is Api.PRODUCE:
         return Answer(number, offset=entry.base_offset)
     if api is Api.FETCH:

@@ -44,28 +44,33 @@ class Member:
         place = self._place
         if act == "join":
             own = self._name if place is None else place.name
-            self._ask("join", lambda number: speech.join(number, own), self._placed, self._forget)
+            self._ledger.lets_go(own)
+            self._ask("join", lambda number: speech.join(number, own), self._placing(), self._forget)
         elif act == "look":
             self._look(speech)
         elif place is None:
             return
         elif act == "stay":
-            self._ask("stay", lambda number: speech.stay(number, place), self._stays, self._forget)
+            self._ledger.lets_go(place.name, place.partitions)
+            self._ask("stay", lambda number: speech.stay(number, place), self._placing(), self._forget)
         elif act == "leave":
+            self._ledger.lets_go(place.name)
             self._ask("leave", lambda number: speech.leave(number, place), lambda _: self._forget(), self._forget)
         else:
             self._move(speech, place)
 
-    def _placed(self, answer: Answer) -> None:
-        place = answer.place
-        assert place is not None, "who joins is told a place"
-        self._ledger.placed(place)
-        self._place = place
+    def _placing(self) -> Callable[[Answer], None]:
+        """What is done with the place that is asked for now."""
+        asked = self._ledger.begins()
 
-    def _stays(self, answer: Answer) -> None:
-        require(answer.place is not None, "who stays is told a place", member=self._name)
-        if answer.place is not None:
-            self._ledger.placed(answer.place)
+        def placed(answer: Answer) -> None:
+            place = answer.place
+            require(place is not None, "who joins or stays is told a place", member=self._name)
+            assert place is not None, "it was looked at"
+            self._ledger.placed(place, asked)
+            self._place = place
+
+        return placed
 
     def _forget(self) -> None:
         self._place = None

@@ -30,6 +30,7 @@ from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger
 from polywire.testing.sim.wires.guests import Guest, Rights, cheap_logins
 from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
+from polywire.testing.sim.wires.kafka_member import KafkaMemberSpeech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
 from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
 from polywire.testing.sim.wires.login_speech import SPEAKERS
@@ -92,6 +93,7 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "publishes": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "guests": {"produce": 2.0, "fetch": 2.0, "commit": 0.3, "join": 0.3, "move": 0.3, "transact": 0.3},
     "cursus copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
+    "consumers": {"join": 0.5, "stay": 5.0, "move": 3.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
     "own records": {"connect": 2.0, "produce": 3.0, "fetch": 5.0, "commit": 0.3, "transact": 0.2, "join": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
@@ -108,6 +110,8 @@ FOCUSES_OF: Final = {
     4: "losses",
     5: "own records",
     6: "guests",
+    7: "consumers",
+    8: "consumers",
     9: "levels",
     11: "cursus copies",
     13: "publishes",
@@ -132,6 +136,9 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
         speakers = (PolywireSpeech, FluxSpeech, cursus)
     elif focus == "levels":  # wires on which some requests wait for the disk and others do not
         speakers = (kafka, kafka, Kafka07Speech)
+    elif focus == "consumers":
+        member = partial(KafkaMemberSpeech, Identity())
+        speakers = (member, member, member, FluxSpeech, PolywireSpeech)
     elif focus == "own records":  # whose reads have all that the same connection has stored before
         speakers = (FluxSpeech,)
     elif focus == "writers":  # whose answers say at which level, and in which order, records were stored
@@ -184,10 +191,11 @@ class WiresWorld(World):
         own = replace(
             BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max, member_timeout_s=patience_s
         )
+        self._group = GroupLedger(durability, self._clock.monotonic, patience_s)
+        self._group.has_holders = self._focus == "consumers"
         self._broker_settings = own.within(self._log_settings.batch_bytes_max)
         self._durability = durability
         self._ledger = Ledger(durability)
-        self._group = GroupLedger(durability)
         self._peers = [
             Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
