@@ -41,8 +41,10 @@ FOUND = (
     ("log", 4_001_525),
     ("wires", 2_002_722),
     ("wires", 4_001_071),
+    ("wires", 9_302_472),
     ("log", 8_001_285),
     ("broker", 9_210_912),
+    ("log", 9_301_521),
 )
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
 LATER = {3: ("moved",), 11: ("ended",), 13: ("published",), 6: ("denied", "rights", "told")}

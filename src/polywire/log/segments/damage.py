@@ -18,6 +18,7 @@ from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.segments.search import scan_read
 from polywire.records.batch import check_header, first_damaged, read_header, totals
 from polywire.records.columns import HEADER_BYTES
+from polywire.records.fields import header_fields
 from polywire.store.base import Blob
 
 RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers of history as go through it at a time
@@ -25,6 +26,7 @@ VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a 
 SALVAGE_BYTES: Final = 64 * 1024  # read at once around a bad sector: what is lost with it
 DAMAGES_NOTED_MAX: Final = 4096  # remembered so that each is logged once; beyond that some are logged again
 
+_base_offset: Final = header_fields("base_offset")
 logger: Final = structlog.get_logger("polywire.log")
 
 Mark = tuple[int, int]
@@ -193,7 +195,7 @@ def read_pieces(
 ) -> tuple[int, int, PiecePosition]:
     """Add to ``chunks`` what a read from ``offset`` on gets of pieces that follow each other, of which it needs none before ``begin``: the
     offset after the last record, what is left of ``bytes_max``, and the position reached. Ends before damage, and raises Corrupt when that is
-    all there would be."""
+    all there would be. No record is added twice, whatever batches it lay in when ``chunks`` began and lies in now."""
     at, bytes_left, (number, position) = offset, bytes_max, begin
     while number < len(pieces):
         data, end, damage = pieces[number]
@@ -205,6 +207,8 @@ def read_pieces(
         start, stop, next_offset = scan_read(data[position:] if position else data, at, bytes_left, offset_end)
         if damage is not None or start < 0 or (chunks and stop - start > bytes_left):
             break
+        if chunks and start < stop and _base_offset(data, position + start)[0] < at:
+            break  # merged meanwhile: this batch has records that were taken already, so that only a read of its own may begin with it
         if start < stop:
             chunks.append(data[position + start : position + stop])
             at, bytes_left = next_offset, bytes_left - (stop - start)

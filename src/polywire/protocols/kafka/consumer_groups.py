@@ -16,7 +16,7 @@ from polywire.broker.groups.consumer import JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error
+from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error, is_full
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.peer import Peer, Reply
@@ -29,7 +29,6 @@ ASSIGNORS: Final = {None: None, "uniform": Assignor.ROUND_ROBIN, "range": Assign
 _ERRORS: Final = {
     ErrorCode.GENERATION_STALE: WireError.FENCED_MEMBER_EPOCH,
     ErrorCode.GROUP_PROTOCOL_MISMATCH: WireError.GROUP_ID_NOT_FOUND,
-    ErrorCode.BUSY: WireError.GROUP_MAX_SIZE_REACHED,
 }
 
 
@@ -83,7 +82,7 @@ def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
         authorize_group(peer, Action.GROUP_JOIN, topics)
         beaten = consumers.beat(request.group_id, beat, by=peer.caller)
     except BrokerError as error:
-        code = _ERRORS.get(error.code) or group_error(error)
+        code = WireError.GROUP_MAX_SIZE_REACHED if is_full(error) else _ERRORS.get(error.code) or group_error(error)
         if code is WireError.FENCED_INSTANCE_ID and beat.epoch == JOINING:
             code = WireError.UNRELEASED_INSTANCE_ID
         return response(error=code, message=error.message)

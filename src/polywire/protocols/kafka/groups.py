@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
@@ -30,9 +30,22 @@ AT_ONCE_MAX: Final = 256  # topics of a member that are looked at without a paus
 _END: Final = object()  # behind the last step
 
 
+ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCode.NOT_OWNER})
+"""Another process is, or will be, the one to ask."""
+
+
 def group_error(error: BrokerError) -> WireError:
-    """The wire's error for what concerns a group."""
+    """The wire's error for what concerns a group. Whom clients ask is its coordinator: they give up at what is said of a leader."""
+    if error.code is ErrorCode.BUSY and not is_full(error):
+        return WireError.COORDINATOR_LOAD_IN_PROGRESS
+    if error.code in ELSEWHERE:
+        return WireError.NOT_COORDINATOR
     return wire_error(error, denied=WireError.GROUP_AUTHORIZATION_FAILED)
+
+
+def is_full(error: BrokerError) -> bool:
+    """Whether it is over a limit until somebody goes, and not because the log is behind for a moment."""
+    return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
@@ -115,8 +128,7 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
         peer.broker.classic.join(request.group_id, join, new_id=new_id, by=peer.caller, done=done)
 
     def refused(error: BrokerError) -> None:
-        is_full = isinstance(error, Busy) and error.code is ErrorCode.BUSY
-        refuse(WireError.GROUP_MAX_SIZE_REACHED if is_full else group_error(error))
+        refuse(WireError.GROUP_MAX_SIZE_REACHED if is_full(error) else group_error(error))
 
     _go_through(peer, reply, steps(), then, refused)
 

@@ -11,7 +11,7 @@ import pytest
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.log.partition.cold_reads import ColdReads, Stop, Window
-from polywire.log.segments.damage import read_pieces
+from polywire.log.segments.damage import Piece, read_pieces
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import RunSource, write_segment
 from polywire.log.worker import Worker, attempt
@@ -146,6 +146,22 @@ def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
     assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.position)[0] == at + 50
     assert bytes(chunks[0]) == place.stored[1].content
     assert place.cold.resume(PARTITION, at) is None, "another reader looks for itself"
+
+
+def test_a_read_ends_where_what_follows_begins_with_what_it_has() -> None:
+    """Segments are merged while somebody reads: the batch that has the next record may begin before it now."""
+    place, merged = Place(), Slot(PARTITION)
+    merged.append(PARTITION, [b"%d" % index * 40 for index in range(150)], time_us=0)
+    first, after = place.stored[0].content, merged.partitions[PARTITION].batches[0].content
+    chunks: list[memoryview] = []
+    at, bytes_left, _ = read_pieces([Piece(memoryview(first), 50, None)], 0, 1 << 20, 1 << 40, chunks)
+    assert (at, len(chunks)) == (50, 1)
+    again = [Piece(memoryview(after), 150, None)]
+    assert read_pieces(again, at, bytes_left, 1 << 40, chunks)[0] == 50
+    assert len(chunks) == 1, "no record is given twice in one read"
+    alone: list[memoryview] = []
+    assert read_pieces(again, at, bytes_left, 1 << 40, alone)[0] == 150
+    assert bytes(alone[0]) == bytes(after), "who asks for it begins with it"
 
 
 def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:

@@ -14,9 +14,9 @@ from polywire.broker.actions import Action
 from polywire.broker.groups import classic
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Topic
-from polywire.errors import Denied, ErrorCode
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing, Unavailable
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.groups import AT_ONCE_MAX
+from polywire.protocols.kafka.groups import AT_ONCE_MAX, group_error
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
 from polywire.protocols.kafka.subscription import WRITING, Subscription, read_subscriptions
 from polywire.testing.memory_broker import MemoryBroker
@@ -195,6 +195,21 @@ def test_a_full_group_says_so() -> None:
     peer = Asker(MemoryBroker(BrokerSettings(members_max=1)))
     member_of(peer)
     assert join(peer).error == WireError.GROUP_MAX_SIZE_REACHED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Busy(ErrorCode.BUSY, "too many members"), WireError.THROTTLING_QUOTA_EXCEEDED),
+        (Busy(ErrorCode.BUSY, "the log is behind", retry_after_ms=50), WireError.COORDINATOR_LOAD_IN_PROGRESS),
+        (Unavailable(ErrorCode.STOPPING, "stopping"), WireError.NOT_COORDINATOR),
+        (Unavailable(ErrorCode.UNREACHABLE, "unreachable"), WireError.NOT_COORDINATOR),
+        (Missing(ErrorCode.MEMBER_MISSING, "no such member"), WireError.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_what_passes_is_told_in_words_that_clients_ask_again_for(error: BrokerError, code: WireError) -> None:
+    """A client gives up at the error of a full group, and at any that speaks of a leader."""
+    assert group_error(error) is code
 
 
 def test_assignments_of_another_protocol_or_generation(peer: Asker) -> None:

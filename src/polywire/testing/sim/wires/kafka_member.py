@@ -10,7 +10,7 @@ from typing import Any, Final
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, Membership
-from polywire.testing.sim.wires.kafka_speech import FENCED, Identity, KafkaSpeech
+from polywire.testing.sim.wires.kafka_speech import FENCED, LATER, Identity, KafkaSpeech
 from polywire.testing.sim.wires.speech import ACTS, GROUP_ACTS, Answer, Words
 
 JOINING: Final = 0
@@ -65,7 +65,7 @@ class KafkaMemberSpeech(KafkaSpeech):
             return super()._answer(number, api, offset, body)
         said, error = self._said.pop(number), WireError(body.error)
         if error:
-            return Answer(number, error=error.name, is_fenced=error in FENCED)
+            return Answer(number, error=error.name, later=error in LATER, is_fenced=error in FENCED)
         partitions = (self._last or said).partitions
         if body.assignment is not None:
             told = {one.topic_id: tuple(one.partitions) for one in body.assignment.topic_partitions}

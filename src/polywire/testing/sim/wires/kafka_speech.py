@@ -40,7 +40,11 @@ FENCED: Final = frozenset(
         WireError.REBALANCE_IN_PROGRESS,
     }
 )
-LATER: Final = (WireError.KAFKA_STORAGE_ERROR, WireError.THROTTLING_QUOTA_EXCEEDED)
+LATER: Final = (
+    WireError.KAFKA_STORAGE_ERROR,
+    WireError.THROTTLING_QUOTA_EXCEEDED,
+    WireError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 ACKS: Final = {Level.WRITTEN: 1, Level.SYNCED: -1}
 FETCH_BYTES_MAX: Final = 1 << 20
 
