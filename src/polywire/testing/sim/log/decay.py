@@ -132,12 +132,13 @@ class Decay:
         return any(sealed.segment.name == name for sealed in segments)
 
     def end(self) -> None:
-        """Flip it back. What may have been read of it by who merges or compacts segments stays damaged."""
+        """Flip it back. What may have been read of it by who merges or compacts segments stays damaged, and what is on its way to who reads."""
         flip, self._flip = self._flip, None
         if flip is None:
             return
         flip.apply()
         self._story.tell("mended", flip.name)
-        copied = self._process.log.sealing or self._story.counts["link"] > flip.links
+        log = self._process.log
+        copied = log.sealing or self._story.counts["link"] > flip.links or log._state.reader._cold._asked
         if flip.kept is not None and not copied:
             flip.kept.rotten -= self._begun_without
