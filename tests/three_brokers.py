@@ -1,7 +1,8 @@
 """Three brokers on one bucket that look like one broker: who leads, who stands by, and one of them that clients come to.
 
 ``POLYWIRE_THROUGH=standby-2`` has the behaviour suite and the real clients come to the second that stands by; ``make three-brokers`` has
-them come to each. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+them come to each. ``POLYWIRE_THROUGH=processes`` has clients of Kafka come to two processes of one directory instead.
+The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
 
 Promises: ``stop`` and ``kill`` are for whoever leads, so that another takes over, and ``start`` returns when somebody leads. Must not know:
 what is asked of the brokers.
@@ -26,6 +27,7 @@ from tests.s3_server import BUCKET, S3Server, s3_binary
 
 VARIABLE: Final = "POLYWIRE_THROUGH"
 PLACES: Final = ("leader", "standby-1", "standby-2")
+PROCESSES: Final = "processes"  # two of one directory, instead of three brokers
 EAGER: Final = "tests.eager_broker"  # brokers that put at once
 PREFIX: Final = "log"
 ASKED: Final = "polywire"  # the wire over which it is found out whether somebody leads
@@ -34,9 +36,9 @@ LED_S: Final = 60.0  # in which somebody leads again; it takes some three second
 
 
 def through() -> str | None:
-    """Which of three brokers the suite's clients come to; None: there is one broker, with a directory."""
+    """Which of three brokers the suite's clients come to, or that there are two processes; None: there is one broker, with a directory."""
     place = os.environ.get(VARIABLE)
-    if place and place not in PLACES:
+    if place and place not in (*PLACES, PROCESSES):
         raise pytest.UsageError(f"{VARIABLE} is one of {', '.join(PLACES)}, not {place!r}")
     return place or None
 
@@ -47,6 +49,8 @@ def one_or_three(
 ) -> Iterator[BrokerProcess | ThreeBrokers]:
     """One broker, or three of which clients come to the one in this place, or in the environment's; they must end as they should."""
     place = place or through()
+    if place == PROCESSES:
+        options, place = ("--processes", "2", *options), None
     if place is None:
         with BrokerProcess(folder / "data", *options, wires=wires) as process:
             yield process

@@ -24,8 +24,8 @@ from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess
 
 PROCESSES = 2
-TOPICS = 6
-WIRES = ("cursus", "flux", "polywire")  # each has topics of both processes
+TOPICS = 8
+WIRES = ("cursus", "flux", "kafka", "polywire")  # each has topics of both processes
 KILLS = 3
 WAIT_S = 30.0
 

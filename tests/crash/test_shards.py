@@ -29,7 +29,7 @@ from tests.crash.test_standby import _cluster
 from tests.s3_server import BUCKET, s3_server
 
 SHARDS: Final = 2
-WIRES: Final = ("flux", "polywire", "cursus")
+WIRES: Final = ("flux", "kafka", "polywire", "cursus")
 TOPICS: Final = {
     shard: [name for name in map("topic-{}".format, range(12)) if home_of(name, SHARDS) == shard][:2]
     for shard in range(SHARDS)

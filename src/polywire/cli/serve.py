@@ -275,15 +275,16 @@ class Process:
         int | None,
         Parameter(
             help="Number of processes that share the data directory and its addresses, each with a part of the topics (Linux). Serves "
-            "the polywire and FLUX wires so far. A directory cannot be served with fewer processes than before. A bucket has one for each "
+            "all wires but Iggy's so far. A directory cannot be served with fewer processes than before. A bucket has one for each "
             "of its shards, which is the default; the first start makes a bucket with as many. Otherwise 1."
         ),
     ] = None
     shard_port: Annotated[
         int,
         Parameter(
-            help="First of the ports on which other machines with the same bucket reach the processes of this one, 20 for each process. "
-            "0 lets the system choose them; the bucket tells the others."
+            help="First of the ports on which each of several processes is reached alone, 20 for each: by other machines with the same "
+            "bucket, and by clients of Kafka. 0 lets the system choose them in a bucket, which tells the others; on a directory they are "
+            "100 ports from the shared one for each process."
         ),
     ] = 0
     log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
@@ -355,7 +356,7 @@ class Wires:
         str,
         Parameter(
             help="HOST:PORT that clients of the Kafka wire are told to connect to, or auto for the address that each has "
-            "connected to."
+            "connected to. Several processes have the host, and ports of their own (--shard-port)."
         ),
     ] = "auto"
     kafka_acks_all: Annotated[

@@ -1,14 +1,14 @@
 """The asynchronous client of the Kafka wire.
 
-Promises: requests are pipelined on one connection and answered in order; what the wire cannot carry is refused before anything is sent. It
-speaks versions that every broker of Kafka since 2.8 knows, for groups since 4.0. Must not know: the broker's insides, other wires.
+Promises: requests are pipelined on one connection to a broker and answered in order; what the wire cannot carry is refused before anything
+is sent. It speaks versions that every broker of Kafka since 2.8 knows, for groups since 4.0. Must not know: the broker's inside, other wires.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, ClassVar, Final
 
@@ -17,6 +17,7 @@ from polywire.client.connection import FramedConnection, Scope, understood
 from polywire.client.group_info import GroupInfo
 from polywire.client.kafka_errors import check
 from polywire.client.kafka_groups import Groups
+from polywire.client.kafka_leaders import Leaders
 from polywire.client.kafka_login import log_in, mechanism_for
 from polywire.client.kafka_partitioner import partition_of_key
 from polywire.client.login import Login
@@ -112,16 +113,39 @@ class _Connection(FramedConnection):
             raise makes_no_sense(error, self._address, is_answered=was_answered) from None
 
 
+async def _dial(
+    host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None, login: Login | None, mechanism: str | None
+) -> _Connection:
+    """Connect to one broker, and log in. Raises Unavailable, Denied(LOGIN_FAILED)."""
+    connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
+    if login is not None:
+        mechanism = mechanism or mechanism_for(host, is_secret=tls is not None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await log_in(connection.ask, login, mechanism)
+        except TimeoutError:
+            connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
+            raise Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}") from None
+        except BrokerError:
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
+            raise
+    return connection
+
+
 class KafkaClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
+    """A connection to a broker, and to others that lead what it does not; made by ``open``.
+
+    Implements ``WireClient`` as far as the wire goes.
 
     ``Level.MEMORY`` asks for the same as ``Level.WRITTEN``: what is acknowledged by nothing has no offset to tell.
     """
 
-    __slots__ = ("_connection", "_counts", "_groups", "_next")
+    __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _Connection, dial: Callable[[str, int], Awaitable[_Connection]]) -> None:
+        """dial: connects to another broker of the same cluster."""
         self._connection: Final = connection
+        self._leaders: Final = Leaders(connection, dial)
         self._groups: Final = Groups(connection.ask, self._describe)
         self._counts: Final[dict[str, int]] = {}  # partitions of topics that were written to
         self._next = 0
@@ -151,19 +175,11 @@ class KafkaClient(Scope):
             Unavailable: nobody answers in time.
             Denied: LOGIN_FAILED.
         """
-        connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
-        if login is not None:
-            mechanism = mechanism or mechanism_for(host, is_secret=tls is not None)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await log_in(connection.ask, login, mechanism)
-            except TimeoutError:
-                connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
-                raise Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}") from None
-            except BrokerError:
-                connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
-                raise
-        return cls(connection)
+
+        async def dial(host: str, port: int) -> _Connection:
+            return await _dial(host, port, timeout_s, tls, login, mechanism)
+
+        return cls(await dial(host, port), dial)
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -172,7 +188,9 @@ class KafkaClient(Scope):
 
     async def close(self) -> None:
         """Close the connection; pending calls fail with Unavailable."""
-        self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+        closed = Unavailable(ErrorCode.STOPPING, "client was closed")
+        self._leaders.fail(closed)
+        self._connection.fail(closed)
 
     # Topics
 
@@ -214,9 +232,8 @@ class KafkaClient(Scope):
         """Offsets by partition. Raises BrokerError."""
         asked = schema.request(Api.LIST_OFFSETS).Topics
         entries = [asked.Partitions(index=number, timestamp=time_ms) for number in partitions]
-        answer = await self._connection.ask(
-            Api.LIST_OFFSETS, replica_id=-1, topics=[asked(name=topic, partitions=entries)]
-        )
+        topics = [asked(name=topic, partitions=entries)]
+        answer = await self._leaders.ask(topic, _told, Api.LIST_OFFSETS, replica_id=-1, topics=topics)
         for entry in answer.topics[0].partitions:
             check(entry)
         return {entry.index: entry.offset for entry in answer.topics[0].partitions}
@@ -260,8 +277,9 @@ class KafkaClient(Scope):
         """Append one batch; returns the offset of its first record. Raises BrokerError."""
         asked = schema.request(Api.PRODUCE).Topics
         entries = [asked.Partitions(index=partition, records=encode_batch(records))]
-        answer = await self._connection.ask(
-            Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=[asked(name=topic, partitions=entries)]
+        topics = [asked(name=topic, partitions=entries)]
+        answer = await self._leaders.ask(
+            topic, _answered, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
@@ -276,7 +294,9 @@ class KafkaClient(Scope):
         """Return records from an offset on; see ``WireClient``."""
         asked = schema.request(Api.FETCH).Topics
         entries = [asked.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
-        answer = await self._connection.ask(
+        answer = await self._leaders.ask(
+            topic,
+            _answered,
             Api.FETCH,
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -324,6 +344,14 @@ class KafkaClient(Scope):
         group is, nor what members read of a group that has none of this wire.
         """
         return await self._groups.groups(group)
+
+
+def _told(answer: Any) -> Iterator[Any]:
+    return (entry for topic in answer.topics for entry in topic.partitions)
+
+
+def _answered(answer: Any) -> Iterator[Any]:
+    return (entry for topic in answer.responses for entry in topic.partitions)
 
 
 def _check_record(record: Record) -> None:

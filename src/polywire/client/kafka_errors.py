@@ -16,6 +16,7 @@ from polywire.errors import (
     ErrorCode,
     Invalid,
     Missing,
+    NotOwner,
 )
 from polywire.protocols.kafka.messages import WireError
 
@@ -23,6 +24,9 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     WireError.OFFSET_OUT_OF_RANGE: (Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
     WireError.CORRUPT_MESSAGE: (Invalid, ErrorCode.INVALID_BATCH),
     WireError.UNKNOWN_TOPIC_OR_PARTITION: (Missing, ErrorCode.PARTITION_MISSING),
+    WireError.LEADER_NOT_AVAILABLE: (Busy, ErrorCode.BUSY),
+    WireError.NOT_LEADER_OR_FOLLOWER: (NotOwner, ErrorCode.NOT_OWNER),
+    WireError.NOT_COORDINATOR: (NotOwner, ErrorCode.NOT_OWNER),
     WireError.REQUEST_TIMED_OUT: (Busy, ErrorCode.BUSY),
     WireError.MESSAGE_TOO_LARGE: (Invalid, ErrorCode.RECORD_TOO_LARGE),
     WireError.INVALID_TOPIC: (Invalid, ErrorCode.INVALID_TOPIC),

@@ -26,7 +26,7 @@ from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
-from polywire.server.machine import memory_bytes
+from polywire.server.machine import memory_bytes, reached_at
 from polywire.server.prices import parse_prices
 from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level
 
@@ -127,7 +127,8 @@ class ServeConfig:
     partition_count: of topics made automatically.
     processes: how many have the data directory's topics between them (decision 0072), or the bucket's (decision 0075); 0 for one, or as many
         as the bucket has shards.
-    shard_port: first port where other machines reach the processes of this one, 20 for each; 0 lets the system choose.
+    shard_port: first port where each of several processes is reached alone, 20 for each; 0: on a directory the shared port and 100 for each,
+        in a bucket as the system chooses.
     balance_s: how long a machine must have stood by before a shard that it should lead is handed to it; 0 for never.
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
@@ -149,7 +150,8 @@ class ServeConfig:
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
     cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
     cursus_dedup_minutes: how long the legacy dialect of the Cursus wire drops a payload that its topic has had; 0 for never.
-    kafka_advertise: ``HOST:PORT`` by which clients of the Kafka wire reach this broker, ``auto``: where each has connected to.
+    kafka_advertise: ``HOST:PORT`` by which clients of the Kafka wire reach this broker, ``auto``: where each has connected to. Several
+        processes have the host, and ports of their own.
     kafka_acks_all: what acks=all of the Kafka wire means, ``written`` or ``synced``.
     kafka_replication_factor_max: how many copies clients of the Kafka wire may ask for when they make a topic; one is kept.
     kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
@@ -240,6 +242,10 @@ class ServeConfig:
             scrub_hours=self.scrub_hours,
             cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // max(self.processes, 1),
         )
+
+    def reached_at(self, address: Address) -> str:
+        """By which host others reach a listener of this machine."""
+        return self.advertise or reached_at(address.host)
 
     def listeners(self) -> Mapping[str, Address]:
         """Addresses by listener name, those switched off left out.

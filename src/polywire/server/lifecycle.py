@@ -194,11 +194,12 @@ async def _open_wires(
     alone = HttpFactory(broker, overview, names=_http_names(config))
     inside.append(HttpLinkFactory(alone, shard.key))
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
-    if shard.reached:
-        own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires})
+    is_kept = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends
+    own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_kept)
+    shard.opened(listeners, own)
+    if not is_kept:
         own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver))
-        listeners += [replace(listener, name=OWN + listener.name) for listener in own]
-    return listeners
+    return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
 
 
 async def _open_http(

@@ -36,12 +36,13 @@ from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.shard import Shard
 from polywire.server.shard_directories import NAMES, SHARDS, check_count, directory_of
 from polywire.store.libc import find_call
-from polywire.types import SHARDS_MAX, shard_name
+from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
 
-CARRIED_WIRES: Final = ("cursus", "flux", "kafka07", "polywire")
+CARRIED_WIRES: Final = ("cursus", "flux", "kafka", "kafka07", "polywire")
+LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients go to the process that has a topic by themselves
 TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
 LOOK_S: Final = 1.0
@@ -49,6 +50,7 @@ LASTING_S: Final = 10.0  # a process that lived so long is started again at once
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 PORTS_EACH: Final = 20  # of a process, where they are not left to the system
+OWN_PORTS_STEP: Final = 100  # from the port that all share to those of one process, where nobody says which
 KILL_AFTER_S: Final = 10.0  # beyond the time for the drain
 HANDOVER_POLL_S: Final = 0.05
 PR_SET_PDEATHSIG: Final = 1
@@ -135,6 +137,7 @@ class Parent:
         self._config: Final = config
         self._sockets: Final[list[socket.socket]] = []
         self._addresses: Final = self._reserve()
+        self._own: Final = [self._reserve_own(number) for number in range(config.processes)]
         self._inside: Final = [_inside() for _ in range(config.processes)]
         self._board: Final = Board(config.processes)
         self._key: Final = key
@@ -159,6 +162,11 @@ class Parent:
         finally:
             withdraw_ready(self._config.ready_file)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def close(self) -> None:
+        """Let go of all addresses."""
+        for kept in (*self._sockets, *self._inside):
+            kept.close()
 
     def _told(self, number: signal.Signals) -> None:
         for child in self._children:
@@ -236,11 +244,11 @@ class Parent:
                 other.close()
             config, board, inside = _config_of(self._config, number, self._addresses), self._board, self._inside[number]
             if config.bucket:
-                hashed, reached = HashedNames(number, board.count), _reached(config, number, self._addresses)
-                shard = Shard(number, board, hashed, places, inside, self._key, reached)
+                hashed = HashedNames(number, board.count)
+                shard = Shard(number, board, hashed, places, inside, self._key, self._own[number])
                 code = startup.run_shard(config, shard, lambda: _watch_of(config, number, board))
             else:
-                shard = Shard(number, board, Placement(names, number), places, inside, self._key)
+                shard = Shard(number, board, Placement(names, number), places, inside, self._key, self._own[number])
                 code = startup.run_shard(config, shard)
         finally:
             sys.stderr.flush()
@@ -269,6 +277,31 @@ class Parent:
         if self._config.bucket:
             _check_inside(self._config, served)
         return served
+
+    def _reserve_own(self, shard: int) -> dict[str, Address]:
+        """Where one process is reached and no other, by listener: in a bucket for other machines, which it tells of itself; on a directory
+        for clients that follow leaders, for as long as the parent lives. Raises Busy(BUSY)."""
+        if self._config.bucket:
+            return _reached(self._config, shard, self._addresses)
+        led = [(name, at) for name, at in self._addresses.items() if name.removesuffix(TLS_SUFFIX) in LED_WIRES]
+        first, wanted = self._config.shard_port + PORTS_EACH * shard, self._config.listeners()
+        own = {}
+        for number, (name, at) in enumerate(led):
+            if self._config.shard_port:
+                own[name] = self._kept(name, Address(at.host, first + number))
+            else:
+                own[name] = self._kept_near(name, at, OWN_PORTS_STEP * (shard + 1) if wanted[name].port else 0)
+        return own
+
+    def _kept_near(self, name: str, shared: Address, step: int) -> Address:
+        """So many ports from the one that all share, the same at every start: there are clients that look for a broker where it was. Where
+        that is taken, wherever the system says. Raises Busy(BUSY)."""
+        port = shared.port + step if step and shared.port + step <= PORT_MAX else 0
+        try:
+            return self._kept(name, Address(shared.host, port))
+        except Busy as error:
+            log.warning("a process has another address than usual; choose with --shard-port", reason=error.message)
+            return self._kept(name, Address(shared.host, 0))
 
     def _keep_http(self, served: dict[str, Address], address: Address) -> None:
         """Where nobody asked for HTTP and its usual port is taken, do without."""
@@ -370,7 +403,7 @@ def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]
         flux=str(addresses.get("flux", OFF)),
         cursus=str(addresses.get("cursus", OFF)),
         iggy=OFF,
-        kafka=OFF,
+        kafka=str(addresses.get("kafka", OFF)),
         kafka07=str(addresses.get("kafka07", OFF)),
         polywire=str(addresses.get("polywire", OFF)),
         any_wire=str(addresses.get(ANY, OFF)),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -21,6 +21,9 @@ from polywire.server.config import Address
 from polywire.server.placement import Names, home_of
 from polywire.types import Level, shard_name
 
+if TYPE_CHECKING:
+    from polywire.server.listener import Listener
+
 BEGIN_POLL_S: Final = 0.02
 BACKLOG_BYTES_MAX: Final = 1024 * 1024  # of one link: above it its connection takes no further request
 
@@ -28,7 +31,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class Shard:
-    """Implements ``Shards`` and ``Claims``."""
+    """Implements ``ReachedShards`` and ``Claims``."""
 
     def __init__(
         self,
@@ -41,8 +44,8 @@ class Shard:
         reached: Mapping[str, Address] | None = None,
     ) -> None:
         """addresses: where each shard's process listens for the others. inside: where this one does. key: what they know each other by.
-        reached: where brokers of other machines reach this process and no other, by listener, and by ``INSIDE`` as the processes of this
-        machine do."""
+        reached: where this process and no other is reached, by listener; of a bucket also by ``INSIDE``, as the processes of this machine
+        reach it."""
         self.own: Final = own
         self.key: Final = key
         self.reached: Final[Mapping[str, Address]] = reached or {}
@@ -53,6 +56,8 @@ class Shard:
         self._addresses: Final = addresses
         self._broker: Broker | None = None
         self._topics = 0
+        self._listeners: dict[int, str] = {}
+        self._own_ports: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -80,6 +85,11 @@ class Shard:
     def serving(self) -> None:
         """Clients are accepted, and served or carried to who serves them."""
         self._board.reach(self.own, Stage.SERVING)
+
+    def opened(self, shared: Iterable[Listener], own: Iterable[Listener]) -> None:
+        """This process listens where all do, and where it is reached alone."""
+        self._own_ports = {listener.name: listener.address.port for listener in own}
+        self._listeners = {listener.address.port: listener.name for listener in (*shared, *own)}
 
     # Claims
 
@@ -119,6 +129,14 @@ class Shard:
     def least_loaded(self) -> int:
         """See ``Shards``: the one with the fewest topics."""
         return self._board.fewest_topics()
+
+    def listener_of(self, port: int) -> str:
+        """See ``ReachedShards``."""
+        return self._listeners.get(port, "")
+
+    def port_of(self, listener: str) -> int:
+        """See ``ReachedShards``: that of the first listener where there is none of this name."""
+        return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """See ``Shards``."""

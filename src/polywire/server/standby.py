@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -41,7 +40,6 @@ SILENT_S: Final = (
     0.75 * NODE_TIMEOUT_S
 )  # without a word of its own in the bucket a leader gives up, before others take it for dead
 UNHEARD: Final = "nothing could be said in the bucket for too long"
-WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 log = structlog.get_logger("polywire.server")
 
@@ -62,7 +60,7 @@ class Presence:
         self._candidate = watch.candidate
         self._balance = watch.balance
         self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)  # one that hangs is asked again
-        self._advertise = config.advertise
+        self._config = config
         self._name = watch.candidate.name
         self._id = secrets.token_hex(16)
         self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
@@ -81,7 +79,10 @@ class Presence:
         when another broker says that it leads under a later start, or this one was not heard: who has nothing to write would not notice."""
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
-        self._said = {name: (self._reached_at(address), address.port) for name, address in addresses.items()}, start
+        self._said = (
+            {name: (self._config.reached_at(address), address.port) for name, address in addresses.items()},
+            start,
+        )
         self._changed.set()
         if self._thread is None:
             self._put()  # before anything else is tried
@@ -96,11 +97,6 @@ class Presence:
             self._thread.join()
             with suppress(BrokerError):
                 self._nodes.remove(self._name)
-
-    def _reached_at(self, address: Address) -> str:
-        if self._advertise:
-            return self._advertise
-        return socket.gethostname() if address.host in WILDCARDS else address.host
 
     def _repeat(self) -> None:
         while not self._over:

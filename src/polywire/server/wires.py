@@ -5,6 +5,7 @@ Promises: what several wires share is made once. Must not know: sockets, what fa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polywire.broker.broker import Broker
@@ -16,7 +17,7 @@ from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -52,25 +53,29 @@ def cursus_settings(config: ServeConfig) -> CursusSettings:
     )
 
 
-def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
-    """Every wire this broker speaks."""
-    flux, cursus = flux_settings(config), cursus_settings(config)
-    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
-    kafka_at = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
-    kafka = KafkaSettings(
-        host="" if kafka_at is None else kafka_at.host,
-        port=0 if kafka_at is None else kafka_at.port,
+def kafka_settings(config: ServeConfig) -> KafkaSettings:
+    """What the wire of today's Kafka is told."""
+    advertised = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
+    return KafkaSettings(
+        host="" if advertised is None else advertised.host,
+        port=0 if advertised is None else advertised.port,
         acks_all=config.kafka_acks_all,
         replication_factor_max=config.kafka_replication_factor_max,
         data_dir=config.data_dir,
     )
+
+
+def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
+    """Every wire this broker speaks."""
+    flux, cursus = flux_settings(config), cursus_settings(config)
+    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
     off_loop = OffLoopQueue(broker.loop)
     return [
         FluxFactory(broker, flux),
         CursusFactory(broker, cursus, off_loop=off_loop),
         IggyFactory(broker, iggy),
         Kafka07Factory(broker, off_loop=off_loop),
-        KafkaFactory(broker, kafka, off_loop=off_loop),
+        KafkaFactory(broker, kafka_settings(config), off_loop=off_loop),
         PolywireFactory(broker),
     ]
 
@@ -81,16 +86,29 @@ def shard_factories(
     """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
     flux, cursus = FluxFactory(broker, flux_settings(config)), CursusFactory(broker, cursus_settings(config))
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
+    kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
     inside: list[SessionFactory] = [
         flux,
         CursusLinkFactory(cursus, shard.key),
+        KafkaLinkFactory(kafka, shard.key),
         Kafka07Factory(broker, off_loop=off_loop),
         PolywireFactory(broker),
     ]
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
         CarryingCursusFactory(cursus, shard),
+        kafka,
         Kafka07Factory(broker, off_loop=off_loop, shards=shard),
         PolywireFactory(broker, shard),
     ]
     return outside, [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
+
+
+def _led_settings(config: ServeConfig) -> KafkaSettings:
+    """The same where clients are sent to the process that leads a shard: its port is its own. Processes of a directory are where clients have
+    connected to; machines of a bucket where each says."""
+    settings = kafka_settings(config)
+    if settings.host or not config.bucket:
+        return settings
+    at = parse_address(config.kafka) or parse_address(config.any_wire)
+    return settings if at is None else replace(settings, host=config.reached_at(at))

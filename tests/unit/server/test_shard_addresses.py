@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from polywire.errors import Invalid
+from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server.config import Address, ServeConfig
 from polywire.server.listener import INSIDE
-from polywire.server.processes import CARRIED_WIRES, PORTS_EACH, _check_inside, _reached
+from polywire.server.processes import CARRIED_WIRES, PORTS_EACH, Parent, _check_inside, _reached
 
 SERVED = {"flux": Address("127.0.0.1", 9092), "polywire": Address("10.0.0.7", 9555)}
 
@@ -39,3 +41,34 @@ def test_logins_do_not_leave_the_machine_in_the_clear_unasked() -> None:
     _check_inside(users, {"polywire": Address("127.0.0.1", 9555)})
     _check_inside(ServeConfig(users=Path("users.toml"), insecure=True), SERVED)
     _check_inside(ServeConfig(), SERVED)
+
+
+def _check_taken(at: Address) -> None:
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((at.host, at.port))
+
+
+def test_processes_of_a_directory_are_reached_beside_the_port_that_all_share() -> None:
+    config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", flux="127.0.0.1:0", processes=2)
+    parent = Parent(config, bytes(KEY_BYTES))
+    try:
+        assert [set(own) for own in parent._own] == [{"kafka", "any"}] * 2, "of the others nobody is sent anywhere"
+        assert len({at.port for own in parent._own for at in own.values()}) == 4
+        for at in (at for own in parent._own for at in own.values()):
+            _check_taken(at)
+    finally:
+        parent.close()
+
+
+def test_a_port_that_is_taken_is_another() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        parent = Parent(ServeConfig(kafka="127.0.0.1:0", flux="off", processes=2), bytes(KEY_BYTES))
+        try:
+            near = parent._kept_near("kafka", Address("127.0.0.1", port - 100), 100)
+            assert near.port != port
+            assert parent._kept_near("kafka", Address("127.0.0.1", 65_500), 100).port > 0
+        finally:
+            parent.close()

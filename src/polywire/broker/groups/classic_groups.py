@@ -503,6 +503,11 @@ class ClassicGroups:
         }
         return tuple(found.values())
 
+    def generation(self, group: str) -> int:
+        """The generation that a group has, or comes from; -1 for one that is not there."""
+        entry = self._entries.get(group)
+        return -1 if entry is None else entry.group.generation
+
     def owner(self, group: str) -> int:
         """Whose group it is, UNOWNED where nobody is a member."""
         entry = self._entries.get(group)

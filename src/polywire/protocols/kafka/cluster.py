@@ -14,7 +14,6 @@ from polywire.broker.actions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.context import NODE_ID
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
@@ -84,8 +83,8 @@ def _is_software(word: str) -> bool:
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """FindCoordinator: this broker, for every key."""
     response = schema.response(Api.FIND_COORDINATOR)
-    host, port = session.shared.address(session.output.local)
-    found: dict[str, Any] = {"error": WireError.NONE, "node_id": NODE_ID, "host": host, "port": port}
+    host, port = session.address
+    found: dict[str, Any] = {"error": WireError.NONE, "node_id": session.shared.node_id, "host": host, "port": port}
     nowhere = {"node_id": -1, "host": "", "port": -1}
     if request.key_type not in COORDINATED:
         found = {"error": WireError.INVALID_REQUEST, "message": "no such type of key", **nowhere}
@@ -117,15 +116,15 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
         return response(error=error, message=denied.message)
     if request.endpoint_type not in (0, BROKERS):
         return response(error=WireError.INVALID_REQUEST, message="only brokers have endpoints here")
-    host, port = session.shared.address(session.output.local)
+    host, port = session.address
     operations = NO_OPERATIONS
     if request.want_cluster_operations:
         operations = sum({1 << bit for bit, action in CLUSTER_OPERATIONS if session.permits(action)})
     return response(
         endpoint_type=BROKERS,
         cluster_id=session.shared.cluster_id,
-        controller_id=NODE_ID,
-        brokers=[response.Brokers(broker_id=NODE_ID, host=host, port=port)],
+        controller_id=session.shared.node_id,
+        brokers=[response.Brokers(broker_id=session.shared.node_id, host=host, port=port)],
         cluster_operations=operations,
     )
 

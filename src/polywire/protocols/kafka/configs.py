@@ -17,7 +17,6 @@ from polywire.broker.actions import Action
 from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.context import NODE_ID
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
@@ -256,7 +255,7 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
             found.append(_Described(name, value, config.kind, source, read_only=False, default=config.default))
         return found
     session.authorize(Action.CLUSTER_DESCRIBE)
-    if asked.resource_type != BROKER or asked.resource_name not in ("", str(NODE_ID)):
+    if asked.resource_type != BROKER or asked.resource_name not in ("", str(session.shared.node_id)):
         raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings here")
     if not asked.resource_name:
         return ()
@@ -266,11 +265,11 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     """What tools ask of a broker, as it is here."""
     settings = session.broker.settings
-    host, port = session.shared.address(session.output.local)
+    host, port = session.address
     directory = session.shared.settings.data_dir
     yield "advertised.listeners", f"PLAINTEXT://{host}:{port}", STRING
     yield "auto.create.topics.enable", str(settings.auto_create).lower(), BOOLEAN
-    yield "broker.id", str(NODE_ID), INT
+    yield "broker.id", str(session.shared.node_id), INT
     yield "compression.type", "producer", STRING
     yield "default.replication.factor", "1", INT
     yield "delete.topic.enable", "true", BOOLEAN
@@ -282,7 +281,7 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "log.retention.ms", _told(settings.retention_age_us, 1000), LONG
     yield "message.max.bytes", TOPIC_CONFIGS["max.message.bytes"].default, INT
     yield "min.insync.replicas", "1", INT
-    yield "node.id", str(NODE_ID), INT
+    yield "node.id", str(session.shared.node_id), INT
     yield "num.partitions", str(settings.partition_count), INT
     yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.consumer_groups import ConsumerGroups
@@ -24,13 +24,15 @@ from polywire.broker.topics import Partition
 from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError
+from polywire.protocols.kafka.fences import Fences, Turns
 from polywire.protocols.kafka.fetch_sessions import FetchSessions
 from polywire.protocols.kafka.messages import WIRE, Api, Served
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import Level
 
-NODE_ID: Final = 1
+NODE_ID: Final = 1  # of the broker, or of the first shard
 _CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
 
 
@@ -38,6 +40,10 @@ class KafkaBroker(
     TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol
 ):
     """What this wire calls of the broker."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of its start."""
 
     @property
     def classic(self) -> ClassicGroups:
@@ -70,14 +76,38 @@ class KafkaSettings:
 
 
 class Shared:
-    """Invariant: ``served`` has only what there is a handler for."""
+    """Invariant: ``served`` has only what there is a handler for. ``places``: where brokers of shards were last said to be, by the listener
+    and host that the client has come to, and the shard."""
 
-    __slots__ = ("_cluster_id", "broker", "fetch_sessions", "off_loop", "served", "settings")
+    __slots__ = (
+        "_cluster_id",
+        "broker",
+        "fences",
+        "fetch_sessions",
+        "node_id",
+        "off_loop",
+        "places",
+        "served",
+        "settings",
+        "shards",
+        "turns",
+    )
 
     def __init__(
-        self, broker: KafkaBroker, settings: KafkaSettings, served: Mapping[Api, Served], off_loop: OffLoopQueue
+        self,
+        broker: KafkaBroker,
+        settings: KafkaSettings,
+        served: Mapping[Api, Served],
+        off_loop: OffLoopQueue,
+        shards: ReachedShards | None = None,
     ) -> None:
+        """shards: those that several processes have between them, of which one is ours."""
         self.broker: Final = broker
+        self.shards: Final = shards
+        self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
+        self.fences: Final = Fences()
+        self.turns: Final = Turns()
+        self.places: Final[dict[tuple[str, str, int], Any]] = {}
         self.settings: Final = settings
         self.served: Final = served
         self.off_loop: Final = off_loop
@@ -99,9 +129,27 @@ class Shared:
         with suppress(BrokerError):  # the disk is full: it is as good for as long as the broker runs
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
 
+    def learn_cluster_id(self, cluster_id: str) -> None:
+        """All shards go by the id of the first."""
+        if cluster_id and cluster_id != self._cluster_id:
+            self._keep(cluster_id.encode())
+            self._cluster_id = cluster_id
+
     def address(self, local: tuple[str, int]) -> tuple[str, int]:
         """Host and port by which a client that has connected to ``local`` reaches this broker."""
+        if self.shards is not None:
+            return self.own_address(local[0], self.shards.listener_of(local[1]))
         return self.settings.host or local[0], self.settings.port or local[1]
+
+    def own_address(self, host: str, listener: str) -> tuple[str, int]:
+        """Host and port by which a client that has connected to a listener of this host reaches this one of several processes."""
+        assert self.shards is not None, "it is one of several"
+        return self.settings.host or host, self.shards.port_of(listener)
+
+
+def node_of(shard: int) -> int:
+    """What the broker of a shard is called: a shard keeps its number, whoever leads it."""
+    return NODE_ID + shard
 
 
 def epoch_of(partition: Partition) -> int:

@@ -17,6 +17,7 @@ from polywire.protocols.kafka import (
     fetch,
     group_lists,
     groups,
+    linked,
     offsets,
     positions,
     produce,
@@ -26,13 +27,19 @@ from polywire.protocols.kafka import (
     transactions,
     users,
 )
+from polywire.protocols.kafka.carrying import CarryingKafkaSession
 from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
+from polywire.protocols.kafka.gathering import TOPIC_HANDLERS
+from polywire.protocols.kafka.homes import GROUP_HANDLERS
+from polywire.protocols.kafka.linked import LinkedKafkaSession
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
+from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import ReachedShards
 
 API_MAX: Final = 92  # what connections are recognised by (spec: kafka#recognition)
 VERSION_MAX: Final = 20
@@ -93,17 +100,65 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 )
 
 
+TODAY_ONLY: Final = frozenset(
+    {
+        Api.ADD_PARTITIONS_TO_TXN,
+        Api.ADD_OFFSETS_TO_TXN,
+        Api.END_TXN,
+        Api.TXN_OFFSET_COMMIT,
+        Api.DESCRIBE_TRANSACTIONS,
+        Api.LIST_TRANSACTIONS,
+        Api.ALTER_USER_SCRAM_CREDENTIALS,
+        Api.CONSUMER_GROUP_HEARTBEAT,
+        Api.CONSUMER_GROUP_DESCRIBE,
+        Api.DESCRIBE_TOPIC_PARTITIONS,
+    }
+)
+"""What one process can do and several cannot."""
+BY_NAME_LAST: Final = {Api.METADATA: 11, Api.DELETE_TOPICS: 5, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}
+"""Last versions that name topics: an id does not say which process has its topic."""
+
+CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
+    *(
+        Command(
+            api,
+            {**TOPIC_HANDLERS, **GROUP_HANDLERS}.get(api, command.handler),
+            command.actions,
+            pipelined=command.pipelined,
+        )
+        for api, command in COMMANDS.items()
+        if api not in TODAY_ONLY
+    )
+)
+"""What clients ask of one of several processes."""
+
+LINK_COMMANDS: Final[Mapping[Api, Command]] = {
+    **COMMANDS,
+    Api.OFFSET_COMMIT: Command(Api.OFFSET_COMMIT, linked.offset_commit, (Action.OFFSET_COMMIT,)),
+}
+"""What processes ask of each other."""
+
+
 class KafkaFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("shared",)
 
     def __init__(
-        self, broker: KafkaBroker, settings: KafkaSettings | None = None, *, off_loop: OffLoopQueue | None = None
+        self,
+        broker: KafkaBroker,
+        settings: KafkaSettings | None = None,
+        *,
+        off_loop: OffLoopQueue | None = None,
+        shards: ReachedShards | None = None,
     ) -> None:
-        """off_loop: the process's, where it has one."""
-        served: Mapping[Api, Served] = {api: SERVED[api] for api in sorted(COMMANDS)}
-        self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop or OffLoopQueue(broker.loop))
+        """off_loop: the process's, where it has one. shards: those that several processes have between them."""
+        commands = COMMANDS if shards is None else CARRYING_COMMANDS
+        served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
+        for api, last in BY_NAME_LAST.items() if shards is not None else ():
+            served[api] = served[api]._replace(last=last)
+        off_loop = off_loop or OffLoopQueue(broker.loop)
+        self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop, shards)
         broker.classic.restore(WIRE, WRITING)
 
     @property
@@ -129,7 +184,35 @@ class KafkaFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
+        if self.shared.shards is not None:
+            return CarryingKafkaSession(self.shared, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
+
+
+class KafkaLinkFactory:
+    """Implements ``protocols.runtime.session.SessionFactory`` for the other processes of this broker."""
+
+    __slots__ = ("_key", "_shared")
+
+    def __init__(self, outside: KafkaFactory, key: bytes) -> None:
+        """outside: makes the sessions of clients. key: what only processes of this broker know."""
+        self._shared: Final = outside.shared
+        self._key: Final = key
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether a link opens, of this wire."""
+        if len(prefix) >= len(MAGIC):
+            return prefix.startswith(MAGIC)
+        return None if MAGIC.startswith(prefix) else False
+
+    def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
+        """A session for a new connection."""
+        return LinkedKafkaSession(self._key, self._shared, LINK_COMMANDS, output, resume)
 
 
 def _names_a_topic(prefix: bytes, api: int) -> bool:

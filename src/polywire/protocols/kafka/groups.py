@@ -93,7 +93,7 @@ def _go_through(
 
 def client_host(peer: Peer) -> str:
     """Where a member is, as tools show it."""
-    host = peer.output.peer.rpartition(":")[0] or peer.output.peer
+    host = peer.peer_address.rpartition(":")[0] or peer.peer_address
     return "/" + host.strip("[]")
 
 

@@ -14,7 +14,7 @@ from polywire.protocols.kafka.peer import Peer
 
 
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
-    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), Denied."""
+    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER), Denied."""
     broker = peer.broker
     if topic_id != NO_ID:
         topic = broker.topic_of_id(topic_id)
@@ -22,7 +22,11 @@ def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> 
             raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
         return topic
     peer.authorize(action, broker.resource(name))
-    return broker.topic(name)
+    try:
+        return broker.topic(name)
+    except Missing:
+        peer.check_here(name)
+        raise
 
 
 def partition_of(topic: Topic, number: int) -> Partition:

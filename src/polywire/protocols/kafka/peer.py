@@ -13,7 +13,6 @@ from polywire.broker.actions import Action
 from polywire.broker.owners import Caller
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Request
-from polywire.protocols.runtime.session import Output
 
 
 class Peer(Protocol):
@@ -24,8 +23,11 @@ class Peer(Protocol):
         """Whose verbs they are."""
 
     @property
-    def output(self) -> Output:
-        """The connection."""
+    def peer_address(self) -> str:
+        """Where it is."""
+
+    def check_here(self, topic: str) -> None:
+        """Refuse a topic that is not here because another process has it. Raises NotOwner(NOT_OWNER)."""
 
     @property
     def principal(self) -> Principal:

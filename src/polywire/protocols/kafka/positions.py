@@ -58,11 +58,25 @@ class _Asked(NamedTuple):
 
 def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
     """OffsetCommit: many positions in parts, of which each is stored as a whole, with others' requests in between."""
+    store(peer, reply, request, partial(check_member, peer, request))
+
+
+def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> None:
+    """Answer a commit. check: whether its group may store positions now; before each part. Raises BrokerError."""
     body = schema.response(Api.OFFSET_COMMIT)(topics=[])
     gathering = Gathering(reply, body)
     parts = _parts(request.topics, body.topics)
-    commit = partial(_commit, peer, reply.request.version, request, gathering)
+    commit = partial(_commit, peer, reply.request.version, request, check, gathering)
     gathering.ask(peer.broker, map(commit, parts), at_once=1)
+
+
+def check_member(peer: Peer, request: Any) -> None:
+    """Refuse who may not store positions of a group now. Raises BrokerError."""
+    classic, consumers = peer.broker.classic, peer.broker.consumers
+    member = request.group_id, request.member_id, request.generation
+    authorize_group(peer, Action.OFFSET_COMMIT, ())
+    check = consumers.check_epoch if consumers.has_member(*member[:2]) else classic.check_commit
+    check(*member, instance_id=request.instance_id, by=peer.caller)
 
 
 def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
@@ -87,16 +101,16 @@ def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
         yield part
 
 
-def _commit(peer: Peer, version: int, request: Any, gathering: Gathering, part: Sequence[_Asked]) -> None:
+def _commit(
+    peer: Peer, version: int, request: Any, check: Callable[[], None], gathering: Gathering, part: Sequence[_Asked]
+) -> None:
     """Store positions, if whoever asks may: what one may is looked at for each part."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     is_consumer = consumers.has_member(*member[:2])
     whole = [entry for asked in part for entry in asked.entries]
     try:
-        authorize_group(peer, Action.OFFSET_COMMIT, ())
-        check = consumers.check_epoch if is_consumer else classic.check_commit
-        check(*member, instance_id=request.instance_id, by=peer.caller)
+        check()
     except BrokerError as error:
         _refuse(whole, _epoch_error(error) if is_consumer else group_error(error))
         return

@@ -209,10 +209,23 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._principal = principal
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port by which the peer reaches this broker."""
+        return self.shared.address(self.output.local)
+
+    @property
+    def peer_address(self) -> str:
+        """Where the peer is."""
+        return self.output.peer
+
+    def check_here(self, topic: str) -> None:
+        """Refuse a topic that is not here because another process has it, if there are several. Raises NotOwner(NOT_OWNER)."""
+
+    @property
     def caller(self) -> Caller:
         """Whose it is what the peer makes."""
         if self._caller is None or self._caller.principal is not self._principal:
-            self._caller = caller_of(self._principal, self.output.peer)
+            self._caller = caller_of(self._principal, self.peer_address)
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:

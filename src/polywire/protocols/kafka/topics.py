@@ -19,7 +19,7 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.cluster import topic_operations
 from polywire.protocols.kafka.configs import entries_of, settings_of
-from polywire.protocols.kafka.context import NODE_ID, epoch_of
+from polywire.protocols.kafka.context import Shared, epoch_of
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, topic_of
 from polywire.protocols.kafka.messages import NO_ID, NO_OPERATIONS, Api, WireError
@@ -58,11 +58,11 @@ def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
     response = schema.response(Api.METADATA)
     shared = session.shared
-    host, port = shared.address(session.output.local)
+    host, port = session.address
     return response(
-        brokers=[response.Brokers(node_id=NODE_ID, host=host, port=port)],
+        brokers=[response.Brokers(node_id=shared.node_id, host=host, port=port)],
         cluster_id=shared.cluster_id,
-        controller_id=NODE_ID,
+        controller_id=shared.node_id,
         topics=topics,
     )
 
@@ -111,7 +111,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
     for partition in topic.partitions[:]:
-        partitions.append(led(made.Partitions, partition))
+        partitions.append(led(made.Partitions, partition, session.shared.node_id))
         if not len(partitions) % PARTITIONS_PER_STEP:
             yield None
     yield made(
@@ -122,12 +122,12 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
     )
 
 
-def led(made: Any, partition: Partition) -> Any:
+def led(made: Any, partition: Partition, node_id: int) -> Any:
     """A partition as records of this type say it: this broker leads all of them, and has the one copy."""
-    nodes = [NODE_ID]
+    nodes = [node_id]
     return made(
         index=partition.number,
-        leader_id=NODE_ID,
+        leader_id=node_id,
         leader_epoch=epoch_of(partition),
         replica_nodes=nodes,
         isr_nodes=nodes,
@@ -171,7 +171,7 @@ def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterato
 
 def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) -> Any:
     made = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS).Topics
-    partitions = [led(made.Partitions, partition) for partition in shown]
+    partitions = [led(made.Partitions, partition, session.shared.node_id) for partition in shown]
     for one in partitions:
         one.eligible_leader_replicas = one.last_known_elr = ()
     operations = topic_operations(session, topic)
@@ -213,7 +213,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
         raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
-    wrong = _check_numbers(asked, session.shared.settings.replication_factor_max)
+    wrong = _check_numbers(asked, session.shared)
     if wrong is not None:
         refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "one broker keeps one copy of each partition"), wrong)
         return
@@ -248,19 +248,22 @@ def _made(entry: Any, topic: Topic) -> None:
     entry.topic_id = topic.id
 
 
-def _check_numbers(asked: Any, factor_max: int) -> WireError | None:
-    """What is wrong with how many partitions and copies are asked for; of up to ``factor_max`` copies one is kept."""
+def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
+    """What is wrong with how many partitions and copies are asked for; of up to ``replication_factor_max`` copies one is kept."""
     if asked.assignments:
         numbers = [one.index for one in asked.assignments]
         if (asked.num_partitions, asked.replication_factor) != (DEFAULT, DEFAULT):
             return WireError.INVALID_REQUEST
         if sorted(numbers) != list(range(len(numbers))):
             return WireError.INVALID_REPLICA_ASSIGNMENT
-        alone = all(list(one.broker_ids) == [NODE_ID] for one in asked.assignments)
+        alone = all(list(one.broker_ids) == [shared.node_id] for one in asked.assignments)
         return None if alone else WireError.INVALID_REPLICA_ASSIGNMENT
     if asked.num_partitions == 0 or asked.num_partitions < DEFAULT:
         return WireError.INVALID_PARTITIONS
-    is_right = asked.replication_factor == DEFAULT or REPLICATION_FACTOR <= asked.replication_factor <= factor_max
+    is_right = (
+        asked.replication_factor == DEFAULT
+        or REPLICATION_FACTOR <= asked.replication_factor <= shared.settings.replication_factor_max
+    )
     return None if is_right else WireError.INVALID_REPLICATION_FACTOR
 
 
@@ -292,7 +295,9 @@ def _grow(
     if added <= 0:
         raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic has {len(topic.partitions)} partitions already")
     given = asked.assignments
-    if given is not None and (len(given) != added or any(list(one.broker_ids) != [NODE_ID] for one in given)):
+    if given is not None and (
+        len(given) != added or any(list(one.broker_ids) != [session.shared.node_id] for one in given)
+    ):
         refuse(
             entry,
             Invalid(ErrorCode.INVALID_REQUEST, "every new partition is on this broker"),

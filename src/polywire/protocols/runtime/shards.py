@@ -77,3 +77,13 @@ class Shards(Protocol):
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """A link to a shard, this process's own included."""
+
+
+class ReachedShards(Shards, Protocol):
+    """Shards of processes whose clients can be sent to one of them."""
+
+    def listener_of(self, port: int) -> str:
+        """The listener that a client came to who has connected to this port; empty where that cannot be told."""
+
+    def port_of(self, listener: str) -> int:
+        """By which clients of this listener reach this process and no other."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from polywire.broker.access import Principal, Where
@@ -30,13 +29,6 @@ HANDLERS: dict[Api, Callable[..., Any]] = {
     Api.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
     Api.INIT_PRODUCER_ID: producers.init_producer_id,
 }
-
-
-@dataclass
-class Address:
-    """Where a peer is."""
-
-    peer: str = "127.0.0.1:5000"
 
 
 class Told:
@@ -67,7 +59,7 @@ class Asker:
     ) -> None:
         self.memory = memory
         self.broker = memory.broker
-        self.output: Any = Address()
+        self.peer_address = "127.0.0.1:5000"
         self.client_id = client_id
         self._principal = principal
 
@@ -77,10 +69,13 @@ class Asker:
 
     @property
     def caller(self) -> Caller:
-        return caller_of(self._principal, self.output.peer)
+        return caller_of(self._principal, self.peer_address)
 
     def authorize(self, action: Action, where: Where = None) -> None:
         self.broker.access.authorize(self.principal, action, where)
+
+    def check_here(self, topic: str) -> None:
+        """There is one process."""
 
     def permits(self, action: Action, where: Where = None) -> bool:
         return self.broker.access.permits(self.principal, action, where)

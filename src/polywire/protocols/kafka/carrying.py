@@ -1,0 +1,174 @@
+"""A Kafka connection of a broker that is one of several processes: what it asks of the others for its peer (decision 0077).
+
+Promises: a request is asked again while the process that it is for is away, where that changes nothing, and told of as unanswered once; a
+topic of another process is refused in the word by which clients look for its leader. Must not know: sockets, what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.access import Principal
+from polywire.errors import ErrorCode, NotOwner, PeerError
+from polywire.protocols.kafka.context import Shared
+from polywire.protocols.kafka.messages import Api, Request
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import Command, KafkaSession
+from polywire.protocols.kafka.shard_link import Context, KafkaLink, Then
+from polywire.protocols.runtime.links import Links
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import ReachedShards
+
+LIMIT_S: Final = (
+    5.0  # in which a process answers, or is started again: clients have 30 s and more, and ask again themselves
+)
+AGAIN_S: Final = 0.1  # before a process that has ended is asked anew
+
+Bodies = dict[int, Any]
+"""Bodies of answers by shard, None where there is none."""
+
+
+class CarryingKafkaSession(KafkaSession):
+    """One peer."""
+
+    __slots__ = ("_links", "shards")
+
+    def __init__(
+        self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
+    ) -> None:
+        super().__init__(shared, table, output, resume)
+        assert shared.shards is not None, "there are others"
+        self.shards: Final[ReachedShards] = shared.shards
+        self._links: Final = Links(partial(_link, shared.shards, self))
+
+    @property
+    def context(self) -> Context:
+        """What requests over links rest on."""
+        user = None if self.broker.access.is_open else self.principal.name
+        host, port = self.output.local
+        return Context(user, self.output.peer, host, self.shards.listener_of(port), self.shards.own, self.broker.epoch)
+
+    def check_here(self, topic: str) -> None:
+        """See ``Peer``."""
+        if self.shards.shard_of(topic) not in (None, self.shards.own):
+            raise NotOwner(ErrorCode.NOT_OWNER, f"another process has the topic name={topic!r}")
+
+    def logged_in(self, principal: Principal) -> None:
+        """This is who the peer is from now on, also for the others. Raises Busy."""
+        super().logged_in(principal)
+        self._links.close()
+
+    def ask(self, shard: int, request: Request, then: Then) -> None:
+        """Have a request carried out by a shard, our own included."""
+        self._links.to(shard).ask(request.api, request.version, request.body, then, client_id=request.client_id)
+
+    # What links tell
+
+    def link_lost(self, shard: int) -> None:
+        """A process has ended: who waits for its answers is told behind this."""
+        self._links.forget(shard)
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    def _waits(self) -> bool:
+        return super()._waits() or self._links.are_clogged
+
+    def close(self) -> None:
+        """The connection is gone."""
+        super().close()
+        self._links.close()
+
+
+def _link(shards: ReachedShards, owner: CarryingKafkaSession, shard: int) -> KafkaLink:
+    return KafkaLink(shards, shard, owner)
+
+
+class Question:
+    """One request to one shard. Guards: ``then`` is called once, and never after ``cancel``."""
+
+    __slots__ = ("_again", "_request", "_session", "_shard", "_then", "_timer")
+
+    def __init__(self, session: CarryingKafkaSession, shard: int, request: Request, then: Then, *, again: bool) -> None:
+        """again: whether it may be asked anew when its answer was lost."""
+        self._session: Final = session
+        self._shard: Final = shard
+        self._request: Final = request
+        self._then: Then | None = then
+        self._again: Final = again
+        self._timer: Final = session.broker.loop.call_later(LIMIT_S, self._end, None)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._then is not None:
+            self._session.ask(self._shard, self._request, self._came)
+
+    def _came(self, body: Any) -> None:
+        if body is None and self._again:
+            self._session.broker.loop.call_later(AGAIN_S, self._ask)
+        else:
+            self._end(body)
+
+    def _end(self, body: Any) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            self._timer.cancel()
+            then(body)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self._then = None
+        self._timer.cancel()
+
+
+def ask_shards(
+    session: CarryingKafkaSession,
+    answer: Answer,
+    bodies: Mapping[int, Any],
+    then: Callable[[Bodies], Any],
+    *,
+    version: int | None = None,
+    again: bool = True,
+) -> None:
+    """Put requests to shards and answer with what ``then`` makes of their answers; None: it answers later itself.
+
+    version: of these requests, the peer's unless said. again: whether what was lost may be asked anew. What ``then`` raises as PeerError ends
+    the connection.
+    """
+    found: Bodies = {}
+    questions: list[Question] = []
+
+    def came(shard: int, body: Any) -> None:
+        found[shard] = body
+        if len(found) == len(bodies):
+            end()
+
+    def end() -> None:
+        answer.cancel = None
+        try:
+            made = then(found)
+        except PeerError as error:
+            session.fail(error)
+            return
+        if made is not None:
+            answer.ok(made)
+
+    def cancel() -> None:
+        for question in questions:
+            question.cancel()
+
+    if not bodies:
+        end()
+        return
+    answer.cancel = cancel
+    asked = answer.request if version is None else answer.request._replace(version=version)
+    for shard, body in bodies.items():
+        questions.append(Question(session, shard, asked._replace(body=body), partial(came, shard), again=again))
+
+
+def changed(record: Any, **fields: Any) -> Any:
+    """A copy of a record with other values in these fields."""
+    return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)

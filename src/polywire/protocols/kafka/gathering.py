@@ -1,0 +1,296 @@
+"""What any process answers for all of them: who they are, whose topics are where, and administration that names topics (decision 0077).
+
+Promises: a request is divided by the shards of the topics it names, and each part is checked and carried out where its topics lie; answers
+are joined as one broker would tell them. Must not know: sockets, how shards are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka import producers, schema
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed
+from polywire.protocols.kafka.cluster import KEYS_SINCE
+from polywire.protocols.kafka.context import node_of
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import Handler, KafkaSession
+
+METADATA_SINCE: Final = 4  # version of Metadata that says whether topics may be made
+TOPIC: Final = 2  # type of a resource with settings
+SHARD_BIT: Final = 57  # of numbers of producers: below it there are 2^25 starts of a shard's broker
+TRANSACTION: Final = 1  # type of key that coordinators are found by
+NO_TRANSACTIONS: Final = "transactions of this wire are served by a broker of one process"
+
+
+def shard_of(session: CarryingKafkaSession, name: str) -> int:
+    """Where a topic lies, or would be made by who writes to it."""
+    shard = session.shards.shard_of(name)
+    return session.shards.home(name) if shard is None else shard
+
+
+def carrying(session: KafkaSession) -> CarryingKafkaSession:
+    """A session of a table for several processes is one that carries."""
+    assert isinstance(session, CarryingKafkaSession), "it has this table"
+    return session
+
+
+# Who the brokers are
+
+
+class _Places:
+    """Where clients of one listener reach the brokers of all shards, as was last said. Every answer of a shard says where it is now."""
+
+    def __init__(self, session: CarryingKafkaSession) -> None:
+        self._session: Final = session
+        host, port = session.output.local
+        self._key: Final = (session.shards.listener_of(port), session.shared.settings.host or host)
+        self._put(session.shards.own, session.address)
+
+    def _put(self, shard: int, place: tuple[str, int]) -> None:
+        self._session.shared.places[*self._key, shard] = place
+
+    @property
+    def unknown(self) -> set[int]:
+        """Shards whose brokers nobody has told of yet."""
+        places = self._session.shared.places
+        return {shard for shard in range(self._session.shards.count) if (*self._key, shard) not in places}
+
+    def learn(self, bodies: Bodies) -> None:
+        """Answers of shards to Metadata or DescribeCluster came."""
+        for shard, body in bodies.items():
+            if body is None or not body.brokers:
+                continue
+            self._put(shard, (body.brokers[0].host, body.brokers[0].port))
+            if shard == 0:
+                self._session.shared.learn_cluster_id(body.cluster_id or "")
+
+    def told(self, made: Any, field: str) -> list[Any]:
+        """An entry for each broker that is known. field: its number's."""
+        places = self._session.shared.places
+        known = ((shard, places.get((*self._key, shard))) for shard in range(self._session.shards.count))
+        return [made(**{field: node_of(shard)}, host=at[0], port=at[1]) for shard, at in known if at is not None]
+
+
+def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """Metadata: a broker for every shard, and the topics asked for; a shard that has none of them is not waited for."""
+    session = carrying(session)
+    places, asked = _Places(session), request.topics
+    if asked is None or (answer.request.version == 0 and not asked):
+        bodies = {shard: changed(request, topics=None) for shard in range(session.shards.count)}
+        topics = _all_topics
+    else:
+        by_shard: dict[int, list[Any]] = {shard: [] for shard in places.unknown}
+        for one in asked:
+            by_shard.setdefault(shard_of(session, one.name or ""), []).append(one)
+        bodies = {shard: changed(request, topics=some) for shard, some in by_shard.items()}
+        topics = partial(_named_topics, asked)
+    version = max(answer.request.version, METADATA_SINCE)
+    ask_shards(session, answer, bodies, partial(_metadata, session, places, topics), version=version)
+
+
+def _metadata(
+    session: CarryingKafkaSession, places: _Places, topics: Callable[[Bodies], list[Any]], bodies: Bodies
+) -> Any:
+    response = schema.response(Api.METADATA)
+    places.learn(bodies)
+    return response(
+        brokers=places.told(response.Brokers, "node_id"),
+        cluster_id=session.shared.cluster_id,
+        controller_id=session.shared.node_id,
+        topics=topics(bodies),
+    )
+
+
+def _all_topics(bodies: Bodies) -> list[Any]:
+    """Raises PeerError where a shard did not answer: a topic that is left out would be one that has ended."""
+    if any(body is None for body in bodies.values()):
+        raise PeerError("a process that has topics does not answer", fatal=True)
+    return [topic for body in bodies.values() for topic in body.topics]
+
+
+def _named_topics(asked: Iterable[Any], bodies: Bodies) -> list[Any]:
+    made = schema.response(Api.METADATA).Topics
+    found = {topic.name: topic for body in bodies.values() if body is not None for topic in body.topics}
+    return [
+        found.get(one.name) or made(error=WireError.LEADER_NOT_AVAILABLE, name=one.name, topic_id=one.topic_id)
+        for one in asked
+    ]
+
+
+def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DescribeCluster: a broker for every shard; the one that was asked takes what is for controllers."""
+    session = carrying(session)
+    places, own = _Places(session), session.shards.own
+
+    def made(bodies: Bodies) -> Any:
+        body = bodies[own]
+        if body is None:
+            raise PeerError("our own shard does not answer", fatal=True)
+        places.learn(bodies)
+        if not body.error:
+            body.brokers = places.told(schema.response(Api.DESCRIBE_CLUSTER).Brokers, "broker_id")
+            body.cluster_id = session.shared.cluster_id
+        return body
+
+    ask_shards(session, answer, dict.fromkeys(places.unknown | {own}, request), made)
+
+
+def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """InitProducerId: a number that no other process gives; none for transactions."""
+    if request.transactional_id is None:
+        made = producers.init_producer_id(session, answer, request)
+        if not made.error:
+            made.producer_id |= carrying(session).shards.own << SHARD_BIT
+        return made
+    error = WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return schema.response(Api.INIT_PRODUCER_ID)(error=error, producer_id=-1, producer_epoch=-1)
+
+
+def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """FindCoordinator: the broker of the shard that a name's hash says, which tells of itself."""
+    session = carrying(session)
+    response = schema.response(Api.FIND_COORDINATOR)
+    nowhere = {"error": WireError.COORDINATOR_NOT_AVAILABLE, "node_id": -1, "host": "", "port": -1}
+    if request.key_type == TRANSACTION:
+        nowhere |= {"error": WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "message": NO_TRANSACTIONS}
+        keys = getattr(request, "coordinator_keys", ())
+        entries = [response.Coordinators(key=key, **nowhere) for key in keys]
+        answer.ok(response(coordinators=entries, **(nowhere if answer.request.version < KEYS_SINCE else {})))
+        return
+    if answer.request.version < KEYS_SINCE:
+        home = session.shards.home(request.key)
+        ask_shards(session, answer, {home: request}, lambda bodies: bodies[home] or response(**nowhere))
+        return
+    by_home: dict[int, list[str]] = {}
+    for key in request.coordinator_keys:
+        by_home.setdefault(session.shards.home(key), []).append(key)
+
+    def joined(bodies: Bodies) -> Any:
+        found = {one.key: one for body in bodies.values() if body is not None for one in body.coordinators}
+        made = response.Coordinators
+        return response(coordinators=[found.get(key) or made(key=key, **nowhere) for key in request.coordinator_keys])
+
+    ask_shards(
+        session, answer, {shard: changed(request, coordinator_keys=some) for shard, some in by_home.items()}, joined
+    )
+
+
+# Administration of topics
+
+Place = Callable[[CarryingKafkaSession, str], int]
+"""The shard that an entry of a request is for."""
+
+
+def divided(
+    asked: str, told: str, name: str, entry: Callable[[Any, WireError], Any], place: Place = shard_of
+) -> Handler:
+    """How a request is carried out whose entries name topics.
+
+    asked, told: fields of requests and answers that have the entries. name: the field of an entry that names the topic, empty where the entry
+    is the name. entry: what the answer tells of one that nobody has answered.
+    """
+
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+        session = carrying(session)
+        by_shard: dict[int, list[Any]] = {}
+        for one in getattr(request, asked) or ():
+            by_shard.setdefault(place(session, _name(one)), []).append(one)
+        bodies = {shard: changed(request, **{asked: some}) for shard, some in by_shard.items()}
+        own = session.shards.own
+
+        def joined(found: Bodies) -> Any:
+            made: list[Any] = []
+            for shard, body in found.items():
+                if body is None:
+                    made += [entry(one, WireError.REQUEST_TIMED_OUT) for one in by_shard.get(shard, ())]
+                else:
+                    made += getattr(body, told)
+            first = next((body for body in found.values() if body is not None), None)
+            return changed(first or schema.response(answer.request.api)(), **{told: made})
+
+        # Nothing is asked of our own shard where that is what was asked: it says what is wrong with it.
+        ask_shards(session, answer, bodies or {own: request}, joined, again=False)
+
+    def _name(one: Any) -> str:
+        found: str = getattr(one, name) if name else one
+        return found
+
+    return handle
+
+
+def divided_resources(told: str) -> Handler:
+    """The same for settings: of topics, and of the broker that was asked."""
+
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+        session = carrying(session)
+        by_shard: dict[int, list[Any]] = {}
+        for one in request.resources:
+            own = session.shards.own
+            shard = shard_of(session, one.resource_name) if one.resource_type == TOPIC else own
+            by_shard.setdefault(shard, []).append(one)
+        made = getattr(schema.response(answer.request.api), told.capitalize())
+
+        def unanswered(one: Any) -> Any:
+            error = WireError.REQUEST_TIMED_OUT
+            return made(error=error, resource_type=one.resource_type, resource_name=one.resource_name)
+
+        def joined(found: Bodies) -> Any:
+            entries: list[Any] = []
+            for shard, body in found.items():
+                entries += map(unanswered, by_shard[shard]) if body is None else getattr(body, told)
+            return schema.response(answer.request.api)(**{told: entries})
+
+        bodies = {shard: changed(request, resources=some) for shard, some in by_shard.items()}
+        ask_shards(session, answer, bodies, joined, again=answer.request.api is Api.DESCRIBE_CONFIGS)
+
+    return handle
+
+
+def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """CreateTopics: those that are new one by one where there are fewest, unless their names say where they belong."""
+    names = dict.fromkeys(one.name for one in request.topics)
+    shards = carrying(session).shards
+    new = (name for name in names if shards.shard_of(name) is None)
+    first = shards.least_loaded()
+    chosen = {name: (first + number) % shards.count for number, name in enumerate(new)}
+
+    def place(session: CarryingKafkaSession, name: str) -> int:
+        return chosen[name] if name in chosen else shard_of(session, name)
+
+    divided("topics", "topics", "name", _named(Api.CREATE_TOPICS, "Topics"), place)(session, answer, request)
+
+
+def _named(api: Api, entries: str) -> Callable[[Any, WireError], Any]:
+    """Entries of answers that have a name and an error."""
+
+    def made(one: Any, error: WireError) -> Any:
+        return getattr(schema.response(api), entries)(name=getattr(one, "name", one), error=error)
+
+    return made
+
+
+def _elections(one: Any, error: WireError) -> Any:
+    made = schema.response(Api.ELECT_LEADERS).ReplicaElectionResults
+    return made(
+        topic=one.topic,
+        partition_result=[made.PartitionResult(partition_id=number, error=error) for number in one.partitions],
+    )
+
+
+TOPIC_HANDLERS: Final[Mapping[Api, Handler]] = {
+    Api.METADATA: metadata,
+    Api.DESCRIBE_CLUSTER: describe_cluster,
+    Api.FIND_COORDINATOR: find_coordinator,
+    Api.INIT_PRODUCER_ID: init_producer_id,
+    Api.CREATE_TOPICS: create_topics,
+    Api.DELETE_TOPICS: divided("topic_names", "responses", "", _named(Api.DELETE_TOPICS, "Responses")),
+    Api.CREATE_PARTITIONS: divided("topics", "results", "name", _named(Api.CREATE_PARTITIONS, "Results")),
+    Api.ELECT_LEADERS: divided("topic_partitions", "replica_election_results", "topic", _elections),
+    Api.DESCRIBE_CONFIGS: divided_resources("results"),
+    Api.ALTER_CONFIGS: divided_resources("responses"),
+    Api.INCREMENTAL_ALTER_CONFIGS: divided_resources("responses"),
+}

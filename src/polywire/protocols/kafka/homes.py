@@ -1,0 +1,351 @@
+"""Groups where several processes have the topics: a group's name says which of them is its home (decision 0077).
+
+Members and generations are at home. Positions lie with their topics, as on every wire, so that whoever asks there finds them: home checks who
+commits, and has the positions stored by the shards that have the topics.
+
+Promises: who asks elsewhere is told to look for the coordinator; what home tells of a group is what all shards know of it; positions that a
+group has stored are not put back by what comes late. Must not know: sockets, how shards are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import groups, positions, schema
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed
+from polywire.protocols.kafka.gathering import carrying
+from polywire.protocols.kafka.groups import NULL_PROTOCOL_SINCE, group_error
+from polywire.protocols.kafka.messages import SERVED, Api, Request, WireError
+from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import Handler, KafkaSession
+
+DEAD: Final = "Dead"
+EMPTY: Final = "Empty"
+_NO_GROUP: Final = frozenset({WireError.NONE, WireError.GROUP_ID_NOT_FOUND})
+
+
+def is_home(session: CarryingKafkaSession, group: str) -> bool:
+    """Whether a group's home is our shard."""
+    return session.shards.home(group) == session.shards.own
+
+
+def at_home(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
+    """A handler for groups whose home is here; refused: the answer for others."""
+
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+        if is_home(carrying(session), request.group_id):
+            return handler(session, answer, request)
+        return refused(request, answer.request)
+
+    return handle
+
+
+def _refused(request: Any, head: Request) -> Any:
+    return schema.response(head.api)(error=WireError.NOT_COORDINATOR)
+
+
+def _join_refused(request: Any, head: Request) -> Any:
+    name = "" if head.version < NULL_PROTOCOL_SINCE else None
+    made = schema.response(Api.JOIN_GROUP)
+    return made(error=WireError.NOT_COORDINATOR, protocol_name=name, member_id=request.member_id)
+
+
+# Positions
+
+
+class _Part:
+    """Implements ``Reply`` for the part of a request that our own shard carries out."""
+
+    def __init__(self, request: Request, then: Callable[[Any], None]) -> None:
+        self.request = request
+        self.cancel: Callable[[], None] | None = None
+        self._then: Final = then
+
+    def ok(self, body: Any) -> None:
+        """Our part of the answer is known."""
+        self._then(body)
+
+
+def _commit_refused(request: Any, head: Request, error: WireError = WireError.NOT_COORDINATOR) -> Any:
+    response = schema.response(Api.OFFSET_COMMIT)
+    return response(topics=[_failed(response.Topics, topic, error) for topic in request.topics])
+
+
+def _failed(made: Any, topic: Any, error: WireError) -> Any:
+    """The entry of a topic none of whose partitions was stored."""
+    return made(name=topic.name, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
+
+
+def _divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
+    """Entries that name topics by the shards that have them; our own says of what is nowhere that there is none."""
+    by_shard: dict[int, list[Any]] = {}
+    for topic in topics:
+        shard = session.shards.shard_of(topic.name)
+        by_shard.setdefault(session.shards.own if shard is None else shard, []).append(topic)
+    return by_shard
+
+
+def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """OffsetCommit: who may do it is checked here, once; each shard stores what is in its topics."""
+    session = carrying(session)
+    by_shard = _divided(session, request.topics)
+    own = session.shards.own
+    if by_shard.keys() <= {own}:
+        return positions.offset_commit(session, answer, request)
+    try:
+        positions.check_member(session, request)
+    except BrokerError as error:
+        return _commit_refused(request, answer.request, group_error(error))
+    here = by_shard.pop(own, None)
+    generation = session.broker.classic.generation(request.group_id)
+    number = session.shared.turns.number(request.group_id, generation)
+    bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items()}
+    told: list[Any] = []
+
+    def joined(found: Bodies) -> Any:
+        response = schema.response(Api.OFFSET_COMMIT)
+        for shard, body in found.items():
+            if body is None:
+                error = WireError.COORDINATOR_LOAD_IN_PROGRESS
+                told.extend(_failed(response.Topics, topic, error) for topic in by_shard[shard])
+            else:
+                told.extend(body.topics)
+        return response(topics=told)
+
+    if here is None:
+        return ask_shards(session, answer, bodies, joined)
+
+    def stored(body: Any) -> None:
+        told.extend(body.topics)
+        ask_shards(session, answer, bodies, joined)
+
+    part = _Part(answer.request, stored)
+    positions.offset_commit(session, part, changed(request, topics=here))
+    if part.cancel is not None:
+        answer.cancel = part.cancel
+    return None
+
+
+def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """OffsetFetch: of one group, or several, in the topics of all shards."""
+    session = carrying(session)
+    if answer.request.version < MANY_GROUPS_SINCE:
+        if not is_home(session, request.group_id):
+            return _fetch_refused(request, answer.request)
+        bodies = _fetches(session, request)
+        return ask_shards(session, answer, bodies, partial(_joined_fetch, schema.response(Api.OFFSET_FETCH), request))
+    response = schema.response(Api.OFFSET_FETCH)
+    at_home = [group for group in request.groups if is_home(session, group.group_id)]
+    by_shard: dict[int, list[Any]] = {}
+    for group in at_home:
+        for shard, part in _fetches(session, group).items():
+            by_shard.setdefault(shard, []).append(part)
+
+    def joined(found: Bodies) -> Any:
+        told = []
+        for group in request.groups:
+            asked = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
+            if not asked:
+                told.append(response.Groups(group_id=group.group_id, topics=[], error=WireError.NOT_COORDINATOR))
+            else:
+                parts = {shard: _group_of(found[shard], group.group_id) for shard in asked}
+                told.append(_joined_fetch(response.Groups, group, parts))
+        return response(groups=told)
+
+    return ask_shards(
+        session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, joined
+    )
+
+
+def _group_of(body: Any, group: str) -> Any:
+    return None if body is None else next((one for one in body.groups if one.group_id == group), None)
+
+
+def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
+    """What is asked of which shard for one group."""
+    if asked.topics is None:
+        return dict.fromkeys(range(session.shards.count), asked)
+    by_shard = _divided(session, asked.topics) or {session.shards.own: []}
+    return {shard: changed(asked, topics=topics) for shard, topics in by_shard.items()}
+
+
+def _joined_fetch(made: Any, asked: Any, parts: Bodies) -> Any:
+    """Positions of one group from several shards: all, or why not."""
+    errors = [WireError.COORDINATOR_LOAD_IN_PROGRESS if part is None else part.error for part in parts.values()]
+    error = next((one for one in errors if one), WireError.NONE)
+    topics = [] if error else [topic for part in parts.values() for topic in part.topics]
+    named = {"group_id": asked.group_id} if "group_id" in made.DEFAULTS else {}
+    return made(error=error, topics=topics, **named)
+
+
+def _fetch_refused(request: Any, head: Request) -> Any:
+    response = schema.response(Api.OFFSET_FETCH)
+    error = WireError.NOT_COORDINATOR
+    told = response.Topics
+    topics = [
+        told(name=one.name, partitions=[told.Partitions(index=index, offset=-1, error=error) for index in one.indexes])
+        for one in request.topics or ()
+    ]
+    return response(error=error, topics=topics)
+
+
+def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """OffsetDelete: our members say what they read, each shard deletes what is in its topics."""
+    session = carrying(session)
+    response = schema.response(Api.OFFSET_DELETE)
+    read = session.broker.classic.subscribed_topics(request.group_id)
+    free = [topic for topic in request.topics if topic.name not in read]
+    error = WireError.GROUP_SUBSCRIBED_TO_TOPIC
+    told = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
+    by_shard = _divided(session, free)
+
+    def joined(found: Bodies) -> Any:
+        missing = [body for body in found.values() if body is not None and body.error]
+        if len(missing) == len(found) and not told and missing:
+            return missing[0]
+        for shard, body in found.items():
+            if body is None:
+                failed = WireError.COORDINATOR_NOT_AVAILABLE
+                told.extend(_failed(response.Topics, topic, failed) for topic in by_shard[shard])
+            elif body.error:  # the group has none there
+                told.extend(_failed(response.Topics, topic, WireError.NONE) for topic in by_shard[shard])
+            else:
+                told.extend(body.topics)
+        return response(topics=told)
+
+    bodies = {shard: changed(request, topics=topics) for shard, topics in by_shard.items()}
+    return ask_shards(session, answer, bodies, joined)
+
+
+# Groups as tools see them
+
+
+def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """ListGroups: those whose home is here; tools ask every broker."""
+    session = carrying(session)
+    own = session.shards.own
+    states = {state.casefold() for state in request.states_filter or ()}
+    types = {type_.casefold() for type_ in request.types_filter or ()}
+
+    def joined(found: Bodies) -> Any:
+        response = schema.response(Api.LIST_GROUPS)
+        if any(body is None for body in found.values()):
+            return response(error=WireError.COORDINATOR_NOT_AVAILABLE, groups=[])
+        if found[own].error:
+            return found[own]
+        told: dict[str, Any] = {}
+        for shard in sorted(found, key=lambda shard: shard != own):
+            for one in found[shard].groups:
+                known = told.get(one.group_id)
+                if is_home(session, one.group_id) and (known is None or known.group_state == EMPTY):
+                    told[one.group_id] = one
+        entries = [
+            one
+            for _, one in sorted(told.items())
+            if (not states or one.group_state.casefold() in states)
+            and (not types or one.group_type.casefold() in types)
+        ]
+        return response(groups=entries)
+
+    everyone = dict.fromkeys(range(session.shards.count), changed(request, states_filter=[], types_filter=[]))
+    ask_shards(session, answer, everyone, joined, version=SERVED[Api.LIST_GROUPS].last)
+
+
+def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DescribeGroups: as home knows them; one that has no members there as a shard knows it that has."""
+    session = carrying(session)
+    response = schema.response(Api.DESCRIBE_GROUPS)
+
+    def failed(group: str, error: WireError) -> Any:
+        return response.Groups(error=error, group_id=group, group_state="", members=[])
+
+    def joined(found: Bodies) -> Any:
+        known: dict[str, Any] = {}
+        for shard in sorted(found, key=lambda shard: shard != session.shards.own):
+            for one in found[shard].groups if found[shard] is not None else ():
+                was = known.get(one.group_id)
+                if was is None or was.error or was.group_state == DEAD or (was.group_state == EMPTY and one.members):
+                    known[one.group_id] = one if was is None or not one.error else was
+        lost = WireError.COORDINATOR_NOT_AVAILABLE
+        return response(
+            groups=[
+                known.get(group, failed(group, lost))
+                if is_home(session, group)
+                else failed(group, WireError.NOT_COORDINATOR)
+                for group in request.groups
+            ]
+        )
+
+    names = [group for group in request.groups if is_home(session, group)]
+    bodies = dict.fromkeys(range(session.shards.count), changed(request, groups=names)) if names else {}
+    ask_shards(session, answer, bodies, joined)
+
+
+def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DeleteGroups: where home has members nothing is deleted; else what each shard has of them."""
+    session = carrying(session)
+    response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
+    errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
+    names = [group for group in errors if is_home(session, group)]
+
+    def made() -> Any:
+        return response(results=[response.Results(group_id=group, error=error) for group, error in errors.items()])
+
+    def home_told(found: Bodies) -> Any:
+        _note(found, names, errors)
+        free = [group for group in names if errors[group] in _NO_GROUP]
+        if not free:
+            return made()
+        others = {shard for shard in range(session.shards.count) if shard != own}
+
+        def all_told(bodies: Bodies) -> Any:
+            known = {group: errors[group] for group in free}
+            for shard, body in bodies.items():
+                of_shard: dict[str, int] = {}
+                _note({shard: body}, free, of_shard)
+                for group, error in of_shard.items():
+                    known[group] = _worse(known[group], error)
+            errors.update(known)
+            return made()
+
+        return ask_shards(
+            session, answer, dict.fromkeys(others, changed(request, groups_names=free)), all_told, again=False
+        )
+
+    bodies = {own: changed(request, groups_names=names)} if names else {}
+    ask_shards(session, answer, bodies, home_told, again=False)
+
+
+def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
+    for body in found.values():
+        if body is None:
+            errors.update(dict.fromkeys(names, WireError.COORDINATOR_NOT_AVAILABLE))
+        else:
+            errors.update({one.group_id: one.error for one in body.results})
+
+
+def _worse(one: int, other: int) -> int:
+    """What is told of a group that was asked for twice: it was somewhere, unless something went wrong."""
+    for error in (one, other):
+        if error not in _NO_GROUP:
+            return error
+    return min(one, other)
+
+
+GROUP_HANDLERS: Final[Mapping[Api, Handler]] = {
+    Api.JOIN_GROUP: at_home(groups.join_group, _join_refused),
+    Api.SYNC_GROUP: at_home(groups.sync_group, _refused),
+    Api.HEARTBEAT: at_home(groups.heartbeat, _refused),
+    Api.LEAVE_GROUP: at_home(groups.leave_group, _refused),
+    Api.OFFSET_COMMIT: at_home(offset_commit, _commit_refused),
+    Api.OFFSET_FETCH: offset_fetch,
+    Api.OFFSET_DELETE: at_home(offset_delete, _refused),
+    Api.LIST_GROUPS: list_groups,
+    Api.DESCRIBE_GROUPS: describe_groups,
+    Api.DELETE_GROUPS: delete_groups,
+}
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe are not served by several processes: their generations follow from topics' seats."""

@@ -1,0 +1,99 @@
+"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0077).
+
+Promises: who asks is who it was where it came from, and is checked here; positions are stored in the order of a group's generations, however
+late they come. Must not know: sockets, who has which topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from hmac import compare_digest
+from typing import Any, Final
+
+from polywire.broker.access import Principal
+from polywire.errors import Busy, PeerError
+from polywire.protocols.kafka import positions
+from polywire.protocols.kafka.context import Shared
+from polywire.protocols.kafka.messages import Api
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
+from polywire.protocols.kafka.shard_link import MAGIC, OPENING_BYTES, Context, decode_context
+from polywire.protocols.runtime.session import Output
+
+NO_GENERATION: Final = -1
+
+
+class LinkedKafkaSession(KafkaSession):
+    """One link. Guards: nothing is read before the key has come, and then what requests rest on."""
+
+    __slots__ = ("_context", "_is_open", "_key")
+
+    def __init__(
+        self,
+        key: bytes,
+        shared: Shared,
+        table: Mapping[Api, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(shared, table, output, resume)
+        self._key: Final = key
+        self._is_open = False
+        self._context: Context | None = None
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        return super()._frame_bytes(data, at) if self._is_open else OPENING_BYTES
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if not self._is_open:
+            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
+                raise PeerError("a link is for processes of this broker", fatal=True)
+            self._is_open = True
+            return True
+        if self._context is None:
+            self._rest_on(decode_context(data[at + LENGTH_BYTES : end]))
+            return True
+        return super()._take(data, at, end)
+
+    def _rest_on(self, context: Context) -> None:
+        """Raises PeerError for a user that this process does not know."""
+        self._context = context
+        if context.user is None:
+            return
+        found = self.broker.access.certified(context.user)
+        if found is None:
+            raise PeerError(
+                f"users are those of the file where there are several processes user={context.user!r}", fatal=True
+            )
+        principal = Principal(found.user_id, found.name, found.login, peer=context.peer)
+        try:
+            self.logged_in(principal)
+        except Busy as busy:
+            raise PeerError(busy.message, fatal=True) from None
+
+    # What handlers ask
+
+    @property
+    def context(self) -> Context:
+        """What requests rest on."""
+        assert self._context is not None, "it came before any request"
+        return self._context
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port by which the peer at the other end reaches this broker alone."""
+        return self.shared.own_address(self.context.host, self.context.listener)
+
+    @property
+    def peer_address(self) -> str:
+        """Where the peer at the other end is."""
+        return self.context.peer
+
+
+def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """OffsetCommit of a group whose home is another shard, where its member was checked: ``generation`` is the home's number of it."""
+    assert isinstance(session, LinkedKafkaSession), "it is for links"
+    fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation)
+    request.generation = NO_GENERATION  # it means something at home only
+    positions.store(session, answer, request, fence)

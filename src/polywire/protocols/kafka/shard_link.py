@@ -1,0 +1,97 @@
+"""How one process of a broker asks another over Kafka's wire: its own requests and answers, behind an opening (decision 0077).
+
+A link opens with ``MAGIC``, the key of the broker's processes, and a frame that says for whom it is::
+
+    8 bytes magic · 16 bytes key · u32 size of what follows · JSON: what requests rest on, ``Context``
+
+Promises: answers are handed on in the order of their requests; who does not answer any more is told of once. Must not know: sockets, what is
+asked, how shards are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.messages import Api
+from polywire.protocols.runtime.links import LinksOwner, WireLink
+from polywire.protocols.runtime.shards import KEY_BYTES, Shards
+
+MAGIC: Final = b"\xf3KAFKA\0\1"
+OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
+LENGTH_BYTES: Final = 4
+
+Then = Callable[[Any], None]
+"""Takes the body of an answer; None where none comes any more."""
+
+
+class Context(NamedTuple):
+    """What requests over a link rest on.
+
+    user: by which the peer is known, None where nobody has to log in. peer: where it is. host, listener: where it has connected to. shard,
+    start: whose link it is, and which start of that shard's broker made it.
+    """
+
+    user: str | None
+    peer: str
+    host: str
+    listener: str
+    shard: int
+    start: int
+
+    def encode(self) -> bytes:
+        """Its frame."""
+        body = json.dumps(self).encode()
+        return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def decode_context(body: memoryview) -> Context:
+    """The other direction of ``Context.encode``, without its length; who wrote it is this broker."""
+    return Context(*json.loads(bytes(body)))
+
+
+class ContextOwner(LinksOwner, Protocol):
+    """What a link asks of its session."""
+
+    @property
+    def context(self) -> Context:
+        """What its requests rest on."""
+
+
+class KafkaLink(WireLink):
+    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests, with what they have asked."""
+
+    def __init__(self, shards: Shards, shard: int, owner: ContextOwner) -> None:
+        super().__init__(shards, shard, owner)
+        self._asked: deque[tuple[Api, int, Then]] = deque()
+        self._received = bytearray()
+        self._count = 0
+        self.write(MAGIC + shards.key + owner.context.encode())
+
+    def ask(self, api: Api, version: int, body: Any, then: Then, *, client_id: str | None) -> None:
+        """Have a request carried out there."""
+        self._count = (self._count + 1) % (1 << 31)
+        self._asked.append((api, version, then))
+        self.write(encode_request(api, version, self._count, body, client_id=client_id))
+
+    def received(self, data: bytes) -> None:
+        """Hand on whole answers."""
+        self._received += data
+        while self._asked and len(self._received) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
+            if end > len(self._received):
+                break
+            frame = bytes(memoryview(self._received)[LENGTH_BYTES:end])
+            del self._received[:end]
+            api, version, then = self._asked.popleft()
+            then(decode_response(api, version, frame)[1])
+
+    def lost(self) -> None:
+        """The process at the other end has gone."""
+        asked, self._asked = self._asked, deque()
+        super().lost()
+        for _, _, then in asked:
+            then(None)

@@ -1,0 +1,501 @@
+"""Requests of Kafka's clients to one of several processes: what it sends them elsewhere for, and what it answers for all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.broker import Broker
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import EVERYTHING, Grants, resource_name
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.carrying import LIMIT_S
+from polywire.protocols.kafka.client_batches import encode_batch
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.context import node_of
+from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.sasl import PLAIN
+from polywire.protocols.kafka.shard_link import MAGIC, Context
+from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
+from polywire.records.columns import Record
+from polywire.types import PositionKind, TopicName
+from tests.unit.protocols.polywire.peer import CapturedOutput
+from tests.unit.protocols.shards_in_memory import MemoryLink, MemoryShards
+
+COUNT = 3
+WAIT_S = 20.0
+TOPICS = ("a", "bb", "ccc", "dddd")  # of shards 1, 2, 0 and 1, and so are groups of these names
+HASH = hash_password("wonderland")
+
+
+class Seen:
+    """The shards as one process sees them."""
+
+    def __init__(self, shards: MemoryShards, own: int) -> None:
+        self._shards = shards
+        self.own = own
+        self.count, self.key = shards.count, shards.key
+
+    def shard_of(self, full_name: str) -> int | None:
+        return self._shards.shard_of(full_name)
+
+    def home(self, full_name: str) -> int:
+        return self._shards.home(full_name)
+
+    def least_loaded(self) -> int:
+        return self._shards.least_loaded()
+
+    def listener_of(self, port: int) -> str:
+        return {9094: "kafka", 9095: "kafka-tls"}.get(port, "")
+
+    def port_of(self, listener: str) -> int:
+        return {"kafka": 9100, "kafka-tls": 9200}[listener] + self.own
+
+    def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
+        return self._shards.connect(shard, peer)
+
+
+class Processes:
+    """Several processes of one broker."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.shards = MemoryShards(KafkaFactory, count)
+        self.loop = self.shards.loop
+        self.outside = [
+            KafkaFactory(broker, shards=Seen(self.shards, own)) for own, broker in enumerate(self.shards.brokers)
+        ]
+        self.shards.factories = [KafkaLinkFactory(outside, self.shards.key) for outside in self.outside]
+
+    def broker(self, topic: str) -> Broker:
+        """Who has a topic."""
+        shard = self.shards.shard_of(topic)
+        assert shard is not None
+        return self.shards.brokers[shard]
+
+    def make(self, *topics: str) -> None:
+        """Topics where their names say."""
+        for name in topics:
+            self.shards.brokers[self.shards.home(name)].create_topic(TopicName("default", name), 2)
+        self.loop.run_due()
+
+
+class Client:
+    """A connection to one of the processes."""
+
+    def __init__(self, processes: Processes, own: int = 0, port: int = 9094) -> None:
+        self.processes = processes
+        self.output = CapturedOutput()
+        self.output.local = ("10.0.0.7", port)
+        self.session = processes.outside[own].open(self.output, lambda: None)
+        self.number = 0
+
+    def tell(self, api: Api, version: int | None = None, /, **fields: Any) -> int:
+        """Send a request."""
+        version = self.session.shared.served[api].last if version is None else version
+        self.number += 1
+        frame = encode_request(api, version, self.number, schema.request(api)(**fields), client_id="test")
+        assert not self.session.paused()
+        assert self.session.receive(memoryview(bytearray(frame))) == len(frame)
+        return version
+
+    def hear(self, api: Api, version: int) -> Any:
+        """The answer to what was told last, None while there is none."""
+        for _ in range(200):
+            self.processes.loop.run_due()
+            for broker in self.processes.shards.brokers:
+                broker.commit()
+        sent = bytes(self.output.written)
+        if not sent:
+            return None
+        self.output.written.clear()
+        assert int.from_bytes(sent[:4], "big") == len(sent) - 4
+        return decode_response(api, version, sent[4:])[1]
+
+    def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
+        """The answer to a request."""
+        return self.hear(api, self.tell(api, version, **fields))
+
+
+@pytest.fixture
+def processes() -> Processes:
+    made = Processes()
+    made.make(*TOPICS)
+    return made
+
+
+def named(api: Api, field: str, *names: str) -> list[Any]:
+    return [getattr(schema.request(api), field)(name=name) for name in names]
+
+
+# Who the brokers are, and what they lead
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+@pytest.mark.parametrize("version", [0, 1, 4, 9, 11])
+def test_every_process_tells_of_all_brokers_and_topics(processes: Processes, own: int, version: int) -> None:
+    told = Client(processes, own).ask(Api.METADATA, version, topics=None if version else [])
+    assert [(one.node_id, one.host, one.port) for one in told.brokers] == [
+        (node_of(shard), "10.0.0.7", 9100 + shard) for shard in range(COUNT)
+    ]
+    leaders = {topic.name: {one.leader_id for one in topic.partitions} for topic in told.topics}
+    assert leaders == {name: {node_of(processes.shards.home(name))} for name in TOPICS}
+    assert told.controller_id == (node_of(own) if version else -1)
+
+
+def test_all_have_one_cluster_id(processes: Processes) -> None:
+    told = [Client(processes, own).ask(Api.METADATA, topics=None).cluster_id for own in (2, 0, 1)]
+    assert told[0]
+    assert len(set(told)) == 1
+    assert {Client(processes, own).ask(Api.DESCRIBE_CLUSTER).cluster_id for own in range(COUNT)} == set(told)
+
+
+def test_who_comes_under_tls_is_sent_to_addresses_with_tls(processes: Processes) -> None:
+    told = Client(processes, 1, 9095).ask(Api.DESCRIBE_CLUSTER)
+    assert [(one.broker_id, one.port) for one in told.brokers] == [(1, 9200), (2, 9201), (3, 9202)]
+    assert told.controller_id == 2
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_topics_that_are_named_come_in_the_order_asked_for(processes: Processes, own: int) -> None:
+    names = ["dddd", "nothing", "a", "ccc"]
+    told = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *names), may_create=False)
+    assert [(one.name, one.error) for one in told.topics] == [
+        (name, WireError.UNKNOWN_TOPIC_OR_PARTITION if name == "nothing" else 0) for name in names
+    ]
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_a_topic_that_is_asked_for_begins_where_its_name_says(processes: Processes, own: int) -> None:
+    told = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "eeeee"))
+    assert [one.leader_id for one in told.topics[0].partitions] == [3, 3, 3]
+    assert processes.shards.shard_of("eeeee") == processes.shards.home("eeeee") == 2
+
+
+def test_a_shard_that_is_away_holds_up_nobody_elses_topics(processes: Processes) -> None:
+    Client(processes).ask(Api.METADATA, topics=None)
+    processes.shards.links.clear()
+    told = Client(processes).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "ccc"))
+    assert len(processes.shards.links) == 1, "the other shards' brokers are known"
+    assert [one.name for one in told.topics] == ["ccc"]
+    assert len(told.brokers) == COUNT
+
+
+def test_metadata_waits_for_a_process_that_is_started_again_and_not_for_ever(processes: Processes) -> None:
+    client = Client(processes)
+    version = client.tell(Api.METADATA, topics=named(Api.METADATA, "Topics", "a"))
+    broken = processes.shards.links[-1]
+    broken.break_off()
+    assert client.hear(Api.METADATA, version) is None
+    processes.loop.advance(LIMIT_S / 2)
+    told = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in told.topics] == [("a", 0)]
+
+
+def test_who_does_not_answer_has_no_leader(processes: Processes) -> None:
+    client = Client(processes)
+    client.ask(Api.METADATA, topics=None)
+    version = client.tell(Api.METADATA, topics=named(Api.METADATA, "Topics", "a", "ccc"))
+    links = {link for link in processes.shards.links if link.is_paused is False}
+    for link in links:
+        if link._session.shared is processes.outside[1].shared:  # type: ignore[attr-defined]
+            link.pause()
+    processes.loop.advance(LIMIT_S)
+    told = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in told.topics] == [("a", WireError.LEADER_NOT_AVAILABLE), ("ccc", 0)]
+    version = client.tell(Api.METADATA, topics=None)
+    with pytest.raises(Exception, match="does not answer"):
+        processes.loop.advance(LIMIT_S)
+
+
+# Records go to who leads
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_records_are_taken_and_read_by_who_leads_alone(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    made = schema.request(Api.PRODUCE).Topics
+    topics = [
+        made(name=name, partitions=[made.Partitions(index=0, records=encode_batch([Record(b"v")]))])
+        for name in (*TOPICS, "no")
+    ]
+    told = client.ask(Api.PRODUCE, 9, acks=1, topics=topics)
+    expected = {
+        name: 0 if processes.shards.home(name) == own else WireError.NOT_LEADER_OR_FOLLOWER for name in TOPICS
+    } | {"no": WireError.UNKNOWN_TOPIC_OR_PARTITION}
+    assert {one.name: one.partitions[0].error for one in told.responses} == expected
+    asked = schema.request(Api.LIST_OFFSETS).Topics
+    topics = [asked(name=name, partitions=[asked.Partitions(index=0, timestamp=-1)]) for name in (*TOPICS, "no")]
+    told = client.ask(Api.LIST_OFFSETS, topics=topics)
+    assert {one.name: one.partitions[0].error for one in told.topics} == expected
+
+
+def test_numbers_of_producers_differ_between_processes(processes: Processes) -> None:
+    found = [Client(processes, own).ask(Api.INIT_PRODUCER_ID).producer_id for own in (0, 1, 2, 0, 1, 2)]
+    assert len(set(found)) == 6
+    assert min(found) > 0
+
+
+def test_transactions_are_refused_at_once_and_for_good(processes: Processes) -> None:
+    client, refused = Client(processes), WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert client.ask(Api.INIT_PRODUCER_ID, transactional_id="t", transaction_timeout_ms=1000).error == refused
+    assert client.ask(Api.FIND_COORDINATOR, 3, key="t", key_type=1).error == refused
+    (told,) = client.ask(Api.FIND_COORDINATOR, 6, coordinator_keys=["t"], key_type=1).coordinators
+    assert told.error == refused
+    assert "one process" in told.message
+    served = {one.api_key for one in client.ask(Api.API_VERSIONS).api_keys}
+    assert served & {Api.END_TXN, Api.CONSUMER_GROUP_HEARTBEAT, Api.DESCRIBE_TOPIC_PARTITIONS} == set()
+
+
+# Administration
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_topics_are_made_changed_and_deleted_wherever_they_are(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    made = schema.request(Api.CREATE_TOPICS).Topics
+    names = [f"new-{number}" for number in range(COUNT)]
+    asked = [made(name=name, num_partitions=1, replication_factor=1) for name in (*names, "a")]
+    told = client.ask(Api.CREATE_TOPICS, topics=asked)
+    assert {one.name: one.error for one in told.topics} == dict.fromkeys(names, 0) | {
+        "a": WireError.TOPIC_ALREADY_EXISTS
+    }
+    assert {processes.shards.shard_of(name) for name in names} == set(range(COUNT)), "one after the other"
+    grown = [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=4, assignments=None) for name in names]
+    told = client.ask(Api.CREATE_PARTITIONS, topics=grown)
+    assert {one.name: one.error for one in told.results} == dict.fromkeys(names, 0)
+    assert [len(processes.broker(name).topic(name).partitions) for name in names] == [4] * COUNT
+    told = client.ask(Api.DELETE_TOPICS, topic_names=[*names, "no"])
+    assert {one.name: one.error for one in told.responses} == dict.fromkeys(names, 0) | {
+        "no": WireError.UNKNOWN_TOPIC_OR_PARTITION
+    }
+    assert [processes.shards.shard_of(name) for name in names] == [None] * COUNT
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_settings_are_those_of_topics_and_of_who_was_asked(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    change = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
+    resources = [
+        change(resource_type=2, resource_name=name, configs=[change.Configs(name="retention.ms", value="5000")])
+        for name in TOPICS
+    ]
+    told = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=resources)
+    assert [one.error for one in told.responses] == [0] * len(TOPICS)
+    asked = schema.request(Api.DESCRIBE_CONFIGS).Resources
+    resources = [asked(resource_type=2, resource_name=name, configuration_keys=["retention.ms"]) for name in TOPICS]
+    resources += [
+        asked(resource_type=4, resource_name=str(node_of(shard)), configuration_keys=["node.id"])
+        for shard in range(COUNT)
+    ]
+    told = client.ask(Api.DESCRIBE_CONFIGS, resources=resources)
+    found = {(one.resource_type, one.resource_name): [each.value for each in one.configs] for one in told.results}
+    assert found == {(2, name): ["5000"] for name in TOPICS} | {
+        (4, str(node_of(shard))): [str(node_of(own))] if shard == own else [] for shard in range(COUNT)
+    }
+
+
+def test_what_was_begun_and_not_answered_is_not_begun_again(processes: Processes) -> None:
+    client = Client(processes)
+    version = client.tell(Api.DELETE_TOPICS, topic_names=["a"])
+    processes.shards.links[-1].break_off()
+    told = client.hear(Api.DELETE_TOPICS, version)
+    assert [(one.name, one.error) for one in told.responses] == [("a", WireError.REQUEST_TIMED_OUT)]
+
+
+# Groups
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+@pytest.mark.parametrize("version", [0, 3, 6])
+def test_a_group_is_coordinated_where_its_name_says(processes: Processes, own: int, version: int) -> None:
+    client = Client(processes, own)
+    keys = {"coordinator_keys": ["a"]} if version >= 4 else {"key": "a"}
+    told = client.ask(Api.FIND_COORDINATOR, version, **keys)
+    told = told.coordinators[0] if version >= 4 else told
+    assert (told.error, told.node_id, told.host, told.port) == (0, 2, "10.0.0.7", 9101)
+
+
+def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
+    client = Client(processes)
+    assert client.ask(Api.JOIN_GROUP, group_id="a").error == WireError.NOT_COORDINATOR
+    assert client.ask(Api.HEARTBEAT, group_id="a").error == WireError.NOT_COORDINATOR
+    assert client.ask(Api.SYNC_GROUP, group_id="a").error == WireError.NOT_COORDINATOR
+    assert client.ask(Api.LEAVE_GROUP, group_id="a").error == WireError.NOT_COORDINATOR
+    assert commit(client, "a", {"a": 1}) == {"a": WireError.NOT_COORDINATOR}
+    assert client.ask(Api.OFFSET_FETCH, 7, group_id="a", topics=None).error == WireError.NOT_COORDINATOR
+    asked = schema.request(Api.OFFSET_FETCH).Groups
+    told = client.ask(Api.OFFSET_FETCH, 9, groups=[asked(group_id=name, topics=None) for name in ("a", "ccc")])
+    assert [(one.group_id, one.error) for one in told.groups] == [("a", WireError.NOT_COORDINATOR), ("ccc", 0)]
+    told = client.ask(Api.DESCRIBE_GROUPS, groups=["a"])
+    assert [one.error for one in told.groups] == [WireError.NOT_COORDINATOR]
+    told = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
+    assert [one.error for one in told.results] == [WireError.NOT_COORDINATOR]
+    assert client.ask(Api.OFFSET_DELETE, group_id="a").error == WireError.NOT_COORDINATOR
+
+
+def commit(client: Client, group: str, offsets: dict[str, int], *, member: str = "", generation: int = -1) -> Any:
+    """Errors by topic of a commit for the first partitions."""
+    made = schema.request(Api.OFFSET_COMMIT).Topics
+    topics = [made(name=name, partitions=[made.Partitions(index=0, offset=at)]) for name, at in offsets.items()]
+    told = client.ask(Api.OFFSET_COMMIT, 9, group_id=group, member_id=member, generation=generation, topics=topics)
+    return {one.name: one.partitions[0].error for one in told.topics}
+
+
+def join(client: Client, group: str) -> tuple[str, int]:
+    """Become the only member of a group; its id and generation."""
+    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=b"")
+    told = client.ask(
+        Api.JOIN_GROUP, 3, group_id=group, session_timeout_ms=10_000, rebalance_timeout_ms=10_000,
+        protocol_type="x", protocols=[protocol],
+    )  # fmt: skip
+    assert not told.error
+    assignment = schema.request(Api.SYNC_GROUP).Assignments(member_id=told.member_id, assignment=b"")
+    synced = client.ask(
+        Api.SYNC_GROUP, 3, group_id=group, member_id=told.member_id, generation_id=told.generation_id,
+        assignments=[assignment],
+    )  # fmt: skip
+    assert not synced.error
+    return told.member_id, told.generation_id
+
+
+def test_positions_lie_with_their_topics_and_home_tells_of_all(processes: Processes) -> None:
+    client = Client(processes, 1)
+    member, generation = join(client, "a")
+    offsets = {name: number for number, name in enumerate(TOPICS, 1)}
+    assert commit(client, "a", offsets | {"no": 1}, member=member, generation=generation) == dict.fromkeys(
+        TOPICS, 0
+    ) | {"no": WireError.UNKNOWN_TOPIC_OR_PARTITION}
+    for name, at in offsets.items():
+        held = processes.broker(name).classic.positions("a", name)
+        assert {number: one.offset for number, one in held.items()} == {0: at}
+    asked = schema.request(Api.OFFSET_FETCH)
+    for topics in (None, [asked.Groups.Topics(name=name, indexes=[0]) for name in TOPICS]):
+        told = client.ask(Api.OFFSET_FETCH, 9, groups=[asked.Groups(group_id="a", topics=topics)])
+        assert {one.name: one.partitions[0].offset for one in told.groups[0].topics} == offsets
+        told = client.ask(Api.OFFSET_FETCH, 5, group_id="a", topics=topics)
+        assert {one.name: one.partitions[0].offset for one in told.topics} == offsets
+
+
+def test_who_is_no_member_stores_nothing_anywhere(processes: Processes) -> None:
+    client = Client(processes, 1)
+    member, generation = join(client, "a")
+    assert commit(client, "a", {"a": 1, "bb": 1}, member="other", generation=generation) == {
+        "a": WireError.UNKNOWN_MEMBER_ID,
+        "bb": WireError.UNKNOWN_MEMBER_ID,
+    }
+    assert commit(client, "a", {"bb": 1}, member=member, generation=generation - 1) == {
+        "bb": WireError.ILLEGAL_GENERATION
+    }
+    assert not processes.broker("bb").classic.positions("a", "bb")
+
+
+def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> None:
+    """It lies in a link until a later generation has stored something."""
+    first = Client(processes, 1)
+    member, generation = join(first, "a")
+    assert commit(first, "a", {"bb": 1}, member=member, generation=generation) == {"bb": 0}
+    held = processes.shards.links[-1]
+    held.backlog, pump = 0, held._pump
+    held._pump = lambda: None  # type: ignore[method-assign]  # the other process reads nothing
+    made = schema.request(Api.OFFSET_COMMIT).Topics
+    late = [made(name="bb", partitions=[made.Partitions(index=0, offset=5)])]
+    version = first.tell(Api.OFFSET_COMMIT, 9, group_id="a", member_id=member, generation=generation, topics=late)
+    assert first.hear(Api.OFFSET_COMMIT, version) is None
+    second = Client(processes, 1)
+    second.ask(Api.LEAVE_GROUP, 0, group_id="a", member_id=member)
+    member, later = join(second, "a")
+    assert later > generation
+    assert commit(second, "a", {"bb": 9}, member=member, generation=later) == {"bb": 0}
+    held._pump = pump  # type: ignore[method-assign]
+    held._pump()
+    told = first.hear(Api.OFFSET_COMMIT, version)
+    assert told.topics[0].partitions[0].error == WireError.ILLEGAL_GENERATION
+    assert processes.broker("bb").classic.positions("a", "bb")[0].offset == 9
+
+
+def test_tools_are_told_of_each_group_by_its_home_alone(processes: Processes) -> None:
+    join(Client(processes, 1), "a")
+    for name in TOPICS:  # of a group that nobody is a member of, and of one whose home is elsewhere
+        processes.broker(name).commit_position(name, 0, PositionKind.GROUP, "bb", 1)
+    found = [
+        {(one.group_id, one.group_state) for one in Client(processes, own).ask(Api.LIST_GROUPS).groups}
+        for own in range(COUNT)
+    ]
+    assert found == [set(), {("a", "Stable")}, {("bb", "Empty")}]
+    assert [one.group_id for one in Client(processes, 1).ask(Api.LIST_GROUPS, states_filter=["Empty"]).groups] == []
+    told = Client(processes, 2).ask(Api.DESCRIBE_GROUPS, groups=["bb", "gone5"])
+    assert [(one.group_id, one.error, one.group_state) for one in told.groups] == [
+        ("bb", 0, "Empty"),
+        ("gone5", WireError.GROUP_ID_NOT_FOUND, "Dead"),
+    ]
+    told = Client(processes, 1).ask(Api.DESCRIBE_GROUPS, groups=["a"])
+    assert [(one.group_state, len(one.members)) for one in told.groups] == [("Stable", 1)]
+
+
+def test_a_group_is_deleted_in_all_shards_or_where_it_has_members_in_none(processes: Processes) -> None:
+    client = Client(processes, 1)
+    member, generation = join(client, "a")
+    commit(client, "a", dict.fromkeys(TOPICS, 1), member=member, generation=generation)
+    told = client.ask(Api.DELETE_GROUPS, groups_names=["a", "dddd"])
+    assert [(one.group_id, one.error) for one in told.results] == [
+        ("a", WireError.NON_EMPTY_GROUP),
+        ("dddd", WireError.GROUP_ID_NOT_FOUND),
+    ]
+    assert all(processes.broker(name).classic.positions("a", name) for name in TOPICS)
+    client.ask(Api.LEAVE_GROUP, 0, group_id="a", member_id=member)
+    made = schema.request(Api.OFFSET_DELETE).Topics
+    told = client.ask(Api.OFFSET_DELETE, group_id="a", topics=[made(name="bb", partitions=[made.Partitions(index=0)])])
+    assert [(one.name, one.partitions[0].error) for one in told.topics] == [("bb", 0)]
+    assert not processes.broker("bb").classic.positions("a", "bb")
+    told = client.ask(Api.DELETE_GROUPS, groups_names=["a"])
+    assert [one.error for one in told.results] == [0]
+    assert not any(processes.broker(name).classic.positions("a", name) for name in TOPICS)
+
+
+# Who may
+
+
+def with_users(processes: Processes) -> None:
+    topics = Grants(topics={resource_name("default", "a"): EVERYTHING.everywhere})
+    for broker in processes.shards.brokers:
+        broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING), ConfiguredUser("bob", HASH, topics)])
+
+
+def test_a_link_opens_for_who_has_the_key_alone(processes: Processes) -> None:
+    output = CapturedOutput()
+    session = processes.shards.factories[0].open(output, lambda: None)
+    context = Context(None, "peer", "host", "kafka", 1, 1).encode()
+    with pytest.raises(Exception, match="for processes of this broker"):
+        session.receive(memoryview(bytearray(MAGIC + bytes(KEY_BYTES) + context)))
+
+
+@pytest.mark.parametrize(("name", "topics"), [("alice", {*TOPICS}), ("bob", {"a"})])
+@pytest.mark.parametrize("own", [0, 1])
+def test_who_has_logged_in_is_the_same_at_other_processes(
+    processes: Processes, own: int, name: str, topics: set[str]
+) -> None:
+    with_users(processes)
+    client = Client(processes, own)
+    client.ask(Api.SASL_HANDSHAKE, mechanism=PLAIN)
+    version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
+    end = time.monotonic() + WAIT_S
+    while (told := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
+        assert time.monotonic() < end, "passwords are looked at in a thread"
+    assert not told.error
+    found = client.ask(Api.METADATA, topics=None)
+    assert {one.name for one in found.topics} == topics
+    found = client.ask(Api.DELETE_TOPICS, topic_names=[*TOPICS])
+    assert {one.name for one in found.responses if not one.error} == topics
+    assert [processes.shards.shard_of(one) is None for one in TOPICS] == [one in topics for one in TOPICS]
+
+
+def test_nobody_who_has_not_logged_in_asks_others(processes: Processes) -> None:
+    with_users(processes)
+    client = Client(processes)
+    with pytest.raises(Exception, match="log in first"):
+        client.tell(Api.METADATA, topics=None)
+    assert not processes.shards.links
