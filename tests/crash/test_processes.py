@@ -25,7 +25,7 @@ from tests.broker_process import BrokerProcess
 
 PROCESSES = 2
 TOPICS = 8
-WIRES = ("cursus", "flux", "kafka", "polywire")  # each has topics of both processes
+WIRES = ("cursus", "flux", "iggy", "kafka", "polywire")  # each has topics of both processes
 KILLS = 3
 WAIT_S = 30.0
 

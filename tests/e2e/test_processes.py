@@ -18,7 +18,7 @@ from polywire.client.connect import connect
 from polywire.errors import Missing
 from polywire.protocols.kafka07.messages import encode_produce, encode_set
 from polywire.records.columns import Record
-from polywire.server.processes import CARRIED_WIRES
+from polywire.server.config import WIRES
 from tests.broker_process import BrokerProcess
 
 TOPICS = 4
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several proc
 @pytest.fixture(scope="module", params=["directory", "bucket", "second machine"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """The second machine of a bucket leads no shard: whatever comes there is carried to the first."""
-    folder, wires = tmp_path_factory.mktemp("processes"), (*CARRIED_WIRES, "http")
+    folder, wires = tmp_path_factory.mktemp("processes"), (*WIRES, "http")
     bucket = () if request.param == "directory" else ("--bucket", f"file://{folder / 'bucket'}", "--balance-s", "0")
     with ExitStack() as stack:
         found = BrokerProcess(folder / "data", "--processes", "2", *bucket, "--node", "one", wires=wires)
@@ -43,7 +43,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert found.stop() == 0, found.log_text()
 
 
-@pytest.mark.parametrize("wire", CARRIED_WIRES)
+@pytest.mark.parametrize("wire", WIRES)
 def test_what_one_connection_wrote_every_other_reads(broker: BrokerProcess, wire: str) -> None:
     asyncio.run(_write_and_read(broker, wire))
 

@@ -37,9 +37,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PEER_S_MAX: Final = 50
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    with one_or_three(tmp_path_factory.mktemp("iggy")) as process:
+@pytest.fixture(scope="module", params=["one process"] if through() else ["one process", "two processes"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Of two processes clients meet any, and topics are in both."""
+    folder = tmp_path_factory.mktemp("iggy")
+    options = () if request.param == "one process" else ("--processes", "2")
+    wires = None if request.param == "one process" else ("iggy",)
+    with one_or_three(folder, *options, wires=wires) as process:
         yield process
 
 
@@ -126,13 +130,21 @@ def test_administration(broker: Brokers) -> None:
         "old name": None,
         "member": [0, 1, 2, 3],
         "groups": 0,
+        "purged": 0,
+        "deleted": None,
+        "stats": True,
+    }
+
+
+def test_users(request: pytest.FixtureRequest, broker: Brokers) -> None:
+    if request.node.callspec.params["broker"] == "two processes":
+        pytest.skip("users of several processes are those of a file")
+    assert run(broker, "apache-iggy-0.9.0", "users", "office")[0] == {
+        "stream": "office",
         "kept": True,
         "may not create": True,
         "may not read": True,
         "users": ["iggy"],
-        "purged": 0,
-        "deleted": None,
-        "stats": True,
     }
 
 

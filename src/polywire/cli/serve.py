@@ -275,7 +275,7 @@ class Process:
         int | None,
         Parameter(
             help="Number of processes that share the data directory and its addresses, each with a part of the topics (Linux). Serves "
-            "all wires but Iggy's so far. A directory cannot be served with fewer processes than before. A bucket has one for each "
+            "all wires. A directory cannot be served with fewer processes than before. A bucket has one for each "
             "of its shards, which is the default; the first start makes a bucket with as many. Otherwise 1."
         ),
     ] = None

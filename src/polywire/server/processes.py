@@ -27,7 +27,7 @@ from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import lifecycle, startup
 from polywire.server.board import Board, Stage
 from polywire.server.bucket_look import check_machine, look
-from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, Address, ServeConfig
+from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, WIRES, Address, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.listener import ACCEPT_BACKLOG, INSIDE, cannot_listen
 from polywire.server.placement import HashedNames, Placement
@@ -41,7 +41,6 @@ from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
 
-CARRIED_WIRES: Final = ("cursus", "flux", "kafka", "kafka07", "polywire")
 LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients go to the process that has a topic by themselves
 TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
@@ -255,25 +254,17 @@ class Parent:
             os._exit(code)
 
     def _reserve(self) -> dict[str, Address]:
-        """Keep the addresses of all wires that are carried, and find out which those are. Raises Busy(BUSY)."""
+        """Keep the addresses of all wires and HTTP, and find out which those are. Raises Busy(BUSY)."""
         served: dict[str, Address] = {}
-        left_out = []
         for name, address in self._config.listeners().items():
             if name in USUAL and getattr(self._config, name) is None and self._config.users is not None:
                 continue  # it has no login, and nobody has asked for it
             if name == HTTP and self._config.http is None:
                 self._keep_http(served, address)
-            elif name.removesuffix(TLS_SUFFIX) in (*CARRIED_WIRES, ANY, HTTP):
-                served[name] = self._kept(name, address)
             else:
-                left_out.append(name)
+                served[name] = self._kept(name, address)
         if not served.keys() - {HTTP}:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"several processes serve these wires so far: {', '.join(CARRIED_WIRES)}; switch one of them on",
-            )
-        if left_out:
-            log.warning("not served by several processes yet", listeners=",".join(left_out))
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"no wire is on; there are these: {', '.join(WIRES)}")
         if self._config.bucket:
             _check_inside(self._config, served)
         return served
@@ -402,7 +393,7 @@ def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]
         data_dir=directory_of(config.data_dir, shard),
         flux=str(addresses.get("flux", OFF)),
         cursus=str(addresses.get("cursus", OFF)),
-        iggy=OFF,
+        iggy=str(addresses.get("iggy", OFF)),
         kafka=str(addresses.get("kafka", OFF)),
         kafka07=str(addresses.get("kafka07", OFF)),
         polywire=str(addresses.get("polywire", OFF)),

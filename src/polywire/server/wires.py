@@ -15,7 +15,7 @@ from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
 from polywire.protocols.iggy.context import IggySettings
-from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
@@ -53,6 +53,11 @@ def cursus_settings(config: ServeConfig) -> CursusSettings:
     )
 
 
+def iggy_settings(config: ServeConfig) -> IggySettings:
+    """What the Iggy wire is told."""
+    return IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
+
+
 def kafka_settings(config: ServeConfig) -> KafkaSettings:
     """What the wire of today's Kafka is told."""
     advertised = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
@@ -68,12 +73,11 @@ def kafka_settings(config: ServeConfig) -> KafkaSettings:
 def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
     """Every wire this broker speaks."""
     flux, cursus = flux_settings(config), cursus_settings(config)
-    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
     off_loop = OffLoopQueue(broker.loop)
     return [
         FluxFactory(broker, flux),
         CursusFactory(broker, cursus, off_loop=off_loop),
-        IggyFactory(broker, iggy),
+        IggyFactory(broker, iggy_settings(config)),
         Kafka07Factory(broker, off_loop=off_loop),
         KafkaFactory(broker, kafka_settings(config), off_loop=off_loop),
         PolywireFactory(broker),
@@ -85,11 +89,13 @@ def shard_factories(
 ) -> tuple[list[SessionFactory], list[SessionFactory]]:
     """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
     flux, cursus = FluxFactory(broker, flux_settings(config)), CursusFactory(broker, cursus_settings(config))
+    iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
     inside: list[SessionFactory] = [
         flux,
         CursusLinkFactory(cursus, shard.key),
+        IggyLinkFactory(iggy, shard.key),
         KafkaLinkFactory(kafka, shard.key),
         Kafka07Factory(broker, off_loop=off_loop),
         PolywireFactory(broker),
@@ -97,6 +103,7 @@ def shard_factories(
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
         CarryingCursusFactory(cursus, shard),
+        CarryingIggyFactory(iggy, shard),
         kafka,
         Kafka07Factory(broker, off_loop=off_loop, shards=shard),
         PolywireFactory(broker, shard),

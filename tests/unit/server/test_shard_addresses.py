@@ -9,9 +9,9 @@ import pytest
 
 from polywire.errors import Invalid
 from polywire.protocols.runtime.shards import KEY_BYTES
-from polywire.server.config import Address, ServeConfig
+from polywire.server.config import WIRES, Address, ServeConfig
 from polywire.server.listener import INSIDE
-from polywire.server.processes import CARRIED_WIRES, PORTS_EACH, Parent, _check_inside, _reached
+from polywire.server.processes import PORTS_EACH, Parent, _check_inside, _reached
 
 SERVED = {"flux": Address("127.0.0.1", 9092), "polywire": Address("10.0.0.7", 9555)}
 
@@ -26,7 +26,7 @@ def test_the_system_chooses_ports_where_nobody_does() -> None:
 
 
 def test_no_two_processes_have_a_port() -> None:
-    names = [name + end for name in (*CARRIED_WIRES, "any", "http") for end in ("", "-tls")]
+    names = [name + end for name in (*WIRES, "any", "http") for end in ("", "-tls")]
     served = {name: Address("127.0.0.1", 1) for name in names}
     ports = [at.port for shard in range(64) for at in _reached(ServeConfig(shard_port=9600), shard, served).values()]
     assert len(set(ports)) == len(ports) == 64 * (len(names) + 1)

@@ -121,8 +121,10 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_LOGIN)
         return
     try:
+        if not session.takes_tokens:
+            raise Refused(errors.BAD_TOKEN)
         principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
-    except BrokerError:
+    except (BrokerError, Refused):
         answer.evict(vsr.EVICT_TOKEN)
         return
     _logged_in(session, answer, principal)

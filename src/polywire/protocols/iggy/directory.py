@@ -6,13 +6,16 @@ Numbers count from 0 here. Must not know: bytes, sessions.
 A stream is kept in the wire's own state under ``stream.<number>``; a topic's number, name and settings, and its groups' numbers, lie in its
 ``wire_options``. A name changed over this wire is changed on this wire only: the broker's name of a topic is where its records lie.
 
+Of several shards (decision 0078) the first keeps the streams; another one's directory has what it has seen of them, under numbers below
+zero, which nobody is told. A topic's number tells its shard, unless it was chosen, or given while there was one.
+
 spec: iggy#between-dialects
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
@@ -32,9 +35,10 @@ from polywire.log.base import Completion
 from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
+from polywire.protocols.iggy.names import is_broker_name, numbered, space_of
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
-from polywire.types import DEFAULT_STREAM, NAME_BYTES_MAX, Level, TopicName, is_name
+from polywire.types import DEFAULT_STREAM, Level, TopicName
 
 NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
@@ -42,6 +46,8 @@ STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
 GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
 SCANNED_MAX: Final = 1_000  # topics looked at in passing, in some 2 ms
 UNSEEN_MAX: Final = 64  # topics of other wires numbered in passing: a few milliseconds
+STREAMS_SHARD: Final = 0  # that keeps the streams
+CHOSEN_MAX: Final = 2**25  # numbers of topics below were chosen, or given by a shard that was alone
 _STREAM: Final = "stream."
 _NAMELESS: Final = "group-"  # and a number of at most ten digits that does not begin with 0
 _NAMELESS_DIGITS_MAX: Final = 10
@@ -109,15 +115,20 @@ class Directory:
         "_by_name",
         "_by_number",
         "_by_space",
+        "_foreign",
         "_free_from",
         "_given_up_version",
         "_kept",
         "_seen_version",
+        "_shard",
         "_waiting",
     )
 
-    def __init__(self, broker: DirectoryBroker) -> None:
+    def __init__(self, broker: DirectoryBroker, shard: int | None = None) -> None:
+        """shard: which of several this is."""
         self._broker = broker
+        self._shard = shard
+        self._foreign = -1
         self._by_number: dict[int, Stream] = {}
         self._by_name: dict[str, Stream] = {}
         self._by_space: dict[str, Stream] = {}
@@ -154,6 +165,28 @@ class Directory:
             self._refresh()
             found = self._look_up(who)
         return found
+
+    @property
+    def keeps_streams(self) -> bool:
+        """Whether streams are kept here."""
+        return self._shard in (None, STREAMS_SHARD)
+
+    def in_space(self, space: str) -> Stream | None:
+        """The stream that has this stream of the broker; where streams are kept elsewhere there is said to be one."""
+        found = self._by_space.get(space) or self.find_space(space)
+        return (
+            found if found is not None or self.keeps_streams else self._enter_space(space, self._broker.clock.now_us())
+        )
+
+    def kept_streams(self) -> list[StreamKept]:
+        """All streams as they are kept, by number."""
+        return [stream.kept for _, stream in sorted(self._by_number.items())]
+
+    def adopt(self, spaces: Iterable[str]) -> None:
+        """Keep streams that other wires have made in any shard. Raises Busy."""
+        for space in spaces:
+            if self._by_space.get(space) is None:
+                self._enter_space(space, self._broker.clock.now_us())
 
     def _look_up(self, who: int | str) -> Stream | None:
         if isinstance(who, int):
@@ -201,7 +234,8 @@ class Directory:
             if self._by_number.get(stream.number) is not stream:
                 return  # somebody else was faster
             self._end_few(stream)
-            self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
+            if stream.number >= 0:
+                self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
             self._leave(stream)
 
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
@@ -254,7 +288,8 @@ class Directory:
         return self._free_from
 
     def _free_topic(self, stream: Stream) -> int:
-        stream.free_from = _first_free(stream.by_number, stream.free_from)
+        lowest = 0 if self._shard is None else numbers_from(self._shard)
+        stream.free_from = _first_free(stream.by_number, max(stream.free_from, lowest))
         return stream.free_from
 
     # Topics
@@ -378,7 +413,7 @@ class Directory:
     def _number(self, stream: Stream, topic: Topic) -> None:
         """A topic of another wire gets a number, and its name unless that is taken."""
         number = self._free_topic(stream)
-        name = topic.name.topic if topic.name.topic not in stream.by_name else _numbered(topic.name.topic, number)
+        name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
         was = TopicKept(number, name) if value is None else _TOPICS.decode(value)
         kept = msgspec.structs.replace(was, number=number, name=name)
@@ -456,10 +491,18 @@ class Directory:
 
     def _adopt(self, topic: Topic) -> Stream:
         """The stream of a topic that another wire has made."""
-        space = topic.name.stream
+        return self._enter_space(topic.name.stream, topic.created_at_us)
+
+    def _enter_space(self, space: str, created_at_us: int) -> Stream:
+        """A stream of the broker that is none yet here."""
+        if not self.keeps_streams:
+            self._foreign -= 1
+            stream = Stream(StreamKept(self._foreign, space, space, created_at_us))
+            self._enter(stream)
+            return stream
         number = self._free_stream()
-        name = space if space not in self._by_name else _numbered(space, number)
-        stream = Stream(StreamKept(number, name, space, topic.created_at_us))
+        name = space if space not in self._by_name else numbered(space, number)
+        stream = Stream(StreamKept(number, name, space, created_at_us))
         self._keep(stream, None, Level.WRITTEN)
         return stream
 
@@ -532,10 +575,14 @@ class Directory:
         self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
 
 
-def _numbered(name: str, number: int) -> str:
-    """A name for what is called otherwise elsewhere, as long as names may be."""
-    behind = f"-{number}"
-    return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
+def numbers_from(shard: int) -> int:
+    """The first of the numbers that one of several shards gives topics: a range for each."""
+    return (shard + 1) * CHOSEN_MAX
+
+
+def shard_of_number(number: int) -> int | None:
+    """The shard that has given a topic this number, None for one that may be any shard's."""
+    return number // CHOSEN_MAX - 1 if number >= CHOSEN_MAX else None
 
 
 def _first_free(taken: Mapping[int, object], number: int) -> int:
@@ -547,31 +594,3 @@ def _first_free(taken: Mapping[int, object], number: int) -> int:
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
 _TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)
-
-
-def space_of(name: str) -> str:
-    """The broker's stream for a stream of this name: there a dot would end the stream's name (decision 0027)."""
-    return name.replace(".", "=")
-
-
-def is_broker_name(name: str) -> bool:
-    """Whether the broker can have a stream or topic of this name (decision 0037)."""
-    return is_name(name) and name[:2] != "__"
-
-
-def normalised(name: str, number: int) -> str:
-    """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (spec: iggy#names-and-ids)."""
-    short = shortened(name)
-    if not is_allowed(name) or not short:
-        raise Refused(number)
-    return short
-
-
-def is_allowed(name: str) -> bool:
-    """Whether a name has letters of names only in those dialects."""
-    return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
-
-
-def shortened(name: str) -> str:
-    """What those dialects make of a name's letters and white space."""
-    return ".".join(name.lower().split())

@@ -20,8 +20,8 @@ from typing import Final
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D0
-from polywire.protocols.iggy.directory import is_allowed
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
+from polywire.protocols.iggy.names import is_allowed
 
 PARTITIONS_MAX: Final = 100_000  # that the page allows: more are letters
 SPARE: Final = (b"", b"\0", b"\0\0")  # behind a payload: a Go client has two zeros behind a topic

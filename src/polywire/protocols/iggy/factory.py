@@ -10,10 +10,14 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.protocols.iggy import auth, fetch, groups, offsets, produce, server, topics, vsr
+from polywire.protocols.iggy.carrying import CarryingIggySession
 from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
+from polywire.protocols.iggy.linked import LinkedSession
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
+from polywire.protocols.iggy.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.links import CarryingFactory
 from polywire.protocols.runtime.session import Output
 
 COMMANDS: Final[Mapping[int, Command]] = table(
@@ -74,8 +78,9 @@ class IggyFactory:
 
     __slots__ = ("shared",)
 
-    def __init__(self, broker: IggyBroker, settings: IggySettings | None = None) -> None:
-        self.shared: Final = Shared(broker, settings or IggySettings())
+    def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, shard: int | None = None) -> None:
+        """shard: which of several this broker has."""
+        self.shared: Final = Shared(broker, settings or IggySettings(), shard)
 
     @property
     def wire(self) -> str:
@@ -102,3 +107,39 @@ class IggyFactory:
     def open(self, output: Output, resume: Callable[[], None]) -> IggySession:
         """A session for a new connection."""
         return IggySession(self.shared, COMMANDS, output, resume)
+
+
+class CarryingIggyFactory(CarryingFactory[IggyFactory]):
+    """Its sessions carry requests to the shards that have what they name."""
+
+    __slots__ = ()
+
+    def open(self, output: Output, resume: Callable[[], None]) -> CarryingIggySession:
+        """A session for a new connection."""
+        return CarryingIggySession(self._shards, self._inside.shared, COMMANDS, output, resume)
+
+
+class IggyLinkFactory:
+    """Implements ``SessionFactory`` for what other processes of this broker carry here."""
+
+    __slots__ = ("_inside", "_key")
+
+    def __init__(self, inside: IggyFactory, key: bytes) -> None:
+        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
+        self._inside: Final = inside
+        self._key: Final = key
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether the opening of a link stands there."""
+        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(MAGIC) else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
+        """A session for a link."""
+        return LinkedSession(self._key, self._inside.shared, COMMANDS, output, resume)

@@ -92,8 +92,7 @@ def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     topic = topic_of(session, reader, Action.GROUP_DELETE)
     number, name = _group(session, reader, topic)
     session.shared.directory.delete_group(topic, number, session.caller, answer.done)
-    for client in session.shared.clients.values():
-        client.members.pop((topic.id, name), None)
+    session.shared.forget_members(topic.id, name)
 
 
 def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:

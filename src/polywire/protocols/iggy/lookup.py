@@ -5,20 +5,16 @@ Promises: what a peer may not see looks to it as what is not there. Must not kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
-from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import Stream, shortened, space_of
+from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import Consumer, Reader, Refused
+from polywire.protocols.iggy.names import find_named, space_of
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
-
-Found = TypeVar("Found", Stream, Topic)
 
 
 def who(reader: Reader) -> int | str:
@@ -33,7 +29,7 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
     Raises Denied, Refused.
     """
     named = who(reader)
-    found = _find(session.shared.directory.find_stream, named, reader.dialect)
+    found = session.stream_named(named, reader.dialect)
     session.authorize(action, found.kept.space if found is not None else _space(named))
     if found is None:
         raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
@@ -47,8 +43,8 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
-    stream = _find(directory.find_stream, stream_named, reader.dialect)
-    topic = None if stream is None else _find(partial(directory.find_topic, stream), named, reader.dialect)
+    stream = session.stream_named(stream_named, reader.dialect)
+    topic = None if stream is None else find_named(partial(directory.find_topic, stream), named, reader.dialect)
     if topic is not None:
         session.authorize(action, topic)
         return topic
@@ -62,14 +58,6 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
 def _space(named: int | str) -> str | None:
     """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
     return space_of(named) if isinstance(named, str) else None
-
-
-def _find(find: Callable[[int | str], Found | None], named: int | str, dialect: Dialect) -> Found | None:
-    """What has this number or name; without one, what has the name that a create request would have made of it."""
-    found = find(named)
-    if found is None and dialect.normalises and isinstance(named, str):
-        found = find(shortened(named))
-    return found
 
 
 def partition_at(topic: Topic, number: int) -> Partition:

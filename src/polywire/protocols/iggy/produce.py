@@ -53,9 +53,25 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
-        session.append_queue.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
+        session.append_queue.produce(
+            partition,
+            batch,
+            Level.WRITTEN,
+            partial(_sent, session, answer, topic, partition, session.stream_number(topic)),
+        )
     else:
         session.append_queue.produce(partition, batch, Level.WRITTEN, answer.done)
+
+
+def see_message_head(session: IggySession, reader: Reader) -> None:
+    """Learn from messages behind a topic, which others store, how large their heads are. Raises Refused."""
+    kind, size = reader.u8(), reader.u8()
+    del kind
+    reader.take(size)
+    count = reader.u32()
+    head = decoder.message_head(reader.data, reader.at, reader.stop, count)
+    if head:
+        session.recognition.see_message_head(head)
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
@@ -78,18 +94,19 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
     return session.broker.partition_of_key(topic, key, _XXH32), key
 
 
-def _sent(session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int | BrokerError) -> None:
+def _sent(
+    session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
+) -> None:
     """D3 tells where the messages went."""
     if isinstance(offset, BrokerError):
         answer.refuse(offset)
         return
-    directory = session.shared.directory
     try:
-        place = directory.stream_of(topic).number, directory.kept(topic).number
+        number = session.shared.directory.kept(topic).number
     except (KeyError, BrokerError):  # the topic is gone already
         answer.ok()
         return
-    answer.ok(_SENT.pack(1, *place, partition.number, offset))
+    answer.ok(_SENT.pack(1, stream, number, partition.number, offset))
 
 
 def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:

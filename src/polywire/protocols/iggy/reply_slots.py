@@ -94,7 +94,11 @@ class Answer(ReplySlot[ReplyOwner]):
 
     def refuse(self, error: BrokerError | Refused) -> None:
         """Failure."""
-        super().fill(self._framed(errors.number_of(error, self.dialect), ()))
+        self.status(errors.number_of(error, self.dialect))
+
+    def status(self, number: int) -> None:
+        """Failure, by a number that is the dialect's."""
+        super().fill(self._framed(number, ()))
 
     def evict(self, reason: int) -> None:
         """The end of the login, and of the connection."""

@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
 from polywire.build_info import VERSION
+from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
-from polywire.protocols.iggy.context import Client
+from polywire.protocols.iggy.context import Client, GroupNumbers, Shared
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
@@ -47,35 +48,37 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 # Clients
 
 
-def _client_bytes(client: Client, dialect: Dialect) -> bytes:
+def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
+    """A client that is a member of so many groups as an element of a list."""
     user = b""
     if dialect.has_login:
         known = client.principal is not None
         none = 0 if dialect.one_based else NO_USER
         user = U32.pack(client.principal.user_id + dialect.base if client.principal is not None and known else none)
     head = U32.pack(client.client_id) + user + bytes((TCP,)) + str32_bytes(client.peer)
-    return head + U32.pack(len(client.joined()))
+    return head + U32.pack(groups)
 
 
-def _client_details(session: IggySession, client: Client, dialect: Dialect) -> bytes:
-    directory = session.shared.directory
-    body = _client_bytes(client, dialect)
-    for topic, group in client.joined():
-        stream = directory.stream_of(topic).number
-        numbers = stream, directory.kept(topic).number, directory.group(topic, group)[0]
-        body += b"".join(U32.pack(number + dialect.base) for number in numbers)
-    return body
+def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
+    """Answer with a client and the groups that it is a member of."""
+
+    def described(groups: list[GroupNumbers] | BrokerError) -> None:
+        if isinstance(groups, BrokerError):
+            answer.refuse(groups)
+            return
+        numbers = b"".join(U32.pack(number + dialect.base) for group in groups for number in group)
+        answer.ok(client_bytes(client, dialect, len(groups)) + numbers)
+
+    client.describe_memberships(described)
 
 
-def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_ME."""
-    del answer
-    return _client_details(session, session, reader.dialect)
+    _describe(answer, session, reader.dialect)
 
 
-def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     """GET_CLIENT."""
-    del answer
     number = reader.u32()
     if number == 0 or reader.left:
         raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
@@ -85,14 +88,15 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
         if reader.dialect.empty_when_missing:
             return b""
         raise Refused(errors.NO_SUCH_CLIENT)
-    return _client_details(session, client, reader.dialect)
+    _describe(answer, client, reader.dialect)
+    return None
 
 
 def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_CLIENTS."""
     session.authorize(Action.SERVER_DESCRIBE)
     clients = sorted(session.shared.clients.items())
-    answer.make(_client_bytes(client, reader.dialect) for _, client in clients)
+    answer.make(client_bytes(client, reader.dialect, client.member_count) for _, client in clients)
 
 
 # The process
@@ -116,7 +120,25 @@ def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
     """Figures of the whole broker; nothing is yielded for each topic that is looked at, because there may be very many."""
-    shared, directory = session.shared, session.shared.directory
+    for totals in count_all(session.shared):
+        yield b"" if totals is None else stats_bytes(session.shared, dialect, totals)
+
+
+class Totals(NamedTuple):
+    """What there is of everything. Streams are those of ``spaces``, by what the broker calls them."""
+
+    spaces: frozenset[str]
+    topics: int
+    partitions: int
+    size: int
+    messages: int
+    clients: int
+    groups: int
+
+
+def count_all(shared: Shared) -> Iterator[Totals | None]:
+    """Count everything; None comes for each topic that is looked at, because there may be very many."""
+    directory = shared.directory
     streams = directory.streams()
     topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
     for topic in [topic for stream in streams for topic in directory.topics(stream)]:
@@ -125,7 +147,13 @@ def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
         size += bytes_of(topic)
         messages += messages_of(topic)
         groups += len(directory.groups(topic))
-        yield b""
+        yield None
+    spaces = frozenset(stream.kept.space for stream in streams if stream.by_number or directory.keeps_streams)
+    yield Totals(spaces, topics, partitions, size, messages, len(shared.clients), groups)
+
+
+def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
+    """The answer to GET_STATS."""
     run_s = time.time() - shared.started_at
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
@@ -140,21 +168,21 @@ def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
         int(run_s * micros),
         int(shared.started_at * micros),
         *_bytes_moved(),
-        size,
-        len(streams),
-        topics,
-        partitions,
-        partitions,  # segments: they are shared by partitions here
-        messages,
-        len(shared.clients),
-        groups,
+        totals.size,
+        len(totals.spaces),
+        totals.topics,
+        totals.partitions,
+        totals.partitions,  # segments: they are shared by partitions here
+        totals.messages,
+        totals.clients,
+        totals.groups,
     )
     body += b"".join(map(str32_bytes, (platform.node(), platform.system(), platform.release(), platform.version())))
     if dialect.topic_settings >= 3:
         body += str32_bytes(VERSION) + bytes(4) + bytes(4)
         disk = shutil.disk_usage(shared.settings.data_dir or Path("/"))
         body += U32.pack(threading.active_count()) + disk.free.to_bytes(8, "little") + disk.total.to_bytes(8, "little")
-    yield body
+    return body
 
 
 def _cpu_percent(run_s: float) -> float:

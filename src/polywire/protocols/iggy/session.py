@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
@@ -19,9 +19,11 @@ from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Completion
 from polywire.protocols.iggy import documented, errors, vsr
-from polywire.protocols.iggy.context import IggyBroker, Shared
+from polywire.protocols.iggy.context import GroupNumbers, IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
+from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
+from polywire.protocols.iggy.names import find_named
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.runtime import commands
@@ -57,6 +59,9 @@ class Command(commands.Command[Code, Handler]):
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
     """One peer. Pipelined commands follow each other before they are answered; any other holds up what is behind it, too."""
 
+    answer_type: ClassVar[type[Answer]] = Answer
+    takes_tokens: ClassVar[bool] = True
+
     __slots__ = (
         "_caller",
         "_commands",
@@ -83,7 +88,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.principal: Principal | None = None
         self._caller: Caller | None = None
         self.epoch = 0
-        self.client_id: Final = shared.enter(self, output.peer)
+        self.client_id = self._enter_shared()
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
         """Groups joined over this connection, by topic id and group name: the topic and the last partition polled."""
         self.poll_counts: Final[dict[tuple[bytes, str], int]] = {}
@@ -171,8 +176,17 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             return False
         if self._is_overlooked(code):
             return False
-        dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
-        answer = self._slot(head, dialect, blocking=not pipelined)
+        return self._begin(command, code, payload, head, self._dialect_of(code, payload))
+
+    def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
+        """In which dialect a request is."""
+        return self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
+
+    def _begin(
+        self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
+    ) -> bool:
+        """Carry out a request; False when it must wait, and be offered again."""
+        answer = self._slot(head, dialect, blocking=command is None or not command.pipelined)
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
@@ -212,7 +226,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     def _slot(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
         self._number += 1
-        return self.append(Answer(self, dialect, head, number=self._number, blocking=blocking))
+        return self.append(self.answer_type(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
         """Answer a repeat of this request with the same bytes (spec: iggy#request-numbers)."""
@@ -247,11 +261,23 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.output.identified(None)
         self.principal = None
 
+    # What requests name
+
+    def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
+        """The stream that the request in hand names so."""
+        return find_named(self.shared.directory.find_stream, named, dialect)
+
+    def stream_number(self, topic: Topic) -> int:
+        """The number of the stream of a topic, which the request in hand names."""
+        return self.shared.directory.stream_of(topic).number
+
+    # Who asks
+
     @property
     def caller(self) -> Caller:
         """Who asks, for what belongs to somebody."""
         if self._caller is None or self._caller.principal is not self.principal:
-            self._caller = caller_of(self.principal, self.output.peer)
+            self._caller = caller_of(self.principal, self.peer)
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:
@@ -274,6 +300,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.append_queue.drop()
         self._abandon()
         self.leave_groups()
+        self._leave_shared()
+
+    def _enter_shared(self) -> int:
+        """Be known to other sessions; returns our number."""
+        return self.shared.enter(self, self.peer)
+
+    def _leave_shared(self) -> None:
+        """Be known to nobody."""
         self.shared.leave(self)
 
     def joined(self) -> list[tuple[Topic, str]]:
@@ -283,6 +317,22 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 del self.members[key]
                 self.poll_counts.pop(key, None)
         return [(topic, group) for (_, group), (topic, _) in self.members.items()]
+
+    @property
+    def member_count(self) -> int:
+        """Of how many groups it is a member."""
+        return len(self.joined())
+
+    def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
+        """Find out the numbers of these groups."""
+        directory = self.shared.directory
+        found = [
+            GroupNumbers(
+                directory.stream_of(topic).number, directory.kept(topic).number, directory.group(topic, group)[0]
+            )
+            for topic, group in self.joined()
+        ]
+        done(found)
 
     def leave_groups(self) -> None:
         """Stop being a member of every group."""

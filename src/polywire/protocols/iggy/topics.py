@@ -20,9 +20,10 @@ from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised, space_of
+from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, StreamKept, TopicKept
 from polywire.protocols.iggy.lookup import stream_of, topic_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
+from polywire.protocols.iggy.names import normalised, space_of
 from polywire.protocols.iggy.options import described, encode_options, parse_options, topic_options
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
@@ -57,9 +58,13 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
         size += bytes_of(topic)
         messages += messages_of(topic)
         yield b""
-    kept = stream.kept
-    body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, len(topics), size, messages)
-    yield body + name_bytes(kept.name) + (bytes(4) if dialect.framed else b"")
+    yield stream_bytes(stream.kept, dialect, len(topics), size, messages)
+
+
+def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
+    """A stream with so many topics, bytes and messages as an element of a list."""
+    body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
+    return body + name_bytes(kept.name) + (bytes(4) if dialect.framed else b"")
 
 
 def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:

@@ -1,0 +1,416 @@
+"""A session that carries requests to the shards that have the topics they name (decision 0078).
+
+Promises: answers leave in the order of the requests, wherever they come from; requests about one topic keep their order; a peer that does not
+read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from polywire.broker.access import Principal
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
+from polywire.protocols.iggy import documented, errors, vsr
+from polywire.protocols.iggy.context import CLIENT_BITS, GroupNumbers, Shared
+from polywire.protocols.iggy.dialect import D0, Dialect
+from polywire.protocols.iggy.directory import STREAMS_SHARD, Stream, StreamKept
+from polywire.protocols.iggy.gathering import Gathering, answer_with, lost
+from polywire.protocols.iggy.linked import told_at_once
+from polywire.protocols.iggy.messages import Code, Reader, Refused
+from polywire.protocols.iggy.produce import see_message_head
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.iggy.search import Named, Place, Replies, Search, named_by, own_topic
+from polywire.protocols.iggy.session import Command, IggySession
+from polywire.protocols.iggy.shard_link import NO_STREAM, Context, IggyLink, Kind, LinkRequest, Reply
+from polywire.protocols.runtime.links import Links
+from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Shards
+
+SEARCHING: Final = 16  # beside ``Wait``: it is found out where a request belongs
+USERS: Final = frozenset(
+    {Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD}
+    | {Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN}
+)
+"""What would be true in one process only."""
+OF_ALL: Final = frozenset({Code.GET_STREAMS, Code.GET_STATS, Code.GET_CLIENTS, Code.CREATE_STREAM})
+OF_STREAM: Final = frozenset(
+    {Code.GET_STREAM, Code.GET_TOPICS, Code.UPDATE_STREAM, Code.DELETE_STREAM, Code.PURGE_STREAM, Code.CREATE_TOPIC}
+)
+AT_ONCE: Final = frozenset({Kind.FIND_STREAM, Kind.ADOPT, Kind.HAS_TOPICS, Kind.FIND_TOPIC})
+_GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_TOPIC_ID, errors.NO_TOPIC_NAME})
+_PLACES_MAX: Final = 1_000  # of one connection: where topics are, before it is found out anew
+
+
+class CarryingIggySession(IggySession):
+    """One connection. ``_stream``: what the request in hand names. ``_streams``, ``_places``: what requests have named before, as long as
+    ``_version`` is that of the streams. ``_found``: where the request belongs that is offered again. ``_joined``: requests by which the
+    peer is a member of groups in other shards; ``_offered``: the login in hand, ``_login``: the one that counts."""
+
+    takes_tokens: ClassVar[bool] = False
+
+    __slots__ = (
+        "_found",
+        "_joined",
+        "_links",
+        "_login",
+        "_offered",
+        "_places",
+        "_stream",
+        "_streams",
+        "_version",
+        "shards",
+    )
+
+    def __init__(
+        self,
+        shards: Shards,
+        shared: Shared,
+        commands: Mapping[int, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(shared, commands, output, resume)
+        self.shards: Final = shards
+        self._links: Final = Links(self._linked)
+        self._login: LinkRequest | None = None
+        self._offered: LinkRequest | None = None
+        self._stream: StreamKept | None = None
+        self._streams: dict[int | str, StreamKept] = {}
+        self._places: dict[Named, int] = {}
+        self._version = shared.streams_version
+        self._found: tuple[Named, Place] | None = None
+        self._joined: dict[tuple[str, bytes], tuple[int, LinkRequest]] = {}
+
+    # Where requests go
+
+    def _begin(
+        self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
+    ) -> bool:
+        if command is None:
+            return super()._begin(command, code, payload, head, dialect)
+        if self.principal is None and code != Code.LOGIN:
+            with suppress(Denied):  # which is said below
+                self._let_in(command)
+        if code == Code.LOGIN:
+            self._offered = LinkRequest(Kind.COMMAND, bytes(payload), code, dialect)
+        elif code in USERS:
+            self._slot(head, dialect).refuse(Refused(errors.UNAVAILABLE))
+            return True
+        elif self.principal is not None:
+            return self._route(command, code, payload, head, dialect)
+        return super()._begin(command, code, payload, head, dialect)
+
+    def _route(self, command: Command, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect) -> bool:
+        try:
+            reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
+            if code in OF_ALL:
+                self._gather(code, payload, self._slot(head, dialect), None, reader)
+                return True
+            named, owner = named_by(code, reader), self._owner_of(code, reader)
+        except Refused:
+            return self._here(None, command, code, payload, head, dialect)  # where it is said what is wrong
+        if named is None:
+            if owner == self.shards.own or owner >= self.shards.count:
+                return self._here(None, command, code, payload, head, dialect)
+            request = LinkRequest(Kind.COMMAND, bytes(payload), code, dialect)
+            answer = self._slot(head, dialect)
+            self._links.to(owner).ask(request, lambda reply: answer_with(answer, reply))
+            return True
+        place = self._place(named, dialect)
+        if place is None:
+            return False
+        if place.lost:
+            self._slot(head, dialect).refuse(lost())
+        elif place.stream is not None and code in OF_STREAM:
+            self._gather(code, payload, self._slot(head, dialect), place, reader)
+        elif place.stream is None or place.shard in (None, self.shards.own):
+            if not (code == Code.UPDATE_TOPIC and place.shard is not None):
+                return self._here(place.stream, command, code, payload, head, dialect)
+            self._gather(code, payload, self._slot(head, dialect), place, reader)
+        else:
+            answer = self._slot(head, dialect, blocking=not command.pipelined)
+            self._carry(named, place, code, payload, answer, reader)
+        return True
+
+    def _owner_of(self, code: int, reader: Reader) -> int:
+        """Which shard answers a request that names no stream. Raises Refused."""
+        if code == Code.GET_CLIENT:
+            return reader.u32() >> CLIENT_BITS
+        return STREAMS_SHARD if code == Code.GET_USER else self.shards.own  # whose permissions name streams by number
+
+    def _here(
+        self,
+        stream: StreamKept | None,
+        command: Command,
+        code: int,
+        payload: memoryview,
+        head: vsr.Head | None,
+        dialect: Dialect,
+    ) -> bool:
+        """Have our own shard carry out a request that names this stream."""
+        self._stream = stream
+        try:
+            return super()._begin(command, code, payload, head, dialect)
+        finally:
+            self._stream = None
+
+    def _gather(self, code: int, payload: memoryview, answer: Answer, place: Place | None, reader: Reader) -> None:
+        gathering = Gathering(self, answer, code, bytes(payload))
+        try:
+            if place is None or place.stream is None:
+                _gather_all(gathering, code, reader)
+            elif code == Code.UPDATE_TOPIC:
+                assert place.shard is not None, "there is one"
+                gathering.update_topic(place.stream, place.shard, reader)
+            else:
+                _gather_stream(gathering, code, place.stream, reader)
+        except (Refused, BrokerError) as error:
+            answer.refuse(error)
+
+    # Finding
+
+    def _place(self, named: Named, dialect: Dialect) -> Place | None:
+        """Where a request belongs; None while that is being found out."""
+        if self._version != self.shared.streams_version:
+            self._version = self.shared.streams_version
+            self._streams.clear()
+            self._places.clear()
+        kept = self._streams.get(named.stream)
+        if kept is not None:
+            if named.topic is None:
+                return Place(kept)
+            if own_topic(self.shared, kept.space, named.topic, dialect) is not None:
+                return Place(kept, self.shards.own)
+            shard = self._places.get(named)
+            if shard is not None:
+                return Place(kept, shard)
+        found, self._found = self._found, None
+        if found is not None and found[0] == named:
+            return found[1]
+        Search(self, named, dialect, lambda place: self._search_ended(named, place)).begin(kept)
+        if self._found is None:
+            self._reasons |= SEARCHING
+            return None
+        found, self._found = self._found, None
+        return found[1]
+
+    def _search_ended(self, named: Named, place: Place) -> None:
+        self._found = (named, place)
+        self._learn(named, place)
+        if self._reasons & SEARCHING:
+            self._reasons &= ~SEARCHING
+            self._go_on()
+
+    def _learn(self, named: Named, place: Place) -> None:
+        """Find it again without asking."""
+        if len(self._places) + len(self._streams) >= _PLACES_MAX:
+            self._places.clear()
+            self._streams.clear()
+        if place.stream is not None and place.stream.number != NO_STREAM:
+            self._streams[named.stream] = place.stream
+            if place.shard is not None and place.shard != self.shards.own:
+                self._places[named] = place.shard
+
+    def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
+        """The stream that was found for the request in hand."""
+        return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
+
+    def stream_number(self, topic: Topic) -> int:
+        """Its number."""
+        return NO_STREAM if self._stream is None else self._stream.number
+
+    # Carrying
+
+    def _carry(
+        self, named: Named, place: Place, code: int, payload: memoryview, answer: Answer, reader: Reader
+    ) -> None:
+        """Have a request carried out by the shard that has its topic."""
+        kept, shard = place.stream, place.shard
+        assert kept is not None, "it was found"
+        assert shard is not None, "it was found"
+        if code == Code.UPDATE_TOPIC:
+            self._gather(code, payload, answer, place, reader)
+            return
+        if code == Code.SEND and reader.dialect.batched and not reader.dialect.framed:
+            with suppress(Refused):  # which its shard says
+                see_message_head(self, reader)
+        request = LinkRequest(Kind.COMMAND, bytes(payload), code, answer.dialect, kept.space, kept.number)
+
+        def came(reply: Reply | None) -> None:
+            if reply is None and code == Code.SEND:  # clients send anew what a connection owes when it ends
+                self.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+                return
+            if reply is not None and reply.status in _GONE:
+                self._places.pop(named, None)
+            elif reply is not None and not reply.status:
+                self._note_membership(code, shard, request)
+            answer_with(answer, reply)
+
+        self._links.to(shard).ask(request, came)
+
+    def _note_membership(self, code: int, shard: int, request: LinkRequest) -> None:
+        """Groups last as long as our peer's connection, whatever becomes of a link."""
+        if code in (Code.JOIN_GROUP, Code.LEAVE_GROUP):
+            key = request.space, request.payload
+            self._joined.pop(key, None)
+            if code == Code.JOIN_GROUP:
+                self._joined[key] = shard, request
+
+    def ask_all(self, shards: Iterable[int], request: LinkRequest, done: Callable[[Replies], None]) -> None:
+        """See ``Asking``."""
+        replies: dict[int, Reply | None] = {}
+        asked = list(shards)
+
+        def came(shard: int, reply: Reply | None) -> None:
+            replies[shard] = reply
+            if len(replies) == len(asked):
+                done(replies)
+
+        for shard in asked:
+            if shard == self.shards.own and request.kind in AT_ONCE:
+                came(shard, self._told_here(request))
+            else:
+                self._links.to(shard).ask(request, partial(came, shard))
+        if not asked:
+            done(replies)
+
+    def _told_here(self, request: LinkRequest) -> Reply:
+        try:
+            payload = told_at_once(self.shared, request.kind, request.space, request.payload, request.dialect)
+        except BrokerError as error:
+            return Reply(errors.number_of(error, request.dialect), b"")
+        return Reply(0, payload)
+
+    def _linked(self, shard: int) -> IggyLink:
+        link = IggyLink(self.shards, shard, self)
+        if self._login is not None:
+            link.ask(self._login, _nobody)
+        for place, request in self._joined.values():
+            if place == shard:
+                link.ask(request, _nobody)
+        return link
+
+    @property
+    def context(self) -> Context:
+        """Who asks."""
+        return Context(self.peer, self.client_id)
+
+    def answers_came(self) -> None:
+        """A shard has answered; where the peer takes no more, shards wait."""
+        if self.output.backlog > self.output.backlog_max:
+            self._links.pause()
+
+    def link_lost(self, shard: int) -> None:
+        """A shard answers nothing any more."""
+        self._links.forget(shard)
+
+    def relieved(self) -> None:
+        """A shard takes more again."""
+        self._go_on()
+
+    # Who asks
+
+    def logged_in(self, principal: Principal) -> None:
+        """Links belong to who was logged in. Raises Denied for a user whom other processes do not know, Busy."""
+        user = self.broker.access.find_user(principal.user_id)
+        if user is None or not user.configured:
+            raise Denied(ErrorCode.LOGIN_FAILED, f"several processes know the users of --users user={principal.name!r}")
+        is_other = self.principal is not None and self.principal != principal
+        super().logged_in(principal)
+        if is_other:
+            self._joined.clear()
+        self._links.close()
+        self._login = self._offered
+
+    def logged_out(self) -> None:
+        """The peer is nobody any more."""
+        super().logged_out()
+        self._joined.clear()
+        self._links.close()
+        self._login = None
+
+    @property
+    def member_count(self) -> int:
+        """Of how many groups it is a member."""
+        return super().member_count + len(self._joined)
+
+    def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
+        """Find out the numbers of these groups."""
+        directory = self.shared.directory
+        own = [
+            (topic.name.stream, directory.kept(topic).number, directory.group(topic, group)[0])
+            for topic, group in self.joined()
+        ]
+
+        def told(replies: Replies) -> None:
+            found: list[Any] = list(own)
+            for reply in replies.values():
+                if reply is not None and not reply.status:
+                    found += msgspec.msgpack.decode(reply.payload)
+            request = LinkRequest(Kind.ADOPT, msgspec.msgpack.encode([space for space, _, _ in found]))
+            self.ask_all([STREAMS_SHARD], request, lambda named: numbered(found, named[STREAMS_SHARD]))
+
+        def numbered(found: list[Any], reply: Reply | None) -> None:
+            if reply is None or reply.status:
+                done(lost())
+                return
+            kept = msgspec.msgpack.decode(reply.payload, type=list[StreamKept])
+            numbers = {stream.space: stream.number for stream in kept}
+            done([GroupNumbers(numbers[space], topic, group) for space, topic, group in found])
+
+        self.ask_all({shard for shard, _ in self._joined.values()}, LinkRequest(Kind.MEMBERSHIPS), told)
+
+    # The peer's side
+
+    def _waits(self) -> bool:
+        return super()._waits() or self._links.are_clogged
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self._links.resume()
+        super().drained()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        super().close()
+        self._links.close()
+
+
+def _gather_all(gathering: Gathering, code: int, reader: Reader) -> None:
+    """Raises Refused, Denied."""
+    match code:
+        case Code.GET_STREAMS | Code.GET_STATS | Code.GET_CLIENTS if reader.left:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        case Code.GET_STREAMS:
+            gathering.streams()
+        case Code.GET_STATS:
+            gathering.stats()
+        case Code.GET_CLIENTS:
+            gathering.clients()
+        case _:
+            gathering.create_stream(reader)
+
+
+def _gather_stream(gathering: Gathering, code: int, kept: StreamKept, reader: Reader) -> None:
+    """Raises Refused, Denied."""
+    match code:
+        case Code.UPDATE_STREAM:
+            gathering.update_stream(kept)
+        case Code.DELETE_STREAM:
+            gathering.delete_stream(kept)
+        case Code.PURGE_STREAM:
+            gathering.purge_stream(kept)
+        case Code.CREATE_TOPIC:
+            gathering.create_topic(kept, reader)
+        case _:
+            gathering.details(kept)
+
+
+def _nobody(reply: Reply | None) -> None:
+    """What is not waited for."""

@@ -1,0 +1,247 @@
+"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0078).
+
+Promises: requests mean what they meant where they came from; who asks has proved who it is over this link, too, and is a member of groups
+for as long as the link lasts. Must not know: sockets, who has which topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hmac import compare_digest
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.context import Shared
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.directory import Stream
+from polywire.protocols.iggy.names import find_named
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.iggy.server import client_bytes, count_all
+from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
+from polywire.protocols.iggy.shard_link import (
+    MAGIC,
+    OPENING_BYTES,
+    REQUEST_HEAD_BYTES_MAX,
+    SIZE_BYTES,
+    Context,
+    Kind,
+    RequestHead,
+    decode_head,
+)
+from polywire.protocols.iggy.topics import bytes_of, messages_of, topic_bytes
+from polywire.protocols.runtime.session import Output
+
+YES: Final = b"\1"
+NO: Final = b"\0"
+LINK_FRAME_BYTES_MAX: Final = FRAME_BYTES_MAX + REQUEST_HEAD_BYTES_MAX
+_encode: Final[Callable[[object], bytes]] = msgspec.msgpack.encode
+_decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
+
+
+class LinkedAnswer(Answer):
+    """An answer whose owner decides what becomes of the peer's connection."""
+
+    __slots__ = ()
+
+    def evict(self, reason: int) -> None:
+        """No login: what is asked behind it is refused."""
+        del reason
+        self.status(errors.NOT_LOGGED_IN)
+
+
+class LinkedSession(IggySession):
+    """One link. Guards: nothing is read before the key has come. ``_head``: of the request in hand."""
+
+    answer_type: ClassVar[type[Answer]] = LinkedAnswer
+
+    __slots__ = ("_context", "_head", "_is_open", "_key")
+
+    def __init__(
+        self,
+        key: bytes,
+        shared: Shared,
+        commands: Mapping[int, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(shared, commands, output, resume)
+        self._key: Final = key
+        self._is_open = False
+        self._context = Context("", 0)
+        self._head: RequestHead | None = None
+
+    # What the driver asks
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame; whoever has the key has looked how long it may be."""
+        return LINK_FRAME_BYTES_MAX
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if not self._is_open:
+            return OPENING_BYTES
+        if len(data) - at < SIZE_BYTES:
+            return 0
+        size = SIZE_BYTES + int.from_bytes(data[at : at + SIZE_BYTES], "little")
+        if size > LINK_FRAME_BYTES_MAX:
+            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+        return size
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if not self._is_open:
+            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
+                raise PeerError("a link is for processes of this broker", fatal=True)
+            self._is_open = True
+            return True
+        head = self._head = decode_head(data, at)
+        payload = data[head.begin : end]
+        if head.kind is Kind.COMMAND:
+            return self._handle(head.code, payload, None)
+        if head.kind is Kind.CONTEXT:
+            self._context = msgspec.msgpack.decode(payload, type=Context)
+            self.client_id = self._context.client_id
+            return True
+        if self._is_overlooked(0):
+            return False
+        answer = self._slot(None, head.dialect, blocking=False)
+        try:
+            self._tell(head, bytes(payload), answer)
+        except BrokerError as error:
+            answer.refuse(error)
+        return True
+
+    # Whose requests these are
+
+    @property
+    def peer(self) -> str:
+        """Where the peer at the other end is."""
+        return self._context.peer
+
+    def _enter_shared(self) -> int:
+        self.shared.links.add(self)
+        return 0
+
+    def _leave_shared(self) -> None:
+        shared = self.shared
+        shared.links.discard(self)
+        for place in [place for place, session in shared.choosing.items() if session is self]:
+            del shared.choosing[place]
+
+    def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
+        assert self._head is not None, "a request has one"
+        return self._head.dialect
+
+    def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
+        """The stream that was found for the request in hand."""
+        assert self._head is not None, "a request has one"
+        return self.shared.directory.in_space(self._head.space) if self._head.space else None
+
+    def stream_number(self, topic: Topic) -> int:
+        """Its number."""
+        assert self._head is not None, "a request has one"
+        return self._head.number
+
+    # What other processes want to know
+
+    def _tell(self, head: RequestHead, payload: bytes, answer: Answer) -> None:
+        """Answer what no client can ask. Raises BrokerError."""
+        shared, space = self.shared, head.space
+        match head.kind:
+            case Kind.SUMMARY:
+                answer.make(_summary(shared))
+            case Kind.TOPICS:
+                answer.make(_topics(self, space, head.dialect))
+            case Kind.TOTALS:
+                answer.make(_totals(shared))
+            case Kind.CLIENTS:
+                answer.make(_clients(shared, head.dialect))
+            case Kind.MEMBERSHIPS:
+                answer.ok(_encode(self._memberships()))
+            case Kind.CHOOSE:
+                kept = shared.choosing.setdefault((space, _decode(payload)), self)
+                answer.ok(YES if kept is self else NO)
+            case Kind.CHOSEN:
+                if shared.choosing.get(place := (space, _decode(payload))) is self:
+                    del shared.choosing[place]
+                answer.ok()
+            case Kind.FORGET_STREAMS:
+                shared.streams_version += 1
+                answer.ok()
+            case _:
+                answer.ok(told_at_once(shared, head.kind, space, payload, head.dialect))
+
+    def _memberships(self) -> list[tuple[str, int, int]]:
+        directory = self.shared.directory
+        return [
+            (topic.name.stream, directory.kept(topic).number, directory.group(topic, group)[0])
+            for topic, group in self.joined()
+        ]
+
+
+def told_at_once(shared: Shared, kind: Kind, space: str, payload: bytes, dialect: Dialect) -> bytes:
+    """What a process knows of streams and topics. Raises Busy."""
+    directory = shared.directory
+    stream = None if kind in (Kind.FIND_STREAM, Kind.ADOPT) else directory.find_space(space)
+    match kind:
+        case Kind.FIND_STREAM:
+            found = find_named(directory.find_stream, _decode(payload), dialect)
+            return b"" if found is None else _encode(found.kept)
+        case Kind.ADOPT:
+            directory.adopt(_decode(payload))
+            return _encode(directory.kept_streams())
+        case Kind.HAS_TOPICS:
+            return YES if stream is not None and directory.topics(stream) else NO
+        case Kind.FIND_TOPIC:
+            if stream is None:
+                return NO
+            topic = find_named(partial(directory.find_topic, stream), _decode(payload), dialect)
+            return NO if topic is None else YES
+        case _:
+            raise AssertionError(f"who asks for this is another release kind={kind}")
+
+
+def _summary(shared: Shared) -> Iterator[bytes]:
+    """Topics, bytes and messages of each stream that has topics."""
+    directory, found = shared.directory, []
+    for stream in directory.streams():
+        topics = directory.topics(stream)
+        size = messages = 0
+        for topic in topics:
+            size += bytes_of(topic)
+            messages += messages_of(topic)
+            yield b""
+        if topics:
+            found.append((stream.kept.space, len(topics), size, messages))
+    yield _encode(found)
+
+
+def _topics(session: IggySession, space: str, dialect: Dialect) -> Iterator[bytes]:
+    """Bytes and messages of a stream's topics, and each topic with its number."""
+    directory = session.shared.directory
+    stream = directory.find_space(space)
+    size = messages = 0
+    found = []
+    for topic in [] if stream is None else directory.topics(stream):
+        size += bytes_of(topic)
+        messages += messages_of(topic)
+        found.append((directory.kept(topic).number, topic_bytes(session, topic, dialect)))
+        yield b""
+    yield _encode((size, messages, found))
+
+
+def _totals(shared: Shared) -> Iterator[bytes]:
+    for totals in count_all(shared):
+        yield b"" if totals is None else _encode((sorted(totals.spaces), *totals[1:]))
+
+
+def _clients(shared: Shared, dialect: Dialect) -> Iterator[bytes]:
+    found = []
+    for number, client in sorted(shared.clients.items()):
+        found.append((number, client_bytes(client, dialect, client.member_count)))
+        yield b""
+    yield _encode(found)

@@ -1,0 +1,457 @@
+"""Requests about topics of several shards over the Iggy wire: answered as one broker answers them, whichever process is asked."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import product
+from struct import pack, unpack_from
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.errors import PeerError
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.carrying import CarryingIggySession
+from polywire.protocols.iggy.client_codec import name
+from polywire.protocols.iggy.directory import CHOSEN_MAX, shard_of_number
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.runtime.shards import LinkPeer
+from polywire.types import TopicName
+from tests.unit.protocols.iggy.dialogue import classic
+from tests.unit.protocols.iggy.sharded import WAIT_S, Conversation, Output, ident, log_in, make_shards
+from tests.unit.protocols.shards_in_memory import MemoryLink, MemoryShards
+from tests.vectors.iggy.test_today import CREATE_STREAM, CREATE_TOPIC, REGISTER, SEND
+
+TOPICS = ("a", "bb", "ccc", "dddd")
+D2 = "0.8"  # ids from 0, chosen by the broker
+
+
+def connect(shards: MemoryShards, own: int = 0) -> Conversation:
+    conversation = Conversation(shards, own)
+    log_in(conversation)
+    return conversation
+
+
+def create_stream(conversation: Conversation, stream: str) -> tuple[int, bytes]:
+    return conversation.ask(Code.CREATE_STREAM, name(stream))
+
+
+def create_topic(conversation: Conversation, stream: int | str, topic: str, partitions: int = 1) -> tuple[int, bytes]:
+    fields = pack("<IBQQB", partitions, 1, 0, 0, 1)
+    return conversation.ask(Code.CREATE_TOPIC, ident(stream) + fields + name(topic))
+
+
+def message(value: bytes) -> bytes:
+    return bytes(40) + bytes(8) + pack("<II", 0, len(value)) + value
+
+
+def sent(stream: int | str, topic: int | str, *values: bytes, partition: int = 0) -> bytes:
+    """The payload of a SEND to a partition."""
+    front = ident(stream) + ident(topic) + pack("<BBI", 2, 4, partition) + pack("<I", len(values))
+    messages = [message(value) for value in values]
+    ends, end = [], 0
+    for one in messages:
+        end += len(one)
+        ends.append(pack("<IIQ", 0, end, 0))
+    return pack("<I", len(front)) + front + b"".join(ends) + b"".join(messages)
+
+
+def send(conversation: Conversation, stream: int | str, topic: int | str, *values: bytes) -> int:
+    return conversation.ask(Code.SEND, sent(stream, topic, *values))[0]
+
+
+def polling(consumer: bytes, stream: int | str, topic: int | str, kind: int = 1, commit: int = 0) -> bytes:
+    named = consumer + ident(stream) + ident(topic)
+    return named + pack("<BI", 0 if consumer[0] == 2 else 1, 0) + pack("<BQIB", kind, 0, 100, commit)
+
+
+SINGLE = b"\1" + ident(1)
+
+
+def poll(conversation: Conversation, stream: int | str, topic: int | str) -> list[bytes]:
+    status, body = conversation.ask(Code.POLL, polling(SINGLE, stream, topic))
+    assert status == 0, status
+    return values_of(body)
+
+
+def values_of(body: bytes) -> list[bytes]:
+    found, at = [], 16
+    while at < len(body):
+        headers, size = unpack_from("<II", body, at + 48)
+        found.append(body[at + 56 : at + 56 + size])
+        at += 56 + size + headers
+    return found
+
+
+@pytest.fixture
+def shards() -> MemoryShards:
+    return make_shards(3, dialect=D2)
+
+
+def names_of(body: bytes, head: int) -> list[str]:
+    """Names of a list whose elements have so many bytes before the name."""
+    found, at = [], 0
+    while at < len(body):
+        size = body[at + head]
+        found.append(body[at + head + 1 : at + head + 1 + size].decode())
+        at += head + 1 + size
+    return found
+
+
+def shown(shards: MemoryShards, *topics: str) -> list[Conversation]:
+    """A connection to each process, and a stream ``s`` with topics in all shards."""
+    peers = [connect(shards, own) for own in range(shards.count)]
+    assert create_stream(peers[1], "s")[0] == 0
+    for topic in topics:
+        assert create_topic(peers[2], "s", topic)[0] == 0
+    return peers
+
+
+def test_every_process_finds_every_topic(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    assert sorted(len(broker.topics()) for broker in shards.brokers) == [1, 1, 2]
+    for number, peer in enumerate(peers):
+        for topic in TOPICS:
+            assert send(peer, "s", topic, b"%d" % number) == 0
+    for peer in peers:
+        for topic in TOPICS:
+            assert poll(peer, "s", topic) == [b"0", b"1", b"2"]
+
+
+def test_streams_and_topics_have_one_number_everywhere(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    lists = [peer.ask(Code.GET_STREAM, ident("s")) for peer in peers]
+    assert lists[0][0] == 0
+    assert lists == lists[:1] * 3
+    assert unpack_from("<I", lists[0][1]) == (0,)
+    assert unpack_from("<I", lists[0][1], 12) == (4,)
+    listed = {peer.ask(Code.GET_TOPICS, ident(0)) for peer in peers}
+    assert len(listed) == 1
+    topics = [peer.ask(Code.GET_TOPIC, ident("s") + ident(topic))[1] for peer in peers for topic in TOPICS]
+    numbers = [unpack_from("<I", topic)[0] for topic in topics]
+    assert numbers[:4] * 3 == numbers
+    assert len(set(numbers)) == 4
+    for topic, number in zip(TOPICS, numbers, strict=False):
+        assert shard_of_number(number) == shards.shard_of(f"s.{topic}")
+        for peer in peers:
+            assert send(peer, 0, number, b"x") == 0
+            assert peer.ask(Code.GET_TOPIC, ident(0) + ident(number))[1][:4] == pack("<I", number)
+
+
+def test_topics_of_other_wires_are_in_their_streams(shards: MemoryShards) -> None:
+    for number, topic in enumerate(("x.a", "x.b", "plain")):
+        shards.brokers[number].create_topic(TopicName.parse(topic))
+    peers = [connect(shards, own) for own in (2, 0, 1)]
+    assert send(peers[0], "x", "a", b"first") == 0
+    for peer in peers:
+        assert poll(peer, "x", "a") == [b"first"]
+        assert sorted(names_of(peer.ask(Code.GET_STREAMS)[1], 32)) == ["default", "x"]
+        assert peer.ask(Code.GET_STREAM, ident("x")) == peers[0].ask(Code.GET_STREAM, ident(0))
+    assert create_stream(peers[0], "x")[0] == errors.STREAM_NAME_TAKEN
+
+
+def test_what_is_not_there_is_told_as_by_one_broker(shards: MemoryShards) -> None:
+    alone = connect(make_shards(1, dialect=D2))
+    assert create_stream(alone, "s")[0] == 0
+    streams: tuple[int | str, ...] = ("s", "t", 0, 7, 2**32 - 2)
+    topics: tuple[int | str, ...] = ("a", 0, CHOSEN_MAX, CHOSEN_MAX * 3, CHOSEN_MAX * 70, 2**32 - 1)
+    asked = [(code, payload) for code in (Code.GET_STREAM, Code.DELETE_STREAM) for payload in (b"", b"\7\7")]
+    for code in (Code.GET_STREAM, Code.DELETE_STREAM, Code.GET_TOPICS):
+        asked += [(code, ident("t")), (code, ident(9))]
+    for stream, topic in product(streams, topics):
+        named = ident(stream) + ident(topic)
+        asked += [(code, named) for code in (Code.GET_TOPIC, Code.DELETE_TOPIC, Code.GET_GROUPS)]
+        asked += [(Code.POLL, polling(SINGLE, stream, topic)), (Code.SEND, sent(stream, topic, b"x"))]
+    for peer, (code, payload) in product(shown(shards), asked):
+        assert peer.ask(code, payload) == alone.ask(code, payload)
+
+
+def test_a_stream_ends_with_its_topics_in_every_shard(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    for peer in peers:
+        assert send(peer, 0, "dddd", b"x") == 0  # each knows where it is
+    assert peers[0].ask(Code.PURGE_STREAM, ident("s"))[0] == 0
+    assert [poll(peer, "s", "dddd") for peer in peers] == [[], [], []]
+    assert peers[0].ask(Code.DELETE_STREAM, ident("s"))[0] == 0
+    assert [len(broker.topics()) for broker in shards.brokers] == [0, 0, 0]
+    assert [peer.ask(Code.GET_STREAMS) for peer in peers] == [(0, b"")] * 3
+    assert create_stream(peers[1], "t")[0] == 0  # has the number of the one that ended
+    assert create_topic(peers[1], "t", "dddd")[0] == 0
+    for peer in peers:
+        assert send(peer, 0, "dddd", b"y") == 0
+        assert send(peer, "s", "dddd", b"y") == errors.NO_STREAM_NAME
+    assert poll(peers[0], "t", "dddd") == [b"y"] * 3
+
+
+def test_names_that_were_changed_are_found_everywhere(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    for peer in peers:
+        assert send(peer, "s", "bb", b"0") == 0
+    assert peers[1].ask(Code.UPDATE_STREAM, ident("s") + name("other"))[0] == 0
+    update = pack("<BQQB", 1, 0, 0, 1)
+    for named, new in (("bb", "a"), ("a", "bb"), ("dddd", "ccc")):
+        assert peers[0].ask(Code.UPDATE_TOPIC, ident("other") + ident(named) + update + name(new))[0] == 2013
+    for named, new in (("bb", "bb"), ("bb", "renamed"), ("a", "once-more")):
+        assert peers[2].ask(Code.UPDATE_TOPIC, ident("other") + ident(named) + update + name(new))[0] == 0
+    for peer in peers:
+        assert send(peer, "other", "renamed", b"1") == 0
+        assert send(peer, "other", "bb", b"1") == errors.NO_TOPIC_NAME
+        assert names_of(peer.ask(Code.GET_STREAMS)[1], 32) == ["other"]
+        assert create_topic(peer, "other", "renamed")[0] == errors.TOPIC_NAME_TAKEN
+        assert create_stream(peer, "other")[0] == errors.STREAM_NAME_TAKEN
+    assert poll(peers[0], "other", "renamed") == [b"0", b"0", b"0", b"1", b"1", b"1"]
+
+
+def test_groups_and_offsets_are_where_the_topic_is(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    for number, topic in enumerate(TOPICS):
+        named = ident("s") + ident(topic)
+        assert send(peers[0], "s", topic, b"0", b"1") == 0
+        assert peers[1].ask(Code.CREATE_GROUP, named + name("g"))[0] == 0
+        assert [peer.ask(Code.JOIN_GROUP, named + ident("g"))[0] for peer in peers[:2]] == [0, 0]
+        details = {peer.ask(Code.GET_GROUP, named + ident("g")) for peer in peers}
+        assert len(details) == 1
+        body = details.pop()[1]
+        assert unpack_from("<III", body) == (0, 1, 2)
+        members = {unpack_from("<I", body, 14)[0], unpack_from("<I", body, 14 + 8 + 4 * body[18])[0]}
+        assert members == {number_of(peer) for peer in peers[:2]}
+        of_group = b"\2" + ident("g")
+        polled = [values_of(peer.ask(Code.POLL, polling(of_group, "s", topic, 5, 1))[1]) for peer in peers[:2]]
+        assert sorted(polled) == [[], [b"0", b"1"]]
+        assert peers[2].ask(Code.POLL, polling(of_group, "s", topic, 5, 1))[0] == errors.NO_MEMBER
+        stored = of_group + named + pack("<BI", 1, 0)
+        assert {peer.ask(Code.GET_OFFSET, stored) for peer in peers} == {(0, pack("<IQQ", 0, 1, 1))}
+        assert peers[1].ask(Code.LEAVE_GROUP, named + ident("g"))[0] == 0
+        assert unpack_from("<III", peers[2].ask(Code.GET_GROUP, named + ident("g"))[1]) == (0, 1, 1)
+        assert joined(peers[0]) == number + 1
+    peers[0].close()
+    for topic in TOPICS:
+        found = peers[2].ask(Code.GET_GROUP, ident("s") + ident(topic) + ident("g"))
+        assert unpack_from("<III", found[1]) == (0, 1, 0)
+
+
+def number_of(peer: Conversation) -> int:
+    number: int = unpack_from("<I", peer.ask(Code.GET_ME)[1])[0]
+    return number
+
+
+def joined(peer: Conversation) -> int:
+    """Of how many groups a peer is a member, as it, the list and whoever looks at it say."""
+    details = peer.ask(Code.GET_ME)[1]
+    at = 13 + unpack_from("<I", details, 9)[0]
+    count: int = unpack_from("<I", details, at)[0]
+    assert len(details) == at + 4 + 12 * count
+    other = connect(peer.shards, 2)
+    assert other.ask(Code.GET_CLIENT, details[:4]) == (0, details)
+    listed = other.ask(Code.GET_CLIENTS)[1]
+    assert details[: at + 4] in listed
+    other.close()
+    return count
+
+
+def test_clients_and_figures_are_those_of_all(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    assert len({number_of(peer) for peer in peers}) == 3
+    lists = [peer.ask(Code.GET_CLIENTS) for peer in peers]
+    assert lists == lists[:1] * 3
+    for peer in peers:
+        assert all(pack("<I", number_of(other)) in lists[0][1] for other in peers)
+        status, stats = peer.ask(Code.GET_STATS)
+        assert status == 0
+        assert unpack_from("<IIIIQII", stats, 12 + 8 * 8 + 4 - 4)[:3] == (1, 4, 4)
+
+
+def test_users_are_those_of_the_file(shards: MemoryShards) -> None:
+    for peer in shown(shards):
+        for code in (Code.CREATE_USER, Code.DELETE_USER, Code.CREATE_TOKEN, Code.GET_TOKENS, Code.LOGIN_TOKEN):
+            assert peer.ask(code, b"\5alice") == (errors.UNAVAILABLE, b"")
+        assert names_of(peer.ask(Code.GET_USERS)[1], 13) == ["iggy"]
+
+
+def test_a_user_that_one_process_knows_is_nobody(shards: MemoryShards) -> None:
+    made: list[object] = []
+    shards.brokers[0].access.create_user("alice", "wonderland", EVERYTHING, done=made.append)
+    peer = Conversation(shards)
+    end = time.monotonic() + WAIT_S
+    while not made:
+        assert time.monotonic() < end
+        peer.pass_by(1)
+    assert peer.ask(Code.LOGIN, name("alice") + name("wonderland"))[0] == errors.BAD_CREDENTIALS
+
+
+def test_numbers_that_clients_choose_are_unique() -> None:
+    shards = make_shards(3, dialect="0.1")
+    peers = [connect(shards, own) for own in range(3)]
+    assert peers[0].ask(Code.CREATE_STREAM, pack("<I", 7) + name("s"))[0] == 0
+
+    def create(peer: Conversation, number: int, topic: str) -> bytes:
+        del peer
+        return ident(7) + pack("<IIIQB", number, 1, 0, 0, 1) + name(topic)
+
+    assert [peers[1].ask(Code.CREATE_TOPIC, create(peers[1], 5, topic))[0] for topic in TOPICS] == [0, 2012, 2012, 2012]
+    assert peers[2].ask(Code.CREATE_TOPIC, create(peers[2], CHOSEN_MAX + 1, "bb"))[0] == errors.BAD_TOPIC_ID
+    assert peers[2].ask(Code.CREATE_TOPIC, create(peers[2], 0, "bb"))[0] == 0
+    at_once = [create(peers[0], 6, "ccc"), create(peers[1], 6, "dddd")]
+    for peer, payload in zip(peers, at_once, strict=False):
+        peer.take()
+        peer._unread += classic(Code.CREATE_TOPIC, payload)
+        peer.pass_by(1)
+    for peer in peers:
+        peer.pass_by()
+    statuses = sorted(unpack_from("<I", peer.take())[0] for peer in peers[:2])
+    assert statuses == [0, errors.TOPIC_ID_TAKEN]
+    for peer in peers:
+        assert len(names_of(peer.ask(Code.GET_TOPICS, ident(7))[1], 45)) == 3
+        assert peer.ask(Code.GET_TOPIC, ident(7) + ident(6))[0] == 0
+
+
+def break_links(shards: MemoryShards, peer: Conversation, to: int) -> None:
+    """The process of a shard ends: links of a peer to it do."""
+    for link in shards.links:
+        if link._session.shared.shard == to and link._peer is not None and link._peer._owner is peer.session:  # type: ignore[attr-defined]
+            link.break_off()
+
+
+def shard_with(shards: MemoryShards, topic: str) -> int:
+    found = shards.shard_of(topic)
+    assert found is not None
+    return found
+
+
+def test_a_send_that_is_owed_ends_the_connection_and_anything_else_is_refused(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 1)
+    poll(peers[0], "s", topic)
+    for code, payload in ((Code.POLL, polling(SINGLE, "s", topic)), (Code.GET_TOPIC, ident("s") + ident(topic))):
+        peers[0].session.receive(memoryview(classic(code, payload)))
+        break_links(shards, peers[0], 1)
+        peers[0].pass_by()
+        assert peers[0].take() == pack("<II", errors.ERROR, 0)
+        assert poll(peers[0], "s", topic) == []  # over another link
+    peers[0].session.receive(memoryview(classic(Code.SEND, sent("s", topic, b"x"))))
+    break_links(shards, peers[0], 1)
+    peers[0].pass_by()
+    assert peers[0].take() == b""
+    assert peers[0].output.failed is not None
+
+
+def test_a_member_stays_one_when_its_link_is_lost(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 1)
+    named = ident("s") + ident(topic)
+    assert send(peers[0], "s", topic, b"0") == 0
+    assert peers[0].ask(Code.CREATE_GROUP, named + name("g"))[0] == 0
+    assert peers[0].ask(Code.JOIN_GROUP, named + ident("g"))[0] == 0
+    break_links(shards, peers[0], 1)
+    assert values_of(peers[0].ask(Code.POLL, polling(b"\2" + ident("g"), "s", topic, 5, 1))[1]) == [b"0"]
+    assert joined(peers[0]) == 1
+
+
+class Gone:
+    """A shard whose process has ended: links to it are lost as soon as they are made."""
+
+    def __init__(self, shards: MemoryShards, gone: int, peers: list[Conversation]) -> None:
+        self._connect = type(shards).connect
+        self.gone: int | None = gone
+        for peer in peers:
+            break_links(shards, peer, gone)
+            session = peer.session
+            assert isinstance(session, CarryingIggySession)
+            seen = session.shards
+            assert isinstance(seen, MemoryShards)
+            seen.connect = partial(self.connect, seen)  # type: ignore[method-assign]
+
+    def connect(self, shards: MemoryShards, shard: int, peer: LinkPeer) -> MemoryLink:
+        link = self._connect(shards, shard, peer)
+        if shard == self.gone:
+            shards.loop.call_soon(link.break_off)
+        return link
+
+
+def test_a_shard_that_is_gone_stops_only_what_is_its_own(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    (mine,) = [topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 2][:1]
+    others = [topic for topic in TOPICS if shard_with(shards, f"s.{topic}") != 2]
+    gone = Gone(shards, 2, peers[:2])
+    for peer in peers[:2]:
+        for topic in others:
+            assert send(peer, "s", topic, b"x") == 0
+            assert send(peer, 0, topic, b"x") == 0
+        assert peer.ask(Code.GET_TOPIC, ident("s") + ident(mine)) == (errors.ERROR, b"")
+        assert peer.ask(Code.GET_STREAMS) == (errors.ERROR, b"")
+    assert peers[1].ask(Code.DELETE_STREAM, ident("s")) == (errors.ERROR, b"")
+    assert 0 < sum(len(broker.topics()) for broker in shards.brokers) < len(TOPICS)
+    gone.gone = None
+    assert names_of(peers[0].ask(Code.GET_STREAMS)[1], 32) == ["s"]
+    assert peers[0].ask(Code.DELETE_STREAM, ident("s"))[0] == 0
+    assert [len(broker.topics()) for broker in shards.brokers] == [0, 0, 0]
+    assert peers[1].ask(Code.GET_STREAMS) == (0, b"")
+
+
+def test_streams_are_found_by_name_while_the_first_shard_is_gone(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    Gone(shards, 0, peers[1:])
+    for topic in TOPICS:
+        if shard_with(shards, f"s.{topic}") != 0:
+            for peer in peers[1:]:
+                assert send(peer, "s", topic, b"x") == 0
+    late = connect(shards, 1)
+    Gone(shards, 0, [late])
+    assert late.ask(Code.GET_STREAM, ident(0)) == (errors.ERROR, b"")
+    assert create_stream(late, "new") == (errors.ERROR, b"")
+
+
+def test_who_is_logged_in_is_so_in_every_shard(shards: MemoryShards) -> None:
+    hashed = hash_password("wonderland")
+    reader = parse_grants(["read_streams", "read_topics", "consume@s"])
+    for broker in shards.brokers:
+        broker.access.configure([ConfiguredUser("root", hashed, EVERYTHING), ConfiguredUser("reader", hashed, reader)])
+    root = Conversation(shards, 1)
+    assert create_stream(root, "s")[0] == errors.NOT_LOGGED_IN
+    assert root.ask(Code.LOGIN, name("root") + name("wonderland"))[0] == 0
+    assert create_stream(root, "s")[0] == 0
+    for topic in TOPICS:
+        assert create_topic(root, "s", topic)[0] == 0
+        assert send(root, "s", topic, b"x") == 0
+    peer = Conversation(shards, 2)
+    assert peer.ask(Code.LOGIN, name("reader") + name("wonderland"))[0] == 0
+    for topic in TOPICS:
+        assert poll(peer, "s", topic) == [b"x"]
+        assert send(peer, "s", topic, b"x") == errors.NOT_ALLOWED
+        assert peer.ask(Code.DELETE_TOPIC, ident("s") + ident(topic))[0] == errors.NOT_ALLOWED
+    for code, payload in ((Code.DELETE_STREAM, ident("s")), (Code.PURGE_STREAM, ident("s")), (Code.GET_STATS, b"")):
+        assert peer.ask(code, payload)[0] == errors.NOT_ALLOWED
+    assert create_stream(peer, "t")[0] == errors.NOT_ALLOWED
+    assert create_topic(peer, "s", "new")[0] == errors.NOT_ALLOWED
+    assert peer.ask(Code.LOGOUT)[0] == 0
+    assert peer.ask(Code.POLL, polling(SINGLE, "s", TOPICS[0]))[0] == errors.NOT_LOGGED_IN
+
+
+@pytest.mark.parametrize("opening", [b"\xf3IGGY\0\1" + bytes(16), b"\xf3IGGY\0\2" + bytes(range(16))])
+def test_a_link_is_for_who_has_the_key(shards: MemoryShards, opening: bytes) -> None:
+    session = shards.factories[0].open(Output(), lambda: None)
+    with pytest.raises(PeerError):
+        session.receive(memoryview(opening))
+    session.close()
+
+
+def test_the_newest_dialect_is_told_where_messages_went() -> None:
+    shards = make_shards(3)
+    peers = [Conversation(shards, own) for own in range(3)]
+    for peer in peers:
+        assert peer.headered(1, REGISTER)[0] == 0
+    assert peers[2].headered(128, CREATE_STREAM, number=1)[0] == 0
+    topics = ("paid", "open", "void", "back")
+    for number, topic in enumerate(topics):
+        body = CREATE_TOPIC.replace(b"paid", topic.encode())
+        assert peers[1].headered(132, body, number=number + 1)[0] == 0
+    assert sorted(len(broker.topics()) for broker in shards.brokers) == [1, 1, 2]
+    for peer in peers:
+        details = [peer.headered(2, ident("orders") + ident(topic), code=Code.GET_TOPIC)[1] for topic in topics]
+        assert len({topic[:4] for topic in details}) == 4
+        for topic, told in zip(topics, details, strict=True):
+            status, body = peer.headered(160, SEND.replace(b"paid", topic.encode()))
+            assert (status, body[:12]) == (0, pack("<II", 1, 0) + told[:4])
