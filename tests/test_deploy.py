@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -170,8 +171,12 @@ def test_a_pod_is_told_apart_by_its_name_and_sent_to_when_it_is_ready() -> None:
     budget = kinds["PodDisruptionBudget"]["spec"]
     assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
     assert kinds["Service"]["spec"]["selector"] == deployment()["selector"]["matchLabels"] == labels
-    [_, seconds] = broker["lifecycle"]["preStop"]["exec"]["command"]
-    assert int(seconds) + ServeConfig().drain_timeout_s < pod()["terminationGracePeriodSeconds"]
+    [*_, command] = broker["lifecycle"]["preStop"]["exec"]["command"]
+    drain, waits = (shlex.split(one) for one in command.split(";"))
+    assert drain[:3] == ["polywire", "cluster", "drain"]
+    assert [word.strip("$") in of_a_pod() for word in drain[3:5]] == [True, True]
+    seconds = float(drain[drain.index("--timeout-s") + 1]) + float(waits[1])
+    assert seconds + ServeConfig().drain_timeout_s < pod()["terminationGracePeriodSeconds"]
     gib = float(of_a_pod()["POLYWIRE_SERVE_CACHE_GIB"])
     [cache] = [volume["emptyDir"]["sizeLimit"] for volume in pod()["volumes"] if volume["name"] == "cache"]
     assert gib < float(cache.removesuffix("Gi")), "and the journal's slots"

@@ -167,6 +167,41 @@ def test_machines_lead_a_shard_each_and_serve_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
+    """It gives away what it leads and carries on; it leads again when that is undone, and when nobody else is left."""
+    options = "--processes", str(SHARDS), "--balance-s", "0"
+    with machine(tmp_path, "one", *options, url=url) as one, machine(tmp_path, "two", *options, url=url) as two:
+
+        async def work(producers: list[Producer]) -> None:
+            told = await asyncio.to_thread(_cluster, "drain", url, "one")
+            assert all(f"two-000{shard} leads shard 000{shard} now" in told for shard in range(SHARDS))
+            assert "one leads nothing, and carries connections" in told
+            await go_on(producers, len(producers))
+            words = "takeover", url, "--shard", "0", "--node", "one"
+            assert "or is drained" in await asyncio.to_thread(_cluster, *words, code=1)
+            assert leaders(url) == ["two-0000", "two-0001"]
+
+        asyncio.run(produced([one, two], work))
+        rows = json.loads(_cluster("status", url, "-o", "json"))
+        assert {row["node"]: row["drained"] for row in rows} == {
+            f"{name}-000{shard}": name == "one" for name in ("one", "two") for shard in range(SHARDS)
+        }
+        left = _cluster("drain", url, "two", "--timeout-s", "1", code=3)
+        assert "nobody else is there" in left
+        assert "two still leads shards: 0000, 0001" in left
+        assert two.stop() == 0, two.log_text()
+        asyncio.run(until(lambda: leaders(url) == ["one-0000", "one-0001"], "somebody has to lead"))
+        assert "one may lead again" in _cluster("drain", url, "one", "--undo")
+        assert "no broker of this name" in _cluster("drain", url, "three", code=1)
+        _cluster("drain", url, "one", "--no-wait")
+        one.kill()
+        one.start()
+        assert not any(row["drained"] for row in json.loads(_cluster("status", url, "-o", "json"))), "it is another run"
+        assert one.stop() == 0, one.log_text()
+    assert open_bucket(url).list("nodes/") == []
+
+
+@pytest.mark.timeout(240)
 def test_processes_and_machines_are_killed(tmp_path: Path, url: str) -> None:
     with (
         machine(tmp_path, "one", "--processes", str(SHARDS), "--balance-s", "1", url=url) as one,

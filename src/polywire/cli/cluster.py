@@ -27,7 +27,8 @@ from polywire.types import SHARDS_MAX, shard_name
 
 EXIT_UNFIT: Final = 3
 POLL_S: Final = 0.25
-NODE_COLUMNS: Final = ("node", "shard", "state", "start", "addresses")
+EXIT_LEADS: Final = 3
+NODE_COLUMNS: Final = ("node", "shard", "state", "start", "drained", "addresses")
 SHARD_COLUMNS: Final = ("shard", "leader", "start", "standing_by")
 
 app = App(
@@ -117,6 +118,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
             "shard": shard_name(node.shard),
             "state": state.value,
             "start": node.start if node.start > 0 else None,
+            "drained": node.drained,
             "addresses": " ".join(f"{wire}={host}:{port}" for wire, (host, port) in sorted(node.addresses.items())),
         }
         for node, state in seen_nodes(objects)
@@ -183,7 +185,9 @@ def takeover(
     if node == leader.name:
         raise Failed(f"it leads already node={node}")
     if not able or (node is not None and node not in able):
-        raise Failed("nobody stands by" if node is None else f"this broker does not stand by node={node}")
+        raise Failed(
+            "nobody stands by" if node is None else f"this broker does not stand by, or is drained node={node}"
+        )
     chosen = node or able[0]
     nodes.wish(Wish(chosen, leader.start))
     end = time.monotonic() + timeout_s
@@ -196,14 +200,76 @@ def takeover(
     raise Failed(f"nobody has taken over node={chosen} timeout_s={timeout_s:g}")
 
 
+@app.command(
+    help_epilogue=examples(
+        "polywire cluster drain s3://my-bucket/polywire broker-2",
+        "polywire cluster drain s3://my-bucket/polywire broker-2 --no-wait",
+        "polywire cluster drain s3://my-bucket/polywire broker-2 --undo",
+        exits={EXIT_LEADS: "the broker still leads shards, and hands them over as soon as others stand by for them"},
+    )
+)
+def drain(
+    url: Url,
+    node: Annotated[str, Parameter(help="Name of the broker, as it was started with.")],
+    *,
+    undo: Annotated[bool, Parameter(negative="", help="Let it lead again.")] = False,
+    wait: Annotated[bool, Parameter(help="Whether to wait until it leads nothing, and tell who does.")] = True,
+    timeout_s: Annotated[float, Parameter(help="How long to wait for it.", validator=Number(gt=0, lte=3600))] = 60.0,
+) -> int:
+    """Have a broker give all its shards to others that stand by, and be given none, for instance before its machine is looked after.
+
+    It goes on carrying connections. That holds until --undo, or until the broker ends; where nobody else is left it leads nevertheless.
+    """
+    objects = open_bucket(url)
+    identity, nodes = _identity(objects), Nodes(objects)
+    if undo:
+        nodes.undrain(node)
+        note(f"{node} may lead again")
+        return 0
+    if all(one.machine != node for one in nodes.read()):
+        raise Failed(f"there is no broker of this name node={node}")
+    nodes.drain(node)
+    if not wait:
+        note(f"{node} gives away what it leads")
+        return 0
+    left = _await_drained(nodes, node, identity.shards, timeout_s)
+    if left:
+        note(f"{node} still leads shards: {', '.join(map(shard_name, sorted(left)))}", style="red")
+        return EXIT_LEADS
+    note(f"{node} leads nothing, and carries connections")
+    return 0
+
+
+def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) -> set[int]:
+    """Tell who follows a machine in the lead of its shards; returns those that it still leads after all that time."""
+    end, left, alone = time.monotonic() + timeout_s, set[int](), False
+    while True:
+        found = nodes.read()
+        before, left, leaders = left, set[int](), dict[int, Node]()
+        for shard in range(shards):
+            known = [node for node in found if node.shard == shard]
+            leaders[shard] = leader = max(known, key=lambda node: node.start, default=Node("", "", {}))
+            if leader.machine == machine and leader.start > 0:
+                left.add(shard)
+        for shard in sorted(before - left):
+            note(f"{leaders[shard].name} leads shard {shard_name(shard)} now start={leaders[shard].start}")
+        others = {node.machine for node in found if not node.drained}
+        if left and not others and not alone:
+            note("nobody else is there to take over", style="yellow")
+            alone = True
+        if not left or time.monotonic() >= end:
+            return left
+        time.sleep(POLL_S)
+
+
 def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
     """Who leads a shard."""
     return next((one for one, state in seen if one.shard == shard and state is NodeState.LEADS), None)
 
 
 def _able(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
-    """Names of those who stand by for a shard."""
-    return [one.name for one, state in seen if one.shard == shard and state is NodeState.STANDS_BY]
+    """Names of those who stand by for a shard, on machines that may lead."""
+    return [one.name for one, state in seen if one.shard == shard and state is NodeState.STANDS_BY and not one.drained]
 
 
 def _identity(objects: Objects) -> Identity:

@@ -25,6 +25,7 @@ LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two looks that tell who lives
 NODE_FORGOTTEN_S: Final = 3600.0  # without a new one, it is removed: names of pods are never used again
 NODE_BYTES_MAX: Final = 4096
 WISH: Final = "takeover"
+DRAINED: Final = "drain."  # before the name of a machine that is to lead nothing; no node's name begins so
 
 
 class NodeState(Enum):
@@ -54,7 +55,7 @@ class Candidate:
 
 class Node(msgspec.Struct, frozen=True):
     """One broker, as it says. ``addresses`` by listener; ``start`` is the one it leads its shard under, -1 while it tries to, 0 when it
-    does not; ``counter`` grows."""
+    does not; ``counter`` grows. ``drained`` is said of its machine, not by it: it should lead nothing, and be asked for nothing."""
 
     name: str
     id: str
@@ -64,6 +65,7 @@ class Node(msgspec.Struct, frozen=True):
     version: int = 1
     shard: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)] = FIRST
     machine: str = ""
+    drained: bool = False
 
 
 def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]], *, start: int, counter: int) -> Node:
@@ -95,17 +97,26 @@ class Nodes:
 
     def read(self) -> list[Node]:
         """Everybody, by name. Raises Unavailable."""
-        found = []
-        names = [name for name in self._objects.list(DIRECTORY) if name.endswith(self._end)]
+        listed, found = self._objects.list(DIRECTORY), []
+        drained = {name.removeprefix(_mark("")) for name in listed if name.startswith(_mark(""))}
+        names = [name for name in listed if name.endswith(self._end) and not name.startswith(_mark(""))]
         for name in names[: self._max]:
             node = self._node(name)
             if node is not None:
-                found.append(node)
+                found.append(msgspec.structs.replace(node, drained=node.machine in drained))
         return found
 
     def remove(self, name: str) -> None:
         """Forget a node. Raises Unavailable."""
         self._objects.delete(DIRECTORY + name)
+
+    def drain(self, machine: str) -> None:
+        """Say that a machine is to lead nothing. Beside the nodes, so that whoever reads them asks for nothing more. Raises Unavailable."""
+        self._objects.put(_mark(machine), b"")
+
+    def undrain(self, machine: str) -> None:
+        """Say so no longer. Raises Unavailable."""
+        self._objects.delete(_mark(machine))
 
     def wish(self, wish: Wish) -> None:
         """Ask a node to take over. Raises Unavailable."""
@@ -128,6 +139,11 @@ class Nodes:
         except msgspec.DecodeError:
             return None
         return node if DIRECTORY + node.name == name else None
+
+
+def _mark(machine: str) -> str:
+    """Where it is said that a machine is drained."""
+    return f"{DIRECTORY}{DRAINED}{machine}"
 
 
 def wish_name(shard: int) -> str:
@@ -200,6 +216,9 @@ class Watch:
         return self.silent_s(node) < NODE_TIMEOUT_S
 
     def rank(self, nodes: Sequence[Node]) -> int:
-        """How many other brokers come before this one when all want to lead: those that were heard of lately."""
+        """How many other brokers come before this one when all want to lead: those that were heard of lately, drained machines last."""
         others = {node.name for node in nodes if not node.start and self._is_alive(node)}
-        return order_of(self._shard, others | {self._name}).index(self._name)
+        drained = {node.name for node in nodes if node.drained}
+        names = others | {self._name}
+        order = order_of(self._shard, names - drained) + order_of(self._shard, names & drained)
+        return order.index(self._name)

@@ -87,6 +87,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
                 f"another machine of this name serves this bucket: give one of them --node name={name!r}",
             )
         known, end = found, time.monotonic() + LOOK_S if changed else end
+    nodes.undrain(name)  # that was said of the machine before it ended
     return _Answer()
 
 

@@ -7,11 +7,13 @@ taken when asked for. Must not know: what is made of them, how the log is stored
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from polywire.clock import SystemClock
 from polywire.cluster.balance import Balance
-from polywire.cluster.nodes import Candidate
+from polywire.cluster.nodes import NODE_INTERVAL_S, Candidate, Nodes
+from polywire.errors import BrokerError
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView
 from polywire.server.candidates import candidate_of
 from polywire.server.config import ServeConfig
@@ -32,7 +34,7 @@ class BucketWatch:
         self,
         config: ServeConfig,
         candidate: Candidate | None = None,
-        may_hand_over: Callable[[], bool] = lambda: True,
+        may_hand_over: Callable[[float], bool] = lambda _: True,
     ) -> None:
         """candidate: who this process is; without one the only process of its machine. may_hand_over: see ``Balance``."""
         self.candidate: Final = candidate or candidate_of(config)
@@ -61,6 +63,11 @@ class BucketWatch:
         if self._shard is not None:
             self._deposed += 1
         self._shard = None
+
+    def undrain(self) -> None:
+        """What was said of this machine ends with it."""
+        with suppress(BrokerError, OSError):
+            Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
 
     def sees(self, nodes: Sequence[tuple[Node, NodeState]]) -> None:
         """Who is there, and what they do; from any thread."""

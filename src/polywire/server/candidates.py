@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 
 from polywire.cluster.chain import NODE_BYTES_MAX
-from polywire.cluster.nodes import Candidate
+from polywire.cluster.nodes import DRAINED, Candidate
 from polywire.cluster.shards import FIRST
 from polywire.errors import ErrorCode, Invalid
 from polywire.names import is_simple
@@ -30,8 +30,9 @@ def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Ca
 def _machine(config: ServeConfig) -> str:
     """The machine's name among those of the bucket. Raises Invalid."""
     name = config.node or platform.node() or "node"
-    if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX:
+    if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
         raise Invalid(
-            ErrorCode.INVALID_NAME, f"a node's name is at most {NODE_BYTES_MAX} plain characters name={name!r}"
+            ErrorCode.INVALID_NAME,
+            f"a node's name is at most {NODE_BYTES_MAX} plain characters, and does not begin with {DRAINED!r} name={name!r}",
         )
     return name

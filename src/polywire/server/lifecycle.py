@@ -51,6 +51,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload
 from polywire.server.shard import Shard
+from polywire.server.signals import Signals
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.wires import factories_of, shard_factories
@@ -70,6 +71,10 @@ class Others(Protocol):
     @property
     def watch(self) -> BucketWatch:
         """What is known of the bucket."""
+
+    @property
+    def signals(self) -> Signals:
+        """Of this process: what comes between two turns counts for the next."""
 
     @property
     def is_heard(self) -> bool:
@@ -152,7 +157,7 @@ async def serve(
     except BrokerError:
         broker.close()
         raise
-    server.watch_signals(Reload(broker.access, config.users, tls, audit))
+    server.watch_signals(Reload(broker.access, config.users, tls, audit), None if others is None else others.signals)
     _announce(config, listeners, broker.access)
     if shard is not None:
         shard.serving()
@@ -256,6 +261,7 @@ class Server:
         "_is_told",
         "_lines",
         "_loop",
+        "_signals",
         "_stopping",
         "driver",
         "exports",
@@ -277,6 +283,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
         self._is_told = False
+        self._signals: Signals | None = None
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
         self.others: Others | None = None
@@ -341,11 +348,11 @@ class Server:
             self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
-    def watch_signals(self, reload: Callable[[], None]) -> None:
-        """Stop in good order on the first signal, at once on the second; SIGHUP takes files up anew."""
-        self._loop.add_signal_handler(signal.SIGHUP, reload)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._signalled, number)
+    def watch_signals(self, reload: Callable[[], None], signals: Signals | None) -> None:
+        """Stop in good order on the first signal, at once on the second; SIGHUP takes files up anew. signals: those of a process that may
+        serve once more."""
+        self._signals = signals or Signals()
+        self._signals.listen(self._signalled, reload)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._is_told:
@@ -384,6 +391,10 @@ class Server:
         self._audit.close()
         if self._lines is not None:
             self._lines.sweep(stopping=True)
+        if self._signals is not None and self._exit_code == EXIT_DEPOSED:
+            self._signals.keep()  # what comes from here on is for the next turn
+        elif self._signals is not None and self.others is None:
+            self._signals.end()
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
 

@@ -377,12 +377,11 @@ def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
     """What a process knows of its bucket. Raises Invalid."""
-    from polywire.cluster.balance import MACHINE_PAUSE_S
     from polywire.server.bucket_watch import BucketWatch
     from polywire.server.candidates import candidate_of
 
     candidate = candidate_of(config, shard, board.count)
-    return BucketWatch(config, candidate, lambda: board.may_hand_over(time.monotonic(), MACHINE_PAUSE_S))
+    return BucketWatch(config, candidate, lambda pause_s: board.may_hand_over(time.monotonic(), pause_s))
 
 
 def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]) -> ServeConfig:

@@ -1,14 +1,14 @@
 """Carries connections of a broker that stands by to the one that leads: bytes as they are, on every wire.
 
 Promises: bytes keep their order and nothing is held but what one socket has given and the other not yet taken; who comes while nobody leads
-waits a little for who will, and is turned away then. Must not know: any wire's bytes.
+waits a little for who will, and is turned away then. Must not know: any wire's bytes; what may be answered here is for others to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from typing import Final, cast
 
@@ -26,6 +26,7 @@ LOOK_S: Final = 0.1  # between two looks for a leader
 LOOKS_PER_S_MAX: Final = (
     500  # of all that wait: thousands may come at once from a leader that was killed, and who follows it has work to do
 )
+FIRST_BYTES_S: Final = 5.0  # for the first bytes of who may be answered here
 BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before the other is read no further
 
 log = structlog.get_logger("polywire.server")
@@ -33,12 +34,22 @@ log = structlog.get_logger("polywire.server")
 Find = Callable[[str], tuple[str, int] | None]
 """Where the leader listens for what comes to this listener, if anybody leads."""
 
+Answer = Callable[[str, bytes], bytes | None]
+"""What who comes to this listener is told here, by the first bytes that came; None for who is carried."""
+
+
+def _answers_nobody(_: str, __: bytes) -> None:
+    """Everybody is carried."""
+
 
 class Relay:
     """Guards: at most ``RELAYED_MAX`` connections; all end with ``stop``."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, answer: Answer = _answers_nobody, *, asked: Container[str] = ()) -> None:
+        """asked: listeners of whose peers ``answer`` sees the first bytes, before anything is done with them."""
         self._find = find
+        self._answer = answer
+        self._asked = asked
         self._servers: list[asyncio.Server] = []
         self._ends: set[_End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,6 +105,8 @@ class Relay:
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
+        if listener in self._asked and await end.is_answered(lambda first: self._answer(listener, first)):
+            return
         loop = asyncio.get_running_loop()
         held_until = loop.time() + HOLD_S
         other = await self._reach(listener)
@@ -130,6 +143,8 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._other: _End | None = None
         self._early = b""
+        self._came: asyncio.Future[None] | None = None
+        """Of who waits for the first bytes."""
 
     @property
     def is_closed(self) -> bool:
@@ -153,12 +168,28 @@ class _End(asyncio.Protocol):
             self._early = b""
         self._transport.resume_reading()
 
+    async def is_answered(self, answer: Callable[[bytes], bytes | None]) -> bool:
+        """Whether the peer is told something by its first bytes, and hung up on; who says nothing for long is gone."""
+        if not self._early and self._transport is not None:
+            self._came = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(self._came, FIRST_BYTES_S)
+            except TimeoutError:
+                self.abort()
+        told = answer(self._early)
+        if told is None or self._transport is None:
+            return self.is_closed
+        self._transport.write(told)
+        self._transport.close()
+        return True
+
     def data_received(self, data: bytes) -> None:
         if self._other is not None and self._other._transport is not None:
             self._other._transport.write(data)
         elif self._transport is not None:  # the leader is being connected to
             self._early += data
             self._transport.pause_reading()
+            self._wake()
 
     def eof_received(self) -> bool:
         """One direction is over; answers may still come in the other."""
@@ -177,8 +208,13 @@ class _End(asyncio.Protocol):
         if self._other is not None and self._other._transport is not None:
             self._other._transport.resume_reading()
 
+    def _wake(self) -> None:
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+
     def connection_lost(self, error: Exception | None) -> None:
         self._relay.went(self)
+        self._wake()
         other, self._other, self._transport = self._other, None, None
         if other is not None and other._transport is not None:
             other._other = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,7 +24,8 @@ from polywire.server.listener import INSIDE
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
 from polywire.server.shard import Shard
-from polywire.server.standby_health import StandbyHealth
+from polywire.server.signals import Signals
+from polywire.server.standby_health import StandbyHealth, own_answer
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 
@@ -126,8 +126,11 @@ class Presence:
             if any(node.start > start for node in nodes):
                 self._deposed("another broker leads under a later start")
                 return
-            for name in self._watch.forgotten(nodes):
-                self._nodes.remove(name)
+            gone = self._watch.forgotten(nodes)
+            for node in nodes:
+                if node.name in gone:
+                    self._nodes.remove(node.name)
+                    self._nodes.undrain(node.machine)
             other = self._balance.target(seen, now)
             if other is not None:
                 log.info("handing the shard over", node=other.name)
@@ -150,11 +153,14 @@ class Presence:
 class Standby:
     """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
 
-    def __init__(self, config: ServeConfig, watch: BucketWatch, *, deposed: bool, shard: Shard | None = None) -> None:
+    def __init__(
+        self, config: ServeConfig, watch: BucketWatch, signals: Signals, *, deposed: bool, shard: Shard | None = None
+    ) -> None:
         """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached. shard: this
         process's, where it is one of several."""
         self._config = config
         self._shard = shard
+        self._signals = signals
         self._name = watch.candidate.name
         self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate)
         self._watch = Watch(self._name, watch.candidate.shard)
@@ -180,12 +186,10 @@ class Standby:
     async def wait(self, presence: Presence) -> bool:
         """Until it is this broker's turn; False when it was told to stop before. HTTP and signals are answered until ``stop``. Raises
         BrokerError."""
-        relay = Relay(self._find)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
+        relay = Relay(self._find, own_answer, asked={HTTP})
+        self._signals.listen(self._told_to_stop)
         try:
-            while await self._is_led():
+            while not self._stopping.is_set() and await self._is_led():
                 self.has_waited = True
                 await self._answer_health()
                 if self._can_carry():
@@ -207,17 +211,14 @@ class Standby:
         """Whether a signal came."""
         return self._stopping.is_set()
 
-    def _told_to_stop(self) -> None:
+    def _told_to_stop(self, _: object) -> None:
         self._stopping.set()
         if self._to_stop is not None:
             self._to_stop.cancel()
 
     async def stop(self) -> None:
-        """Answer HTTP and signals no longer: the broker does, or nobody."""
+        """Answer HTTP no longer, and do nothing about signals: the broker does, or nobody."""
         self._to_stop = None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         health, self._health = self._health, None
         if health is not None:
             await health.stop()
@@ -329,8 +330,9 @@ class Standby:
 class Turn:
     """Implements ``lifecycle.Others``: a broker that leads, or recovers what it is to lead."""
 
-    def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch) -> None:
+    def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch
+        self.signals: Final = signals
         self._presence = presence
         self._standby = standby
 
@@ -342,4 +344,5 @@ class Turn:
         self._presence.say(addresses, start, deposed)
 
     async def opened(self) -> None:
+        self.signals.keep()
         await self._standby.stop()

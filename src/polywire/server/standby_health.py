@@ -23,6 +23,7 @@ from polywire.types import shard_name
 ASKING_MAX: Final = 64  # connections: each is answered once
 REQUEST_S: Final = 5.0
 CARRYING: Final = "standby: connections are carried to the broker that leads\n"
+ALIVE: Final = "alive\n"
 ALONE: Final = "not ready: standing by, and nobody leads\n"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -98,7 +99,7 @@ class StandbyHealth:
         whole = words[0] == b"GET"
         match words[1].partition(b"?")[0]:
             case b"/livez":
-                return _answer("200 OK", "alive\n", whole=whole)
+                return _answer("200 OK", ALIVE, whole=whole)
             case b"/readyz" if self._is_carrying():
                 return _answer("200 OK", CARRYING, whole=whole)
             case b"/readyz":
@@ -106,6 +107,14 @@ class StandbyHealth:
             case b"/metrics":
                 return _answer("200 OK", METRICS % self._is_carrying(), content_type=METRICS_TYPE, whole=whole)
         return _answer("503 Service Unavailable", "this broker stands by: ask the one that leads\n", whole=whole)
+
+
+def own_answer(_: str, first: bytes) -> bytes | None:
+    """What a process of several says by itself while it stands by, though all else is carried: that it lives. First: of a connection."""
+    line = first.partition(b"\r\n")[0].split(b" ")
+    if len(line) != 3 or line[0] not in (b"GET", b"HEAD") or line[1].partition(b"?")[0] != b"/livez":
+        return None
+    return _answer("200 OK", ALIVE, whole=line[0] == b"GET")
 
 
 def _answer(status: str, text: str, *, content_type: str = TEXT_TYPE, whole: bool = True) -> bytes:

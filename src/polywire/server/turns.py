@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+from functools import partial
 
 import structlog
 
+from polywire.cluster.shards import FIRST
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import lifecycle
 from polywire.server.bucket import is_left_opening
@@ -18,6 +19,7 @@ from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.shard import Shard
+from polywire.server.signals import Signals
 from polywire.server.standby import Presence, Standby, Turn
 
 log = structlog.get_logger("polywire.server")
@@ -26,28 +28,43 @@ log = structlog.get_logger("polywire.server")
 def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
     """Serve until told to stop, however often another broker leads; returns the exit code. shard: this process's, where it is one of
     several. Raises BrokerError when it cannot start."""
-    code = lifecycle.run_once(lambda: serve_in_turn(config, lines, watch, deposed=False, shard=shard))
+    signals, code, deposed = Signals(), lifecycle.EXIT_DEPOSED, False
+    if shard is None:
+        watch.undrain()  # of several processes their parent has
     while code == lifecycle.EXIT_DEPOSED:
-        watch.deposed()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the loop that has ended gave it back its meaning, which is death
-        code = lifecycle.run_once(lambda: serve_in_turn(config, lines, watch, deposed=True, shard=shard))
+        if deposed:
+            watch.deposed()
+        serving = partial(serve_in_turn, config, lines, watch, signals, deposed=deposed, shard=shard)
+        code, deposed = lifecycle.run_once(serving), True
+    if watch.candidate.shard == FIRST:
+        watch.undrain()  # the machine ends
     return code
 
 
 async def serve_in_turn(
-    config: ServeConfig, lines: LineLimit, watch: BucketWatch, *, deposed: bool, shard: Shard | None = None
+    config: ServeConfig,
+    lines: LineLimit,
+    watch: BucketWatch,
+    signals: Signals,
+    *,
+    deposed: bool,
+    shard: Shard | None = None,
 ) -> int:
     """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start.
 
     deposed: another has just begun to.
     """
-    presence, standby = Presence(config, watch), Standby(config, watch, deposed=deposed, shard=shard)
+    presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
     try:
         if not await standby.wait(presence):
             return lifecycle.EXIT_OK
         presence.say({}, -1)
-        return await _serve(config, lines, Turn(presence, standby, watch), shard, has_waited=standby.has_waited)
+        others = Turn(presence, standby, watch, signals)
+        return await _serve(config, lines, others, shard, has_waited=standby.has_waited)
     except NotOwner as error:
+        if standby.is_stopping:
+            return lifecycle.EXIT_OK
+        signals.keep()
         log.info("standing by", reason=error.message)
         return lifecycle.EXIT_DEPOSED
     except asyncio.CancelledError:

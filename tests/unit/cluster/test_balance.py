@@ -6,8 +6,9 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from polywire.cluster.balance import PAUSE_S, Balance
+from polywire.cluster.balance import AGAIN_S, DRAIN_PAUSE_S, PAUSE_S, Balance
 from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, node_of, order_of
 
 WAIT_S = 30.0
@@ -22,12 +23,16 @@ def seen(shard: int, leader: str, *idle: str, id_: str = "x", silent: tuple[str,
     return found + [(_node(name, shard, id_, 0), NodeState.SILENT) for name in silent]
 
 
+def drained(found: Seen, *machines: str) -> Seen:
+    return [(replace(node, drained=node.machine in machines), state) for node, state in found]
+
+
 def _node(machine: str, shard: int, id_: str, start: int) -> Node:
     return node_of(Candidate(machine, shard, 3), id_, {}, start=start, counter=1)
 
 
 def balance(machine: str, shard: int, wait_s: float = WAIT_S) -> Balance:
-    return Balance(Candidate(machine, shard, 3), wait_s, lambda: True)
+    return Balance(Candidate(machine, shard, 3), wait_s, lambda _: True)
 
 
 @given(names=st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=6), shards=st.integers(1, 64))
@@ -94,12 +99,43 @@ def test_what_was_asked_for_while_one_stood_by_counts_and_what_is_old_does_not()
 
 
 def test_nothing_moves_where_it_is_switched_off_or_another_shard_just_did() -> None:
-    for leader in (balance("a", 1, 0.0), Balance(Candidate("a", 1, 3), WAIT_S, lambda: False)):
+    for leader in (balance("a", 1, 0.0), Balance(Candidate("a", 1, 3), WAIT_S, lambda _: False)):
         for now in (0.0, WAIT_S, 2 * WAIT_S):
             assert leader.target(seen(1, "a", "b"), now) is None
 
 
 def test_a_bucket_of_one_shard_is_left_where_it_is() -> None:
-    leader = Balance(Candidate("b"), WAIT_S, lambda: True)
+    leader = Balance(Candidate("b"), WAIT_S, lambda _: True)
     nodes = [(Node("b", "x", {}, start=2, machine="b"), NodeState.LEADS), (Node("a", "y", {}), NodeState.STANDS_BY)]
     assert [leader.target(nodes, now) for now in (0.0, WAIT_S, 2 * WAIT_S)] == [None] * 3
+
+
+def test_a_drained_machine_gives_its_shard_away_at_once_and_offers_it_again() -> None:
+    leader = balance("a", 0, 0.0)  # switched off, and it should lead the shard
+    seen_now = drained(seen(0, "a", "b", "c"), "a")
+    found = leader.target(seen_now, 0.0)
+    assert found is not None
+    assert found.machine == "b"
+    leader.moved(0.0)
+    assert leader.target(seen_now, AGAIN_S - 0.1) is None
+    assert leader.target(seen_now, AGAIN_S) is not None
+    assert leader.target(seen(0, "a", "b", "c"), 2 * AGAIN_S) is None, "undone"
+
+
+def test_a_drained_machine_is_given_nothing_and_counts_for_nothing() -> None:
+    leader = balance("a", 1)
+    for now in (0.0, WAIT_S, 2 * WAIT_S):
+        assert leader.target(drained(seen(1, "a", "b"), "b"), now) is None
+    assert balance("a", 0).target(drained(seen(0, "a", "b"), "a", "b"), 0.0) is None, "to whom?"
+    leader = balance("c", 1)  # of a and c it is c's, of a, b and c it would be b's
+    for now in (0.0, WAIT_S, 2 * WAIT_S):
+        assert leader.target(drained(seen(1, "c", "a", "b"), "b"), now) is None
+
+
+def test_a_bucket_of_one_shard_is_drained_as_well() -> None:
+    leader = Balance(Candidate("b"), WAIT_S, lambda pause_s: pause_s == DRAIN_PAUSE_S)
+    nodes = [
+        (Node("b", "x", {}, start=2, machine="b", drained=True), NodeState.LEADS),
+        (Node("a", "y", {}, machine="a"), NodeState.STANDS_BY),
+    ]
+    assert leader.target(nodes, 0.0) == nodes[1][0]

@@ -31,6 +31,36 @@ def test_nodes_are_read_as_they_were_written() -> None:
     assert nodes.read() == [one, two]
 
 
+def test_a_machine_is_drained_until_that_is_undone() -> None:
+    objects = MemoryObjects()
+    shards = [Nodes(objects, Candidate("one", shard, 2)) for shard in range(2)]
+    for shard, nodes in enumerate(shards):
+        for machine in ("one", "two"):
+            nodes.put(node_of(Candidate(machine, shard, 2), "x", {}, start=0, counter=1))
+    everybody = Nodes(objects)
+    everybody.drain("one")
+    assert [(node.name, node.drained) for node in everybody.read()] == [
+        ("one-0000", True),
+        ("one-0001", True),
+        ("two-0000", False),
+        ("two-0001", False),
+    ]
+    assert [[node.drained for node in nodes.read()] for nodes in shards] == [[True, False]] * 2
+    everybody.undrain("one")
+    everybody.undrain("one")
+    assert not any(node.drained for node in everybody.read())
+
+
+def test_drained_machines_try_last() -> None:
+    nodes = [Node(name, name, {}, drained=name in "ab") for name in "abcd"]
+    ranks = {}
+    for name in "abcd":
+        watch = Watch(name)
+        watch.leader(nodes, 0.0)
+        ranks[name] = watch.rank(nodes)
+    assert ranks == {"c": 0, "d": 1, "a": 2, "b": 3}
+
+
 def test_a_leader_lives_while_its_object_changes() -> None:
     watch = Watch("me")
     for number in range(20):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.cluster.shards import FIRST, shard_root
-from polywire.errors import ErrorCode, Unavailable
+from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
 from polywire.server import bucket_watch, lifecycle, turns
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
+from polywire.server.signals import Signals
 from polywire.server.standby_health import ALONE
 from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
@@ -91,7 +92,11 @@ def run_as_serving(work: Coroutine[Any, Any, int]) -> int:
 
 
 async def serve(config: ServeConfig) -> int:
-    return await turns.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), deposed=False)
+    signals = Signals()
+    try:
+        return await turns.serve_in_turn(config, LineLimit(SystemClock()), BucketWatch(config), signals, deposed=False)
+    finally:
+        signals.end()
 
 
 def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket: Silent) -> None:
@@ -123,3 +128,31 @@ def test_it_serves_once_the_bucket_answers(tmp_path: Path, bucket: Silent) -> No
             return await serving
 
     assert run_as_serving(run()) == lifecycle.EXIT_OK
+
+
+def test_a_signal_between_two_turns_ends_it_in_good_order(
+    tmp_path: Path, bucket: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker leads from now on, and the process is told to end before it stands by."""
+    config, codes = config_of(tmp_path), list[int]()
+    run_once = lifecycle.run_once
+
+    async def deposed(*_: object, **__: object) -> int:
+        raise NotOwner(ErrorCode.NOT_OWNER, "another broker leads")
+
+    def run_and_tell(serving: Callable[[], Coroutine[None, None, int]]) -> int:
+        codes.append(run_once(serving))
+        if len(codes) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return codes[-1]
+
+    monkeypatch.setattr(lifecycle, "serve", deposed)
+    monkeypatch.setattr(lifecycle, "run_once", run_and_tell)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        assert turns.serve_in_turns(config, LineLimit(SystemClock()), BucketWatch(config)) == lifecycle.EXIT_OK
+    finally:
+        for number, meaning in before.items():
+            signal.signal(number, meaning)
+    assert codes == [lifecycle.EXIT_DEPOSED, lifecycle.EXIT_OK]
+    assert bucket.list("nodes/") == [], "others need not wait for it"

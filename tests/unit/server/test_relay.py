@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from polywire.server import relay
 from polywire.server.config import Address
 from polywire.server.relay import Relay
+from polywire.server.standby_health import own_answer
 
 Place = tuple[str, int]
 
@@ -31,8 +32,8 @@ async def echoing() -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def relayed(find: Callable[[], Place | None]) -> AsyncIterator[tuple[Relay, Place]]:
-    carrying = Relay(lambda listener: find() if listener == "polywire" else None)
+async def relayed(find: Callable[[], Place | None], asked: Collection[str] = ()) -> AsyncIterator[tuple[Relay, Place]]:
+    carrying = Relay(lambda listener: find() if listener == "polywire" else None, own_answer, asked=asked)
     addresses = await carrying.listen({"polywire": Address("127.0.0.1", 0)})
     try:
         yield carrying, ("127.0.0.1", addresses["polywire"].port)
@@ -115,4 +116,29 @@ def test_who_waits_is_let_go_when_carrying_ends() -> None:
             await carrying.stop()
             assert await waiting == b""
 
+    asyncio.run(run())
+
+
+def test_whether_it_lives_a_process_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leads, and whether anybody does; all else that comes there is carried."""
+    live = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def run() -> None:
+        async with relayed(lambda: None, {"polywire"}) as (_, place):
+            assert (await said(place, live)).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await said(place, live.replace(b"livez", b"readyz")) == b""
+            reader, silent = await asyncio.open_connection(*place)
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 20) == b"", "who says nothing is gone"
+            silent.close()
+        async with echoing() as leader:
+            async with relayed(lambda: leader, {"polywire"}) as (_, place):
+                assert (await said(place, live)).startswith(b"HTTP/1.1 200 OK\r\n")
+                for carried in (b"GET /livezz HTTP/1.1\r\n\r\n", b"POST /livez HTTP/1.1\r\n\r\n", b"\x00\xff"):
+                    assert await said(place, carried) == carried
+            async with relayed(lambda: leader) as (_, place):
+                assert await said(place, live) == live
+
+    monkeypatch.setattr(relay, "HOLD_S", 0.01)
+    monkeypatch.setattr(relay, "FIRST_BYTES_S", 0.5)
     asyncio.run(run())

@@ -132,7 +132,7 @@ class Decay:
         return any(sealed.segment.name == name for sealed in segments)
 
     def end(self) -> None:
-        """Flip it back. What may have been read of it by who merges or compacts segments stays damaged, and what is on its way to who reads."""
+        """Flip it back. What may have been read of it, by who merges or compacts segments or for who waits for it, stays damaged."""
         flip, self._flip = self._flip, None
         if flip is None:
             return

@@ -1,0 +1,84 @@
+"""What the bucket costs a broker, part by part: processor seconds of one process for each gigabyte, kernel and library included.
+
+Run: ``python -m benchmarks.bucket_parts [--rounds N]``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` names it, a directory without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from benchmarks.bucket_brokers import bucket
+from benchmarks.measure import console
+from polywire.cluster.bucket_store import BucketStore
+from polywire.store.file import FileStore
+from polywire.store.system_files import SYSTEM_FILES
+from polywire.store.url import open_bucket
+
+MEBI: Final = 1 << 20
+SLOT_BYTES: Final = 64 * MEBI
+ROUND_BYTES: Final = 4 * SLOT_BYTES
+TIMEOUT_S: Final = 120.0
+
+
+def parts_of(folder: Path, url: str, number: int) -> dict[str, Callable[[], None]]:
+    """What is done with ``ROUND_BYTES``, by what it is; number: of the round."""
+    objects = open_bucket(url, timeout_s=TIMEOUT_S)
+    directory = folder / str(number)
+    for name in ("cache", "files"):
+        (directory / name).mkdir(parents=True)
+    with (directory / "slot").open("w+b") as file:
+        file.truncate(SLOT_BYTES)
+        mapped = mmap.mmap(file.fileno(), SLOT_BYTES)
+    mapped[:] = os.urandom(SLOT_BYTES)
+    view, store = (
+        memoryview(mapped),
+        BucketStore(objects, directory / "cache", SYSTEM_FILES, cache_bytes=2 * ROUND_BYTES),
+    )
+    files = FileStore(directory / "files", files=SYSTEM_FILES)
+    pieces = [view[start : start + MEBI] for start in range(0, SLOT_BYTES, MEBI)]
+
+    def put(size: int) -> None:
+        for at in range(0, ROUND_BYTES, size):
+            start = at % SLOT_BYTES
+            objects.create(f"{number}/{size}/{at}", [view[start : start + size]])
+
+    def seal(whole: BucketStore | FileStore) -> None:
+        for segment in range(ROUND_BYTES // SLOT_BYTES):
+            whole.put_new(f"segments/{number:016x}-{segment:08x}.pws", pieces)
+
+    return {
+        "journal objects of 8 MiB, from a mapped slot": lambda: put(8 * MEBI),
+        "journal objects of 1 MiB, from a mapped slot": lambda: put(MEBI),
+        "segments of 64 MiB, mapped": lambda: put(SLOT_BYTES),
+        "segments, written to the cache and put": lambda: seal(store),
+        "segments, written to a directory and synced": lambda: seal(files),
+    }
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bucket_parts", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    with bucket() as (folder, url, kind):
+        open_bucket(url).put("warm", b"-")
+        for number in range(given.rounds):
+            for name, work in parts_of(folder, url, number).items():
+                begun = time.process_time()
+                work()
+                found.setdefault(name, []).append((time.process_time() - begun) / (ROUND_BYTES / 1e9))
+    console.print(f"processor seconds per GB, {kind}, {given.rounds} rounds: median (least to most)")
+    for name, used in found.items():
+        console.print(f"{name}: {statistics.median(used):.2f} ({min(used):.2f} to {max(used):.2f})")
+
+
+if __name__ == "__main__":
+    main()

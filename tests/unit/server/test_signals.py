@@ -1,0 +1,74 @@
+"""Signals of a process that has one loop after the other: none is lost between them, and none ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+
+from polywire.server.signals import Signals
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    found = Signals()
+    yield found
+    found.end()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loops(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    found: Callable[[], asyncio.AbstractEventLoop] = request.param
+    return found
+
+
+def test_what_comes_between_two_loops_is_told_on_the_second(
+    signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    told: list[str] = []
+
+    async def turn(number: int, *, wakes: bool) -> None:
+        came = asyncio.Event()
+
+        def stop(found: signal.Signals) -> None:
+            told.append(f"{found.name} {number}")
+            came.set()
+
+        signals.listen(stop, lambda: told.append("reload"))
+        if wakes:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, os.kill, os.getpid(), signal.SIGHUP)
+            loop.call_later(0.02, os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(came.wait(), WAIT_S)
+        signals.keep()
+
+    with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(turn(1, wakes=True))
+    os.kill(os.getpid(), signal.SIGHUP)  # for nothing: whoever reads files next reads them anew
+    os.kill(os.getpid(), signal.SIGINT)
+    with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(turn(2, wakes=False))
+    assert told == ["reload", "SIGTERM 1", "SIGINT 2"]
+
+
+def test_a_loop_that_has_ended_is_told_nothing(
+    signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def turn() -> None:
+        signals.listen(lambda _: pytest.fail("nobody is there"))
+
+    with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(turn())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signals_get_their_meaning_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    Signals().end()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
