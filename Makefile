@@ -32,6 +32,10 @@ WORKERS ?= 3
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
+# Of the unit tests, those of packages that have compiled modules: what others prove does not depend on which of the two runs.
+PURE := -m "not slow and not spark" $(sort $(foreach module,$(COMPILED),tests/unit/$(word 3,$(subst /, ,$(module))))) $(wildcard tests/vectors tests/property)
+# What shares nothing is made side by side, and what each says is kept together.
+BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(MAKEFLAGS)),,--jobs=4)
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
@@ -45,7 +49,9 @@ setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when no
 
 build: $(VENV)/.built ## Compile what can be compiled, in place
 
-dev: $(VENV)/.dev $(CLIENTS) $(VENV)/.installed ## Install what tests and checks need (PySpark included: some 450 MB)
+dev: $(VENV)/.base ## Install what tests and checks need (PySpark included: some 450 MB)
+	+@$(BESIDE) $(VENV)/.dev $(VENV)/.built $(CLIENTS)
+	@$(MAKE) --silent $(VENV)/.installed
 
 spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark too (and what the demo needs)
 
@@ -67,14 +73,15 @@ contract: dev ## Check who imports whom
 house: $(VENV)/.installed ## List what the house inspector finds: untrue headers, unused code, repeated functions, wide ports
 	@$(PYTHON) -m tools.inspector
 
-test: lint type contract ## Check everything and run all tests, compiled
+test: dev ## Check everything and run all tests, compiled
+	+@$(BESIDE) lint type contract
 	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 
 test-pure: dev ## Run all tests uncompiled
 	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 
-test-pure-quick: dev ## Run the quick tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS)
+test-pure-quick: dev ## Run the quick tests of packages that have compiled modules uncompiled
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PURE) $(PYTEST_ARGS)
 
 # Traced tests take several times as long, so limits of processor time may fail here: `make test` says whether tests pass.
 TRACED = $(BIN)/coverage run -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS) || echo "SOME TESTS FAILED WHILE TRACED" >&2

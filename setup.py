@@ -6,10 +6,14 @@ module at run time, which nobody needs otherwise. That is said. Everything else 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import runpy
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,10 @@ FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-alia
 # ``POLYWIRE_COMPILE=0``: one wheel for every system, of the sources alone. 1: everything compiles, or there is no wheel.
 WANTED = os.environ.get("POLYWIRE_COMPILE") != "0"
 DEMANDED = os.environ.get("POLYWIRE_COMPILE") == "1"
+# Where Cython's own variable names a folder, what it made of the same sources before is taken from there.
+CACHED = "CYTHON_CACHE_DIR" in os.environ
+# Processes that are started by importing the main module anew would run this file once more.
+TRANSLATORS = os.cpu_count() if multiprocessing.get_start_method() == "fork" else 0
 # Commands that name the requirements: the first is asked before anything is built, and believed; the others make what is installed.
 DESCRIBING = {"dist_info", "bdist_wheel", "editable_wheel"}
 REQUIREMENTS = [
@@ -47,16 +55,25 @@ def description() -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?://)[^)]+\)", r"\1", text)
 
 
+def has_compiler() -> bool:
+    """Whether the C compiler that would be called is there; False only where that is certain."""
+    called = os.environ.get("CC") or sysconfig.get_config_var("CC")
+    return sys.platform == "win32" or not called or shutil.which(shlex.split(called)[0]) is not None
+
+
 def extensions() -> list[Any]:
-    """One extension per compilable module, each optional: ``cythonize`` drops that flag, so it is set afterwards."""
+    """One extension per compilable module, each optional: ``cythonize`` drops that flag, so it is set afterwards.
+
+    Without a compiler they stay as they are: nobody would compile what is made of them.
+    """
     sources = {name: INFO["source_of"](name) for name in INFO["compilable_modules"]()} if WANTED else {}
     modules = [
         Extension(name, [str(path.relative_to(HERE))], extra_compile_args=FLAGS)
         for name, path in sources.items()
         if path is not None
     ]
-    if not modules:
-        return []
+    if not modules or not has_compiler():
+        return modules
     from Cython.Build import cythonize
 
     built: list[Any] = cythonize(  # type: ignore[no-untyped-call, unused-ignore]
@@ -65,6 +82,8 @@ def extensions() -> list[Any]:
         compiler_directives={"language_level": 3},
         annotate=bool(os.environ.get("POLYWIRE_ANNOTATE")),
         quiet=True,
+        cache=CACHED,
+        nthreads=TRANSLATORS,
     )
     for module in built:
         module.optional = True
@@ -80,10 +99,10 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
         self.failed: dict[str, str] = {}
 
     def run(self) -> None:
-        try:
-            super().run()
-        except Exception as error:  # no compiler at all: setuptools may raise nearly anything, OSError included
-            self.failed.update({module.name: str(error) for module in self.extensions})
+        if self.extensions and not has_compiler():
+            self.failed = dict.fromkeys((module.name for module in self.extensions), "there is no C compiler")
+        else:
+            self._run_forgiving()
         if not self.failed:
             return
         names = ", ".join(sorted(self.failed))
@@ -102,6 +121,12 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
             file=sys.stderr,
             flush=True,
         )
+
+    def _run_forgiving(self) -> None:
+        try:
+            super().run()
+        except Exception as error:  # setuptools may raise nearly anything, OSError included
+            self.failed.update({module.name: str(error) for module in self.extensions})
 
     def build_extension(self, ext: Any) -> None:
         try:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from itertools import chain, zip_longest
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from polywire.build_info import describe, stale_modules
+
+WAITING = ("tests/crash/", "tests/histories/")
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,8 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that all workers end at about the same time."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    """What takes longest begins first, so that all workers end together; what keeps processors busy, beside what mostly waits."""
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    busy = [name for name, held in modules.items() if any(item.get_closest_marker("spark") for item in held)]
+    waiting = [name for name in modules if name.startswith(WAITING) and name not in busy]
+    first = [name for pair in zip_longest(busy, waiting) for name in pair if name is not None]
+    items[:] = chain.from_iterable(modules[name] for name in dict.fromkeys([*first, *modules]))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 
 VARIABLE: Final = "POLYWIRE_S3_SERVER"
 BUCKET: Final = "test"
-START_S: Final = 20.0
+START_S: Final = 60.0
 _KEY: Final = "polywire-test"
 
 

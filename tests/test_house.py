@@ -296,6 +296,19 @@ def test_every_error_code_that_leaves_the_broker_belongs_to_one_kind() -> None:
     assert set(found) <= set(errors.ErrorCode.__members__)
 
 
+def test_no_test_ends_sooner_than_all_do() -> None:
+    """What hangs ends some time; a limit that fits one test on a free machine fails it on a busy one."""
+    default = int(re.findall(r"^timeout = (\d+)", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0])
+    limits = [
+        (path.relative_to(ROOT), number, int(limit))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for limit in re.findall(r"mark\.timeout\((\d+)\)", line)
+    ]
+    assert len(limits) > 1
+    assert [limit for limit in limits if limit[2] <= default] == []
+
+
 def test_tests_are_packages() -> None:
     folders = {path.parent for path in python_files("tests", "benchmarks", "tools")}
     assert not [place(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()]

@@ -61,7 +61,7 @@ async def test_a_damaged_record_is_told_and_the_rest_is_served(own_broker: Broke
     assert before == [b"value-%02d" % number for number in range(DAMAGED)]
     for _ in range(2):
         with pytest.raises(BrokerError):
-            await asyncio.wait_for(values_of(client, DAMAGED, 1), 10)
+            await asyncio.wait_for(values_of(client, DAMAGED, 1), 120)
     await client.close()
     client = await connect(own_broker.url(wire.name))
     after = await values_of(client, DAMAGED + 1, COUNT - DAMAGED - 1)

@@ -38,10 +38,10 @@ async def _send_noise(host: str, port: int, noise: bytes) -> None:
     """Send bytes that mean nothing; the broker may answer and may hang up, but must come to an end."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        with suppress(OSError):
+        with suppress(ConnectionError):
             writer.write(noise)
             writer.write_eof()
-            await asyncio.wait_for(reader.read(), 10)
+            await asyncio.wait_for(reader.read(), 120)
     finally:
         writer.close()
 
@@ -69,7 +69,7 @@ async def _flood(stalled: asyncio.StreamWriter, wire: Wire, topic: str, partitio
 
 async def _still_serves(clients: WireClients, topic: str) -> None:
     client = await clients.open()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         produced = await client.produce(topic, [Record(value=b"alive", key=b"k")])
         found = await client.fetch(topic, produced[0].partition, 0)
     assert [record.value for record in found] == [b"alive"]

@@ -22,7 +22,7 @@ class Peer:
     """One connection that asks one thing at a time."""
 
     def __init__(self, broker: BrokerProcess) -> None:
-        self._socket = socket.create_connection(broker.addresses["cursus"], timeout=5.0)
+        self._socket = socket.create_connection(broker.addresses["cursus"], timeout=60.0)
         self._data = b""
 
     def __enter__(self) -> Self:
@@ -73,6 +73,11 @@ class Worker(ABC):
                 self._live()
         except BaseException as error:
             self.fault = error
+
+    def until(self, beyond: int) -> None:
+        """Wait until more than this is acknowledged, or something is wrong."""
+        while self.done <= beyond and self.fault is None:
+            time.sleep(0.02)
 
     def _live(self) -> None:
         """One connection's life."""

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from polywire.cli.backup_files import Taken, find_backup, list_backups, restore_backup, take_backup
 from polywire.clock import SystemClock
 from polywire.errors import Busy
@@ -113,7 +111,6 @@ def restored(backup: Path, directory: Path) -> Counts:
     return counted(directory)
 
 
-@pytest.mark.timeout(120)
 def test_what_was_acknowledged_before_is_in_it(tmp_path: Path) -> None:
     directory, shelf = tmp_path / "log", tmp_path / "shelf"
     least: list[Counts] = []
@@ -166,7 +163,6 @@ def victim(what: str, last: int, source: Path, target: Path) -> int | None:
     return int(done.stdout)
 
 
-@pytest.mark.timeout(120)
 def test_a_backup_that_is_killed_is_not_there_and_the_next_one_goes_on(tmp_path: Path) -> None:
     writer = WriterProcess(tmp_path / "log", 5)
     try:

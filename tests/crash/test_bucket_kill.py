@@ -8,16 +8,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
-from tests.crash.test_broker_kill import Producer, check
+from tests.crash.test_broker_kill import Producer, check, end
 
 KILLS = 3
 
 
-@pytest.mark.timeout(120)
 def test_killed_and_moved_while_producing(tmp_path: Path) -> None:
     bucket = f"file://{tmp_path / 'bucket'}"
     with BrokerProcess(tmp_path / "data", "--bucket", bucket, wires=("polywire", "cursus")) as broker:
@@ -31,7 +28,6 @@ def test_killed_and_moved_while_producing(tmp_path: Path) -> None:
         ]
         producers[1].key = b"p-stored"
         asyncio.run(_produce_and_lose(broker, producers))
-        assert all(len(producer.acknowledged) > 20 for producer in producers)
         assert asyncio.run(check(broker.url("polywire"), producers)) > 0
         assert broker.stop() == 0, broker.log_text()
 
@@ -44,7 +40,4 @@ async def _produce_and_lose(broker: BrokerProcess, producers: Sequence[Producer]
         broker.kill()
         shutil.rmtree(broker.data_dir)
         await asyncio.to_thread(broker.start)
-    await asyncio.sleep(2)
-    for producer in producers:
-        producer.running = False
-    await asyncio.gather(*tasks)
+    await end(producers, tasks, beyond=20)

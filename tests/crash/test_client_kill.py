@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 import polywire
 from polywire import Client
 from tests.broker_process import BrokerProcess
@@ -21,9 +19,9 @@ STEP: Final = 500
 AHEAD: Final = 20_000  # records that are sent before others were read: each kill finds some on their way in and some on their way out
 TOPIC: Final = "orders"
 PARTITIONS: Final = 4
+PATIENCE_S: Final = 300.0  # for a broker that starts on a machine that does much else
 
 
-@pytest.mark.timeout(600)
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=["polywire"]) as broker:
         sent, seen = asyncio.run(_through_kills(broker))
@@ -35,7 +33,7 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
 
 
 async def _through_kills(broker: BrokerProcess) -> tuple[int, Counter[int]]:
-    async with polywire.connect(broker.url("polywire")) as client:
+    async with polywire.connect(broker.url("polywire"), reconnect_s=PATIENCE_S) as client:
         await client.create_topic(TOPIC, PARTITIONS)
         seen: Counter[int] = Counter()
         sent, _, _ = await asyncio.gather(_produce(client, seen), _consume(client, seen), _kill(broker, seen))

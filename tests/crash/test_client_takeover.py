@@ -12,19 +12,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 import polywire
 from polywire import Client
 from tests.broker_process import BrokerProcess, child_environment
-from tests.crash.test_client_kill import TOPIC, _stored
+from tests.crash.test_client_kill import PATIENCE_S, TOPIC, _stored
 
 RECORDS = 30_000
 STEP = 500
 PARTITIONS = 4
 
 
-@pytest.mark.timeout(180)
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     bucket = f"file://{tmp_path / 'bucket'}"
     with ExitStack() as running:
@@ -45,7 +42,7 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
 
 
 async def _through_takeovers(url: str, leader: BrokerProcess, bucket: str, seen: Counter[int]) -> int:
-    async with polywire.connect(url) as client:
+    async with polywire.connect(url, reconnect_s=PATIENCE_S) as client:
         await client.create_topic(TOPIC, PARTITIONS)
         sent, _, _ = await asyncio.gather(
             _produce(client, seen), _consume(client, seen), _change_leaders(leader, bucket, seen)

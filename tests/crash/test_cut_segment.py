@@ -33,7 +33,7 @@ async def cut_and_read(broker: BrokerProcess) -> None:
     os.truncate(path, 0)  # within its last page a mapping would read zeros
     for offset in (*range(COUNT), DAMAGED, 0):
         with pytest.raises(BrokerError) as told:
-            await asyncio.wait_for(client.fetch("t", 0, offset), 10)
+            await asyncio.wait_for(client.fetch("t", 0, offset), 120)
         assert told.value.code is ErrorCode.CORRUPT
     await client.produce("t", [Record(value=b"goes on")], partition=0)
     assert [record.value for record in await client.fetch("t", 0, COUNT)] == [b"goes on"]

@@ -110,7 +110,7 @@ def test_garbage_behind_good_requests(broker: BrokerProcess) -> None:
             body = chance.randbytes(chance.randrange(60))
             if number % 3 == 0:
                 body = TOPIC + body
-            with socket.create_connection(broker.addresses["iggy"], timeout=20) as peer:
+            with socket.create_connection(broker.addresses["iggy"], timeout=60) as peer:
                 peer.sendall(request(Code.PING) + request(chance.choice(codes), body))
                 peer.sendall(chance.randbytes(chance.randrange(200)))
                 peer.shutdown(socket.SHUT_WR)

@@ -34,11 +34,13 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
 from tests.broker_process import BrokerProcess
+from tests.processor import loop_seconds
 
-# The slowest request of the well-behaved client; an attack that held the loop took many seconds. Uncompiled, a batch of four million
-# records is looked at record by record in Python, and no latency is promised (decision 0004).
-SERVED_S_MAX = 1.5 if all(compiled_modules().values()) else 30.0
-SETTLED_S_MAX = 10.0
+# Processor time of the broker's loop from a request of the well-behaved client to its answer, at most; an attack that held the loop took many
+# seconds. On the clock a busy machine adds to it. Uncompiled, a batch of four million records is looked at record by record in Python, and no
+# latency is promised (decision 0004).
+HELD_S_MAX = 1.5 if all(compiled_modules().values()) else 30.0
+SETTLED_S_MAX = 60.0
 MEMORY_MB_MAX = 500
 TOPICS = 2_000
 
@@ -47,7 +49,7 @@ class RawPeer:
     """A connection that sends whatever it is told; on the `polywire` wire it has greeted."""
 
     def __init__(self, broker: BrokerProcess, wire: str = "polywire") -> None:
-        self.socket = socket.create_connection(broker.addresses[wire], timeout=20)
+        self.socket = socket.create_connection(broker.addresses[wire], timeout=60)
         self._received = b""
         if wire == "polywire":
             self.send(MAGIC)
@@ -99,7 +101,7 @@ class RawPeer:
 
 
 class GoodClient:
-    """Produces one record after the other over both wires and notes how long each takes."""
+    """Produces one record after the other over both wires and notes how long the broker's loop is busy until each is answered."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.times: list[float] = []
@@ -114,27 +116,30 @@ class GoodClient:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._thread.join(30)
+        self._thread.join(60)
+
+    def wait(self, count: int) -> None:
+        """Until so many requests were answered, or one was not."""
+        wait(lambda: len(self.times) > count or self._failures, "the client makes no progress")
 
     def check(self) -> None:
-        """Every request was answered, and promptly."""
+        """Every request was answered, and none while the loop was held."""
         assert not self._failures, self._failures
-        assert len(self.times) > 20, "the client made no progress"
-        assert max(self.times) < SERVED_S_MAX, (
+        assert max(self.times) < HELD_S_MAX, (
             f"median {statistics.median(self.times):.4f} s, max {max(self.times):.3f} s"
         )
 
     def _run(self) -> None:
         try:
-            flux = socket.create_connection(self._broker.addresses["flux"], timeout=20)
+            flux = socket.create_connection(self._broker.addresses["flux"], timeout=60)
             with RawPeer(self._broker) as peer, flux:
                 batch = record_batch(1)
                 while not self._stopping.wait(0.005):
-                    begun = time.monotonic()
+                    begun = loop_seconds(self._broker)
                     assert not peer.ask(Verb.PRODUCE, messages.Produce("good", 0, create=True), batch).flags & ERROR
                     flux.sendall(b"V1|1|PRODUCE|good k:v\n")
                     assert b"|OK|" in flux.recv(4096)
-                    self.times.append((time.monotonic() - begun) / 2)
+                    self.times.append((loop_seconds(self._broker) - begun) / 2)
         except BaseException as failure:
             self._failures.append(failure)
 
@@ -168,10 +173,10 @@ def running(tmp_path: Path) -> Iterator[BrokerProcess]:
 def attacked(broker: BrokerProcess) -> Iterator[None]:
     """While this lasts a good client must be served."""
     with GoodClient(broker) as client:
-        time.sleep(0.3)
+        client.wait(1)
         client.times.clear()
         yield
-        time.sleep(0.3)
+        client.wait(20)
     client.check()
 
 
@@ -325,11 +330,11 @@ def test_topics_that_come_and_go_while_they_are_read(broker: BrokerProcess) -> N
             assert not peer.ask(Verb.DELETE_TOPIC, messages.DeleteTopic("fleeting", level=1)).flags & ERROR
         stopping.set()
         for thread in readers:
-            thread.join(20)
+            thread.join(60)
     assert not failures
 
 
-def wait(reached: Callable[[], bool], otherwise: str, seconds: float = SETTLED_S_MAX) -> None:
+def wait(reached: Callable[[], object], otherwise: str, seconds: float = SETTLED_S_MAX) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, otherwise

@@ -32,7 +32,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import PREFIX, encode_head
 from polywire.protocols.polywire.messages import Verb
 from tests.broker_process import BrokerProcess
-from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch, wait
+from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch
 
 ATTACK_S = 8.0
 FLOOD_S = 0.7
@@ -142,7 +142,7 @@ class Attacker(threading.Thread):
 
 def fill(broker: BrokerProcess) -> None:
     """A topic that is worth reading, some 45 MB."""
-    with socket.create_connection(broker.addresses["kafka07"], timeout=20) as peer:
+    with socket.create_connection(broker.addresses["kafka07"], timeout=60) as peer:
         produce = encode_produce(TOPIC, 0, encode_set(VALUES))
         for _ in range(50):
             peer.sendall(produce)
@@ -166,19 +166,18 @@ def attack(broker: BrokerProcess) -> tuple[list[int], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_all_wires_at_once_stay_within_the_memory(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         fill(broker)
         with GoodClient(broker) as good:
             turns, own = attack(broker)
             served = len(good.times)
-            wait(lambda: len(good.times) > served + 10, "nobody is served when it is over")
+            good.wait(served + 10)
         assert not good._failures
         peak = memory_mb(broker)
         print(
             f"peak {peak} MB, of its own {own >> 20} MB; attacks {turns}, {served} requests of others served meanwhile,"
-            f" the slowest in {max(good.times):.2f} s"
+            f" for one of them the loop was busy for {max(good.times):.2f} s"
         )
         log = broker.log_text()
         assert not [word for word in ("Traceback", "level=error", "level=critical") if word in log], log

@@ -24,6 +24,7 @@ from tests.unit.log.rig import SMALL, Rig, batch_of
 
 KILLS = 10
 RUN_SECONDS = (0.05, 0.7)
+LINES_MIN = 30  # of a run, however long a busy machine takes to them
 
 
 def run_writer(directory: Path, seed: int, seconds: float) -> list[str]:
@@ -34,17 +35,16 @@ def run_writer(directory: Path, seed: int, seconds: float) -> list[str]:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         timer = time.monotonic() + seconds
-        lines = []
+        lines: list[str] = []
         for line in process.stdout:
             lines.append(line)
-            if time.monotonic() > timer:
+            if time.monotonic() > timer and len(lines) > LINES_MIN:
                 process.send_signal(signal.SIGKILL)
                 break
         lines += process.stdout.readlines()
     return [line.strip() for line in lines if line.endswith("\n")]
 
 
-@pytest.mark.timeout(120)
 def test_nothing_acknowledged_is_lost_by_kill(tmp_path: Path) -> None:
     chosen = random.Random(4)
     acknowledged: list[list[tuple[int, int, int]]] = [[] for _ in range(PARTITIONS)]
@@ -135,7 +135,6 @@ def test_slots_are_sealed_without_being_synced(tmp_path: Path, disk: JournalDisk
     rig.log.close()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("interval_ms", [2, 600_000])
 def test_power_loss_among_changes(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
     """Changes, trims, drops, stages and publishes beside records: whatever goes, what is left is the state after some group."""

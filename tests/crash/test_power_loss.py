@@ -99,7 +99,6 @@ def numbers(values: list[bytes]) -> list[int]:
     return [int(value.rstrip(b".")) for value in values]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_synced_survives_and_readers_are_told(tmp_path: Path, seed: int | None) -> None:
     chance, keep = random.Random(seed), None if seed is None else random.Random(seed)

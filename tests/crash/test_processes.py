@@ -27,7 +27,7 @@ PROCESSES = 2
 TOPICS = 8
 WIRES = ("cursus", "flux", "iggy", "kafka", "polywire")  # each has topics of both processes
 KILLS = 3
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
 
@@ -51,10 +51,9 @@ def has_another(data_dir: Path, shard: int, pid: int) -> bool:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -137,7 +136,6 @@ async def stored(broker: BrokerProcess, topic: str) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.timeout(120)
 def test_one_process_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     asyncio.run(_kill_one_by_one(tmp_path / "data"))
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from select import select
 from typing import Any, Final
 
-import pytest
-
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.http.dead_letters import LETTERS_MAX
@@ -80,7 +78,6 @@ def redriven(broker: BrokerProcess) -> Any:
         connection.close()
 
 
-@pytest.mark.timeout(120)
 def test_letters_arrive_once(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--slot-mib", "17", wires=["polywire", "http"]) as broker:
         asyncio.run(fill(broker))

@@ -137,7 +137,6 @@ async def numbers_of(client: PolywireClient, topic: str, partition: int, next_of
     return found
 
 
-@pytest.mark.timeout(180)
 def test_machines_lead_a_shard_each_and_serve_all(tmp_path: Path) -> None:
     """The second machine is handed its part, and gives it back when that is asked for; the other shard stays where it is."""
     url = url_of(tmp_path)
@@ -166,7 +165,6 @@ def test_machines_lead_a_shard_each_and_serve_all(tmp_path: Path) -> None:
     assert open_bucket(url).list("nodes/") == [], "who ends says so"
 
 
-@pytest.mark.timeout(240)
 def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
     """It gives away what it leads and carries on; it leads again when that is undone, and when nobody else is left."""
     options = "--processes", str(SHARDS), "--balance-s", "0"
@@ -201,7 +199,6 @@ def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
     assert open_bucket(url).list("nodes/") == []
 
 
-@pytest.mark.timeout(240)
 def test_processes_and_machines_are_killed(tmp_path: Path, url: str) -> None:
     with (
         machine(tmp_path, "one", "--processes", str(SHARDS), "--balance-s", "1", url=url) as one,
@@ -229,7 +226,6 @@ def test_processes_and_machines_are_killed(tmp_path: Path, url: str) -> None:
         assert two.stop() == 0, two.log_text()
 
 
-@pytest.mark.timeout(180)
 def test_who_sleeps_stands_by_afterwards(tmp_path: Path, url: str) -> None:
     with (
         machine(tmp_path, "one", "--processes", str(SHARDS), "--balance-s", "0", url=url) as one,

@@ -12,8 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from polywire.client.connect import connect
 from tests.broker_process import BrokerProcess
 from tests.crash.cursus_peer import Peer, Worker
@@ -60,7 +58,6 @@ async def _stored(broker: BrokerProcess) -> list[list[int]]:
         await client.close()
 
 
-@pytest.mark.timeout(120)
 def test_killed_in_mid_transaction(tmp_path: Path) -> None:
     chance = random.Random(7)
     with BrokerProcess(tmp_path / "data") as broker:
@@ -75,7 +72,7 @@ def test_killed_in_mid_transaction(tmp_path: Path) -> None:
                 time.sleep(chance.uniform(*LIFE_S))
                 broker.kill()
                 broker.start()
-            time.sleep(0.3)
+            worker.until(KILLS)
         finally:
             worker.stopped = True
             thread.join()

@@ -26,8 +26,8 @@ from tests.e2e.java import SHORT_LIVED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -112,19 +112,30 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installation.build_source_distribution(installation.copy_checkout(tmp_path_factory.mktemp("checkout")))
+    def make(place: Path) -> Path:
+        return installation.build_source_distribution(installation.copy_checkout(place))
+
+    return installation.made_once("checkout", tmp_path_factory, make)
 
 
 @pytest.fixture(scope="session")
 def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not compiled, as where there is no compiler; also quick to make."""
-    return installation.build_wheel(source_distribution, tmp_path_factory.mktemp("wheel"), CC="no-such-compiler")
+
+    def make(place: Path) -> Path:
+        return installation.build_wheel(source_distribution, place, CC="no-such-compiler")
+
+    return installation.made_once("wheel", tmp_path_factory, make)
 
 
 @pytest.fixture(scope="session")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Interpreter of an environment with that wheel, and none of the checkout."""
-    return installation.environment_with(wheel, tmp_path_factory.mktemp("environment"))
+
+    def make(place: Path) -> Path:
+        return installation.environment_with(wheel, place)
+
+    return installation.made_once("environment", tmp_path_factory, make)
 
 
 _numbers = itertools.count()

@@ -6,16 +6,34 @@ Promises: an environment sees what polywire depends on, and never the checkout. 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 INSTALL: Final = ("-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet")
 BUILD_SECONDS_MAX: Final = 600
+
+
+def made_once(made: str, factory: pytest.TempPathFactory, make: Callable[[Path], Path]) -> Path:
+    """What the first worker of a test run that asks for it makes in a new directory; the others wait, and take the same."""
+    own = factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (shared / f"{made}.path").open("a+") as told:
+        fcntl.flock(told, fcntl.LOCK_EX)
+        told.seek(0)
+        if not (path := told.read()):
+            path = str(make(Path(tempfile.mkdtemp(prefix=f"{made}-", dir=shared))))
+            told.write(path)
+    return Path(path)
 
 
 def run(*command: str, cwd: Path, **extra: str) -> str:
@@ -61,8 +79,8 @@ def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
 
 
 def environment_with(wheel: Path, place: Path) -> Path:
-    """Interpreter of a new environment with the wheel, which sees what polywire depends on but not the checkout."""
-    venv.create(place, with_pip=True, symlinks=True)
+    """Interpreter of a new environment with the wheel, which sees what polywire depends on, pip among it, but not the checkout."""
+    venv.create(place, symlinks=True)
     [packages] = {Path(path) for path in sys.path if path.endswith("site-packages") and "cyclopts" in os.listdir(path)}
     own = next((place / "lib").glob("python*")) / "site-packages"
     for entry in packages.iterdir():

@@ -25,7 +25,7 @@ from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess, child_environment
 
 COMMAND: Final = (sys.executable, "-m", "polywire")
-COMMAND_SECONDS_MAX: Final = 20.0
+COMMAND_SECONDS_MAX: Final = 120.0
 _topic_numbers = count(1)
 
 

@@ -65,7 +65,7 @@ def test_overview_is_live(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/"))
     assert "polywire" in page.until("Records stored per second")
     assert "61" in page.text()
-    with socket.create_connection(broker.addresses["flux"], timeout=10) as peer:
+    with socket.create_connection(broker.addresses["flux"], timeout=60) as peer:
         peer.sendall(b"V1|1|PRODUCE|live a:1\n")
         page.until("62")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.testing.process import child_environment
+from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = 20_000
@@ -27,10 +28,9 @@ TOLD = (
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_each_flight_is_there_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.flights_cluster", "--flights", str(FLIGHTS), "--output", str(tmp_path)]
-    environment = {**child_environment(), "COLUMNS": "200"}
+    environment = {**child_environment(), "COLUMNS": "200", EVERY_JAVA: SHORT_LIVED}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     at = 0

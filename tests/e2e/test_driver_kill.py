@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.e2e.conftest import SOURCE, Served, environment, fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 COUNTS = [4_000, 3_000, 1_000]
 KILLED_AT = (0, 4)  # micro-batches whose offsets are written down and whose end is not

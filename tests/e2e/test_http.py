@@ -36,7 +36,7 @@ def ask(broker: BrokerProcess, path: str, method: str = "GET", **headers: str) -
 
 
 def test_health_and_metrics(broker: BrokerProcess) -> None:
-    with socket.create_connection(broker.addresses["flux"], timeout=10) as peer:
+    with socket.create_connection(broker.addresses["flux"], timeout=60) as peer:
         peer.sendall(b"V1|1|PRODUCE|seen a:1\n")
         assert peer.recv(100).startswith(b"V1|1|OK")
         assert ask(broker, "/livez") == (200, b"alive\n")
@@ -97,13 +97,13 @@ def test_a_usual_port_that_is_taken_is_told_and_no_reason_not_to_start(tmp_path:
                 time.sleep(0.05)
             assert set(json.loads(ready.read_text())) == {"flux"}
             process.terminate()
-            assert "HTTP is off" in process.communicate(timeout=60)[1]
+            assert "HTTP is off" in process.communicate(timeout=180)[1]
             assert process.returncode == EXIT_OK
             asked = subprocess.run(
                 [*command, "--http", HTTP_ADDRESS],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=180,
                 env=child_environment(),
                 check=False,
             )

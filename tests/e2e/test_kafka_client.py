@@ -62,7 +62,7 @@ def test_logins(broker: BrokerProcess, mechanism: str, tls: bool) -> None:
         assert caught.value.code is ErrorCode.LOGIN_FAILED
         assert "guessed" not in caught.value.message
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 async def opened(broker: BrokerProcess) -> KafkaClient:
@@ -111,7 +111,7 @@ def test_groups_are_listed_with_their_lag(open_broker: BrokerProcess) -> None:
         await flux.close()
         await client.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_partition_is_let_go_of_only_when_its_reader_knows(open_broker: BrokerProcess) -> None:
@@ -137,7 +137,7 @@ def test_a_partition_is_let_go_of_only_when_its_reader_knows(open_broker: Broker
         await first.close()
         await second.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_consumers_go_on_after_a_kill(open_broker: BrokerProcess) -> None:
@@ -163,5 +163,5 @@ def test_consumers_go_on_after_a_kill(open_broker: BrokerProcess) -> None:
                 await again.close()
             await producer.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 40))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
     assert sorted(map(int, values)) == list(range(records))

@@ -74,7 +74,7 @@ def assert_ended(*sockets: socket.socket) -> None:
 
 def text_peer(broker: BrokerProcess, *frames: bytes) -> tuple[socket.socket, list[bytes]]:
     """A connection to the Cursus wire, and what it was answered."""
-    peer = socket.create_connection(broker.addresses["cursus"], timeout=10)
+    peer = socket.create_connection(broker.addresses["cursus"], timeout=60)
     return peer, [cursus(peer, frame) for frame in frames]
 
 
@@ -94,7 +94,7 @@ def received(peer: socket.socket, size: int) -> bytes:
 
 def native_peer(broker: BrokerProcess, name: str, password: str) -> tuple[socket.socket, bytes]:
     """A connection to our own wire that has asked to log in, and what it was answered."""
-    peer = socket.create_connection(broker.addresses["polywire"], timeout=10)
+    peer = socket.create_connection(broker.addresses["polywire"], timeout=60)
     peer.sendall(MAGIC)
     received(peer, len(MAGIC))
     native_answer(peer)

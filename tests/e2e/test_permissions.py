@@ -20,7 +20,7 @@ STREAMS, GET_TOPICS = 201, 301
 
 
 def flux(broker: BrokerProcess, line: str) -> str:
-    with socket.create_connection(broker.addresses["flux"], timeout=10) as peer:
+    with socket.create_connection(broker.addresses["flux"], timeout=60) as peer:
         peer.sendall(f"V1|1|{line}\n".encode())
         return peer.makefile().readline().strip()
 
@@ -35,7 +35,7 @@ def test_a_wire_without_a_login_is_refused_where_nobody_could_do_anything(tmp_pa
         text=True,
         env=child_environment(),
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert ended.returncode == 1
     assert "polywire user add anonymous" in ended.stderr

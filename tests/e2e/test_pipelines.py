@@ -22,7 +22,7 @@ from polywire.spark.pipelines.windows import windows
 from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.spark
 
 
 def put(served: Served, topic: str, documents: Sequence[object], partition: int = 0) -> None:

@@ -24,7 +24,7 @@ from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, fill, start_broker, stop_broker
 from tests.e2e.test_pipelines import put
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.spark
 
 
 def produce(served: Served, topic: str, records: list[Record]) -> None:

@@ -19,7 +19,7 @@ from tests.e2e.conftest import Reached
 from tests.e2e.test_spark_local_segments import LOGGING, append, digest, reach, wait_until_sealed
 from tests.s3_server import BUCKET, s3_server
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 RECORDS = 4 * RANGE_RECORDS_MIN  # of each partition
 
@@ -44,7 +44,7 @@ class InBucket:
 
     def sent_bytes(self) -> int:
         """What the broker has sent over its wire since it was started."""
-        connection = HTTPConnection(*self.broker.addresses["http"], timeout=10)
+        connection = HTTPConnection(*self.broker.addresses["http"], timeout=60)
         try:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()

@@ -19,7 +19,7 @@ from polywire.records.columns import Header, HeaderKind, Record
 from polywire.spark import functions
 from tests.e2e.conftest import Served
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.spark
 
 LEG = {"type": "record", "name": "Leg", "fields": [{"name": "km", "type": "int"}]}
 AVRO = json.dumps(

@@ -19,7 +19,7 @@ from polywire.store.mark import MARK_FILE
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 RECORDS = 4 * RANGE_RECORDS_MIN  # of each partition
 LOGGING = "spark.sql.pyspark.worker.logging.enabled"
@@ -43,7 +43,7 @@ def reached(broker: BrokerProcess, topic: str) -> Reached:
 
 def wait_until_sealed(reached: Reached, topic: str) -> None:
     """Until most of what ``append`` wrote is."""
-    deadline = monotonic() + 20
+    deadline = monotonic() + 60
     while sealed_records(reached, topic) < 1.5 * RECORDS:
         assert monotonic() < deadline, "nothing was sealed"
         sleep(0.05)

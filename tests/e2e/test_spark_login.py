@@ -20,7 +20,7 @@ from polywire.spark.pipelines.bridge import bridge
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 PASSWORD = "looking-glass-7"
 

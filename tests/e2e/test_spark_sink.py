@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached, Served, fill
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 
 def read(spark: SparkSession, served: Reached, topic: str) -> DataFrame:

@@ -35,7 +35,7 @@ class Peer:
     """One connection to the Iggy wire."""
 
     def __init__(self, broker: BrokerProcess) -> None:
-        self.socket = socket.create_connection(broker.addresses["iggy"], timeout=10)
+        self.socket = socket.create_connection(broker.addresses["iggy"], timeout=60)
 
     def ask(self, code: int, payload: bytes = b"") -> tuple[int, bytes]:
         self.socket.sendall(classic(code, payload))

@@ -19,7 +19,6 @@ SEED = 3
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_no_promise_is_broken(tmp_path: Path) -> None:
     with SmallDisk(tmp_path / "data") as disk:
         history = run(disk, seed=SEED, deeds=DEEDS)

@@ -17,7 +17,6 @@ SEED = 3
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(sys.platform != "linux", reason="several processes share addresses on Linux only")
 def test_nothing_is_lost_whatever_is_killed(tmp_path: Path) -> None:
     done = run(tmp_path, seed=SEED, count=DEEDS)

@@ -19,7 +19,6 @@ SEED = 2
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_no_promise_is_broken_by_a_takeover(tmp_path: Path) -> None:
     """Some seconds each: whoever follows waits until the one before is surely gone."""
     history = run(tmp_path, seed=SEED, count=TAKEOVERS)

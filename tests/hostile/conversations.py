@@ -27,7 +27,7 @@ from tests.hostile.peers import ANSWER_S_MAX, End, PoliteClient, connect, hang_u
 ANSWERS_S: Final = 0.02  # how long a peer waits for answers before it goes on
 STALLED_MAX: Final = 32  # connections that stand still at once
 FLOOD: Final = 40  # times that a stream is sent again
-SETTLED_S_MAX: Final = 20.0
+SETTLED_S_MAX: Final = 60.0
 
 Ending = Callable[["Hostile", socket.socket, bytes], None]
 

@@ -174,7 +174,6 @@ def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Broker
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: Brokers) -> None:
     """One member stays and another comes and goes under a steady producer: every record is read, positions only move on."""
     send(sdk, broker, 0, 3)

@@ -30,7 +30,7 @@ HEADERS = ((), (Header(b"a", b"1"),))
 TIMES_US = (None, 1_600_000_000_123_000)
 SECONDS_MAX = 300.0
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 
 def test_both_formats_give_the_same_rows(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.unit.protocols.kafka.requests import authenticate_frame, join_frame
 from tests.unit.protocols.kafka07 import dialogue as kafka07
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
-WAIT_S_MAX: Final = 10.0
+WAIT_S_MAX: Final = 60.0
 REBALANCE_S: Final = 30.0  # more than a member of a Kafka group may take to come back
 HASH: Final = hash_password("password")
 GRANTS: Final[Mapping[str, Grants]] = {

@@ -250,4 +250,3 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=20, stateful_step_count=50, suppress_health_check=list(HealthCheck))
-pytestmark = pytest.mark.timeout(300)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polywire.matching import DIGITS, consists_of, matches, signed_64
+from tests.processor import processor_used
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_patterns_mean_what_a_shell_means(pattern: str, text: str) -> None:
 
 
 def test_a_pattern_that_would_explode_takes_no_time() -> None:
-    begun = time.process_time()
-    assert not matches("*a" * 60 + "b", "a" * 249)
-    assert time.process_time() - begun < 0.5
+    with processor_used() as used:
+        assert not matches("*a" * 60 + "b", "a" * 249)
+    assert used.seconds < 0.5
 
 
 @given(st.text("+-0123456789 _x٣", max_size=24))
@@ -55,10 +55,10 @@ def test_the_ends_of_numbers() -> None:
     assert signed_64(str(2**63 - 1)) == 2**63 - 1
     assert signed_64(str(-(2**63))) == -(2**63)
     assert signed_64(str(2**63)) is None
-    begun = time.process_time()
-    assert signed_64("0" * 1_000_000 + "x") is None
-    assert signed_64("9" * 1_000_000) is None
-    assert time.process_time() - begun < 0.5
+    with processor_used() as used:
+        assert signed_64("0" * 1_000_000 + "x") is None
+        assert signed_64("9" * 1_000_000) is None
+    assert used.seconds < 0.5
 
 
 def test_characters() -> None:

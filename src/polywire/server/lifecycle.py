@@ -92,7 +92,7 @@ EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_DEPOSED: Final = 75  # never left with: the process stands by again
 EXIT_SECOND_SIGNAL: Final = 130
-HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory: its drain, mostly
+HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory, beside its drain
 HANDOVER_POLL_S: Final = 0.05
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
@@ -294,7 +294,8 @@ class Server:
 
     async def open_broker(self) -> Broker:
         """Recover the data directory, once a process that is ending has let go of it. Raises BrokerError."""
-        end = self._loop.time() + HANDOVER_S
+        limit_s = HANDOVER_S + self._config.drain_timeout_s
+        end = self._loop.time() + limit_s
         told = False
         while True:
             try:
@@ -303,7 +304,7 @@ class Server:
                 if error.code is not ErrorCode.BUSY or self._loop.time() >= end:
                     raise
                 if not told:
-                    log.info("waiting for the data directory", reason=error.message, limit_s=HANDOVER_S)
+                    log.info("waiting for the data directory", reason=error.message, limit_s=limit_s)
                 told = True
             await asyncio.sleep(HANDOVER_POLL_S)
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final
 
 READY_SECONDS_MAX: Final = 90.0  # a start takes one; a machine that does much else, many
-STOP_SECONDS_MAX: Final = 20.0
+STOP_SECONDS_MAX: Final = 60.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 LOGIN_WIRES: Final = ("cursus", "iggy", "kafka", "polywire")
 PORTS: Final = range(15_000, 32_000)

@@ -33,7 +33,7 @@ ORDERS = TopicName("shop", "orders")
 HASH = hash_password("secret")
 ALICE = ConfiguredUser("alice", HASH, EVERYTHING)
 NOTHING_GRANTED = Grants()
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 60.0
 
 
 def settle(memory: MemoryBroker, told: list[Any]) -> Any:

@@ -74,7 +74,7 @@ def test_every_listing_says_what_commands_are_for() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
         env=os.environ | {"COLUMNS": "200"},
     ).stdout
     without = []
@@ -110,7 +110,7 @@ def test_zsh_completes(use: str, said: str, tmp_path: Path, capsys: pytest.Captu
     assert run(["completion", "zsh"]) == EXIT_DONE
     (tmp_path / "_polywire").write_text(capsys.readouterr().out)
     asked = ["zsh", "-f", "-c", f"fpath=($PWD $fpath); {use}"]
-    answered = subprocess.run(asked, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    answered = subprocess.run(asked, cwd=tmp_path, capture_output=True, timeout=180, check=False)
     assert answered.stdout.decode().strip() == said, answered.stderr
 
 
@@ -123,7 +123,7 @@ def test_fish_completes_and_offers_no_files(
     script = tmp_path / "polywire.fish"
     script.write_text(capsys.readouterr().out)
     asked = f"source {script}; complete -C 'polywire {typed}'"
-    answered = subprocess.run(["fish", "-c", asked], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    answered = subprocess.run(["fish", "-c", asked], cwd=tmp_path, capture_output=True, timeout=180, check=True)
     words = [line.split("\t")[0] for line in answered.stdout.decode().splitlines()]
     assert offered in words
     assert script.name not in words

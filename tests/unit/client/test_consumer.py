@@ -25,7 +25,7 @@ def play(served: Served) -> Play:
     def played(scenario: Scenario) -> None:
         async def whole() -> None:
             async with polywire.connect(served.address) as client:
-                await asyncio.wait_for(scenario(client), 30)
+                await asyncio.wait_for(scenario(client), 120)
 
         asyncio.run(whole())
 

@@ -60,7 +60,7 @@ def test_whatever_a_record_is_and_whoever_awaits() -> None:
     async def scenario() -> None:
         odd: list[Any] = [None, (), (1, 2), StopIteration(7), "text"]
         cursor = cursor_over(list(odd))
-        found = [await anext(cursor), await asyncio.wait_for(anext(cursor), 30), await cursor.__anext__()]
+        found = [await anext(cursor), await asyncio.wait_for(anext(cursor), 120), await cursor.__anext__()]
         try:
             raise KeyError("being handled")
         except KeyError:

@@ -40,7 +40,7 @@ def test_examples_run(running: RunningBroker, name: str) -> None:
 def run(running: RunningBroker, name: str) -> str:
     urls = [running.url("kafka"), running.url()] if name == "client_kafka" else [running.url()]
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *urls]
-    ended = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False, timeout=180)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -26,7 +26,7 @@ def play(served: Served) -> Callable[[Scenario], None]:
     def played(scenario: Scenario) -> None:
         async def whole() -> None:
             async with await PolywireClient.open("127.0.0.1", served.port) as client:
-                await asyncio.wait_for(scenario(client), 20)
+                await asyncio.wait_for(scenario(client), 120)
 
         asyncio.run(whole())
 

@@ -115,6 +115,7 @@ def test_no_tls_on_a_port_with_tls(wire: str, work: Work) -> None:
 def test_a_port_that_always_hangs_up(wire: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((link, "BACKOFF_MIN_S"), (consumer, "BACKOFF_MIN_S"), (lane, "PAUSE_MIN_S")):
         monkeypatch.setattr(module, name, 0.001)
+    monkeypatch.setattr(link, "AT_ONCE_S", 3600.0)
     count, error = asyncio.run(visits(wire, b"", work))
     assert ("hung up without an answer" in error.message) is (wire != "kafka07"), "there it is how requests are refused"
     assert "is it another wire's port" in error.message
@@ -130,6 +131,7 @@ def test_a_port_that_holds_who_comes_is_waited_for(work: Work, monkeypatch: pyte
     for module, name in ((link, "BACKOFF_MAX_S"), (consumer, "BACKOFF_MAX_S"), (lane, "PAUSE_MAX_S")):
         monkeypatch.setattr(module, name, 0.01)
     monkeypatch.setattr(link, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(link, "HANG_UPS_MAX", 2)
     count, error = asyncio.run(visits("cursus", b"", work))
     assert "stand by and nobody leads" in error.message
     assert count > link.HANG_UPS_MAX + 1

@@ -63,12 +63,12 @@ def test_a_kill_loses_nothing(running: BrokerThread, wire: str) -> None:
                 await client.send("orders", "0")
             reading = asyncio.ensure_future(read(client, RECORDS, None))
             await write(client, running)
-            found = await asyncio.wait_for(reading, 40)
+            found = await asyncio.wait_for(reading, 120)
         assert set(found) == {str(n) for n in range(RECORDS)}
         if wire == "polywire":
             assert set(found.values()) == {1}
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_what_was_fetched_is_not_fetched_again(
@@ -96,7 +96,7 @@ def test_what_was_fetched_is_not_fetched_again(
                 while left:
                     left -= len(await consumer.batch())
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
     assert fetches <= (RECORDS_OF_A_BATCH // 1000 if wire in COUNTING else 2)
 
 
@@ -110,9 +110,9 @@ def test_groups_where_there_are_any(running: BrokerThread, wire: str) -> None:
                 with pytest.raises(Invalid, match="this wire has no groups"):
                     await client.consumer("orders", group="g").start()
                 return
-            assert await asyncio.wait_for(read(client, 2, "g"), 20) == {"one": 1, "two": 1}
+            assert await asyncio.wait_for(read(client, 2, "g"), 120) == {"one": 1, "two": 1}
             await client.send("orders", "three", key="k")
-            again = await asyncio.wait_for(read(client, 1, "g"), 20)
+            again = await asyncio.wait_for(read(client, 1, "g"), 120)
             assert again == {"three": 1}, "the group goes on where it was"
 
     asyncio.run(scenario())

@@ -69,6 +69,11 @@ class RigLoop:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), handle))
         return handle
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is ready now."""
+        return not self._soon and self._threads.empty()
+
     def run_pass(self, wait: float = 0.0) -> None:
         """What is ready now; waits for a thread or a timer when nothing is."""
         while self._timers and self._timers[0][0] <= time.monotonic():
@@ -83,7 +88,7 @@ class RigLoop:
             if not handle.cancelled:
                 handle.callback(*handle.args)
 
-    def run_until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
+    def run_until(self, reached: Callable[[], object], seconds: float = 60.0) -> None:
         """Pass after pass until it is so."""
         end = time.monotonic() + seconds
         while not reached():

@@ -27,7 +27,7 @@ from polywire.testing.memory_objects import MemoryObjects
 
 SHARD = shard_root(FIRST)
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Silent(MemoryObjects):

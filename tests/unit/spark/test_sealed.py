@@ -88,7 +88,7 @@ class Files:
         self.until(lambda: not self.log.sealing)
 
     def until(self, reached: Callable[[], object]) -> None:
-        deadline = monotonic() + 20
+        deadline = monotonic() + 60
         while not self.served.run(reached):
             assert monotonic() < deadline, "waited in vain"
             sleep(0.01)

@@ -79,7 +79,7 @@ def files(tmp_path: Path) -> Iterator[Files]:
         made = Files(served, tmp_path / "bucket" / SHARD)
         made.make()
         made.fill(900_000)
-        deadline = monotonic() + 20
+        deadline = monotonic() + 60
         while len(made.runs()) < 3:  # its group is on the way
             assert monotonic() < deadline, "nothing was sealed"
             sleep(0.01)

@@ -5,20 +5,23 @@ Promises: ``run`` returns when nothing is under way any more. Must not know: wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
+from polywire.log.base import Completion
 from polywire.log.settings import LogSettings
+from polywire.log.worker import ThreadWorker
 from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.testing.clock import SimulatedClock
 from polywire.types import Level
 from tests.unit.log.rig import RigLoop
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
-QUIET_S: Final = 0.01  # nothing has come from the log's threads for so long
-QUIET_PASSES: Final = 5
+_Result = TypeVar("_Result")
 
 
 class StoredWorld:
@@ -27,7 +30,11 @@ class StoredWorld:
     def __init__(self, directory: Path, now_us: int, log: LogSettings) -> None:
         self.loop: Final = RigLoop()
         self.clock: Final = SimulatedClock(now_us)
-        self.broker: Final = Broker.open(directory, BrokerSettings(), self.loop, self.clock, log_settings=log)
+        self.under_way = 0
+        """Jobs given to threads of the log and not answered yet."""
+        self.broker: Final = Broker.open(
+            directory, BrokerSettings(), self.loop, self.clock, log_settings=log, make_worker=partial(_Counted, self)
+        )
         self.factory: Final = KafkaFactory(self.broker, None)
         self.connected = 0
 
@@ -42,10 +49,28 @@ class StoredWorld:
         told: list[object] = []
         self.broker._log.barrier(Level.SYNCED, told.append)
         self.loop.run_until(lambda: told)
-        for _ in range(QUIET_PASSES):
-            self.loop.run_pass(QUIET_S)
+        self.loop.run_until(self._is_quiet)
         self.broker.commit()
+
+    def _is_quiet(self) -> bool:
+        return not self.under_way and self.loop.is_quiet
 
     def connect(self) -> Dialogue:
         """A connection over the Kafka wire."""
         return Dialogue(cast(World, cast(Any, self)))
+
+
+class _Counted(ThreadWorker):
+    """A thread of the log whose jobs are counted while they are under way."""
+
+    def __init__(self, world: StoredWorld, name: str, loop: RigLoop) -> None:
+        super().__init__(name, loop)
+        self._world = world
+
+    def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
+        self._world.under_way += 1
+        super().run(job, partial(self._over, completed))
+
+    def _over(self, completed: Completion[Any], result: Any) -> None:
+        self._world.under_way -= 1
+        completed(result)

@@ -14,7 +14,7 @@ from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_events import unpacked
 from tests.unit.protocols.cursus.test_produce import batch, messages
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 60.0
 HASH = hash_password("secret")
 USERS = {
     "root": ("admin", "consume", "produce", "group", "transaction"),

@@ -26,7 +26,7 @@ from tests.unit.protocols.shards_in_memory import MemoryShards
 KEY = bytes(range(KEY_BYTES))
 TOPICS = ("a", "bb", "ccc", "dddd")
 TRANSACTION = f"transactional_id=T producerId={producer_of('T')}"
-WAIT_S = 10.0
+WAIT_S = 60.0
 HASH = hash_password("wonderland")
 LINES = (
     *(f"CREATE topic={topic} partitions=2" for topic in TOPICS),

@@ -10,7 +10,7 @@ from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from tests.unit.protocols import dialogue
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 60.0
 T_US = 1_693_440_000_000_000  # spec: iggy#d0-examples
 CLIENT = bytes.fromhex("22110000000000000000000000000000")
 

@@ -25,7 +25,7 @@ from polywire.protocols.kafka.session import LINGER_S
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 60.0
 PASSWORD = "pencil"
 ALICE = ConfiguredUser(
     "alice, =1", hash_password(PASSWORD), EVERYTHING, tuple(make_verifier(PASSWORD, one) for one in Mechanism)

@@ -9,7 +9,6 @@ import gc
 import gzip
 import itertools
 import struct
-import time
 import zlib
 
 import pytest
@@ -38,6 +37,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
 from polywire.types import Level, TopicName
+from tests.processor import processor_used
 from tests.unit.protocols.kafka07.dialogue import Dialogue, World
 
 EMPTY = bytes.fromhex("00000002 0000")
@@ -518,10 +518,10 @@ def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dial
 
 
 def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:
-    begun = time.process_time()
-    peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
+    with processor_used() as used:
+        peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
     assert peer.closed
-    assert time.process_time() - begun < 5.0
+    assert used.seconds < 5.0
 
 
 def test_produce_without_automatic_topics_closes(world: World) -> None:

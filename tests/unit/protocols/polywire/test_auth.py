@@ -18,7 +18,7 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.types import TopicName
 from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 HASH = hash_password("wonderland")
 TOKEN = bytes(range(16))
 REQUESTS: list[tuple[str, Verb, Head, bytes]] = [

@@ -23,7 +23,7 @@ from tests.unit.protocols import shards_in_memory
 from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
 
 SHARDS = 3
-WAIT_S = 10.0
+WAIT_S = 60.0
 HASH = hash_password("wonderland")
 
 

@@ -10,7 +10,7 @@ from polywire.errors import PeerError
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.testing.loop import ManualLoop
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Rig:
