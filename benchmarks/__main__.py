@@ -30,6 +30,8 @@ WARMING_BATCHES = 2_800  # until the usual journal has all its files
 app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
 
 
+TEN_BATCHES = 400_000  # of ten records each
+
 _produce_rate = partial(polywire_load.produce_rate, batch=polywire_load.value_batch(1000, 100), batch_records=1000)
 """Records per second, 1000 of 100 bytes in a batch."""
 
@@ -47,12 +49,24 @@ def produce_figures(rounds: int) -> list[Figure]:
 
         (one,) = rates(rounds, (f"{name} 1 partition", produce("one", 1), 8e6))
         (thousand,) = rates(rounds, (f"{name} 1000 partitions", produce("thousand", 1000), 0.7 * one.median))
+        connection.create_topic("small", 1)
+        small = partial(
+            polywire_load.produce_rate,
+            host,
+            port,
+            "small",
+            batch=polywire_load.value_batch(10, 100),
+            batch_records=10,
+            batches=TEN_BATCHES,
+        )
+        (ten,) = rates(rounds, ("polywire produce, 10 x 100 B, 1 partition", small, 5e6))
         memory = resident_bytes(broker.pid)
         peak, anonymous = memory["VmHWM"] / MEBI, memory["RssAnon"] / MEBI
         remark = "median is the peak with mapped files, min is anonymous memory at the end"
         return [
             one,
             thousand,
+            ten,
             Figure("broker memory after that", "MiB", peak, anonymous, peak, 500, False, remark),
         ]
 

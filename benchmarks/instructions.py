@@ -53,6 +53,7 @@ READY_S: Final = 900.0  # half a minute of processor time, on a machine that may
 PASSES: Final = 3  # counted, after one that is not
 LIMIT: Final = 1.05
 BATCH_RECORDS: Final = 1_000
+SMALL_RECORDS: Final = 10
 RESULT: Final = "-instructions.md"
 BUILT_FROM: Final = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are put beside their sources
@@ -85,6 +86,7 @@ def workloads() -> Iterator[Workload]:
             )
     yield Workload("flux-pipelined", 5_000, _nothing, _flux_pipelined, quick=True)
     yield Workload("polywire-produce", 100, partial(_create, topic="bulk"), _polywire_produce, quick=True)
+    yield Workload("polywire-ten", 2_000, partial(_create, topic="ten"), _polywire_ten, quick=True)
     yield Workload("polywire-fetch", 800, _nothing, _polywire_fetch, quick=True)
     yield Workload("cursus-produce", 100, lambda at: cursus_load.create(*at["cursus"], "written"), _cursus_produce)
     yield Workload("iggy-send", 100, lambda at: iggy_load.create(*at["iggy"], "sent"), _iggy_send)
@@ -114,6 +116,11 @@ def _flux_pipelined(at: Addresses, count: int) -> None:
 def _polywire_produce(at: Addresses, count: int) -> None:
     batch = polywire_load.value_batch(BATCH_RECORDS, 100)
     polywire_load.produce_rate(*at["polywire"], "bulk", batch=batch, batch_records=BATCH_RECORDS, batches=count)
+
+
+def _polywire_ten(at: Addresses, count: int) -> None:
+    batch = polywire_load.value_batch(SMALL_RECORDS, 100)
+    polywire_load.produce_rate(*at["polywire"], "ten", batch=batch, batch_records=SMALL_RECORDS, batches=count)
 
 
 def _polywire_fetch(at: Addresses, count: int) -> None:

@@ -27,6 +27,7 @@ OTHER_LAYOUTS: Final = {
     "log/partition/run_index.py": "rows of the index",
     "log/partition/tail_index.py": "rows of the index",
     "protocols/iggy/session.py": "the head of a request",
+    "protocols/polywire/produce_runs.py": "the prefix of a frame",
 }
 FORMAT: Final = re.compile(r"(\d*)([xcbB?hHiIlLqQefds])")
 LOADS: Final = {

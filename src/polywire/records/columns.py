@@ -12,6 +12,9 @@ from typing import Final
 BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
 HEADER_BYTES: Final = 104
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
+MERGED_BYTES_MAX: Final = (
+    262_144  # small batches become one of this size: small enough to be fetched, sliced and sent one by one
+)
 RECORD_COUNT_MAX: Final = 4_194_304
 PRODUCER_ID_BYTES_MAX: Final = 255
 WIDE_BYTES_MIN: Final = 4096  # batches of this size and more align their columns to 64 bytes

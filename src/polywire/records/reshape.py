@@ -15,6 +15,14 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
     from cython.cimports.polywire.records.header import seal_header
     from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
     from cython.cimports.polywire.records.runs import (
@@ -27,6 +35,14 @@ if cython.compiled:
         zeros,
     )
 else:
+    from polywire.records.fields import (
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
     from polywire.records.header import seal_header
     from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
     from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
@@ -35,6 +51,25 @@ _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 _LEAD_MAX = cython.declare(
     cython.longlong, 0x8000_0000
 )  # spans have 32 bits; half of them for the hole a batch begins with
+_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
+_PRODUCER_BIT = cython.declare(cython.uint, 64)
+_NO_PRODUCER = cython.declare(cython.longlong, -1)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Record count of a small plain batch without a producer, which may be merged with others of the same columns; else 0. One that carries
+    numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
+    if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
+        return 0
+    if load_partition(p, at) != 0 or load_epoch(p, at) != 0:
+        return 0
+    if load_columns(p, at) & _PRODUCER_BIT or load_producer_epoch(p, at) != _NO_PRODUCER:
+        return 0
+    return load_record_count(p, at)
 
 
 @cython.cfunc

@@ -379,10 +379,16 @@ class ReadinessDriver:
         self._make_pass(1)
 
     def look(self) -> None:
-        """Make pass after pass, a few at most, for who would rather look than hear from the loop of what comes in some microseconds."""
+        """Make pass after pass, a few at most, for who would rather look than hear from the loop of what comes in some microseconds.
+
+        Behind a pass that served somebody it only looks once: what that pass has the loop call, such as whoever waits for its records,
+        comes first.
+        """
+        looks: cython.int = _LOOKS
         for _ in range(PASSES_MAX):
-            if not self._make_pass(_LOOKS):
+            if not self._make_pass(looks):
                 return
+            looks = 1
 
     @cython.cfunc
     def _make_pass(self, looks: cython.int) -> cython.bint:

@@ -14,50 +14,21 @@ import cython
 from polywire.errors import BrokerError
 from polywire.log.partition.partition import Append
 from polywire.records.batch import merge
+from polywire.records.columns import MERGED_BYTES_MAX
 from polywire.types import Buffer, Level
 
 if cython.compiled:
-    from cython.cimports.polywire.records.fields import (
-        load_columns,
-        load_epoch,
-        load_flags,
-        load_partition,
-        load_producer_epoch,
-        load_record_count,
-    )
+    from cython.cimports.polywire.records.fields import load_columns
     from cython.cimports.polywire.records.memory import Lent, lend
+    from cython.cimports.polywire.records.reshape import small_records
 else:
-    from polywire.records.fields import (
-        load_columns,
-        load_epoch,
-        load_flags,
-        load_partition,
-        load_producer_epoch,
-        load_record_count,
-    )
+    from polywire.records.fields import load_columns
     from polywire.records.memory import Lent, lend
+    from polywire.records.reshape import small_records
 
-_MERGED_BYTES_MAX = cython.declare(cython.Py_ssize_t, 262144)  # small enough to be fetched, sliced and sent one by one
-_BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_MERGED_BYTES_MAX = cython.declare(cython.Py_ssize_t, MERGED_BYTES_MAX)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
-_PRODUCER_BIT = cython.declare(cython.uint, 64)
-_NO_PRODUCER = cython.declare(cython.longlong, -1)
 _WRITTEN = cython.declare(cython.int, Level.WRITTEN)
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _records(lent: Lent) -> cython.Py_ssize_t:
-    """Record count of a small plain batch without a producer, which may be merged with others of the same columns; else 0. One that carries
-    numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
-    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_flags(lent.p, 0) > 1:
-        return 0
-    if load_partition(lent.p, 0) != 0 or load_epoch(lent.p, 0) != 0:
-        return 0
-    if load_columns(lent.p, 0) & _PRODUCER_BIT or load_producer_epoch(lent.p, 0) != _NO_PRODUCER:
-        return 0
-    return load_record_count(lent.p, 0)
 
 
 def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
@@ -76,7 +47,7 @@ def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Appen
         stop = start
         while stop < len(items):
             lent: Lent = lend(items[stop][0])
-            records: cython.Py_ssize_t = _records(lent)
+            records: cython.Py_ssize_t = small_records(lent.p, 0, lent.size)
             if records == 0:
                 break
             columns: cython.uint = load_columns(lent.p, 0)

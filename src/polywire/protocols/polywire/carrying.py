@@ -65,6 +65,16 @@ class CarryingSession(PolywireSession):
         self._links: Final = Links(self._linked)
         self._login = b""
 
+    def _run_bytes(self, data: memoryview, at: int) -> int:
+        """Only what belongs here is taken as one; the rest is carried frame by frame."""
+        body = at + PREFIX_BYTES
+        try:
+            request = decode_request(self._prefix.verb, data[body : body + self._prefix.head_bytes])
+        except PeerError:
+            return 0
+        is_here = self.broker.find_topic(getattr(request, "name", "")) is not None
+        return super()._run_bytes(data, at) if is_here else 0
+
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         prefix, body = self._prefix, at + PREFIX_BYTES
         if prefix.verb == Verb.LOGIN:

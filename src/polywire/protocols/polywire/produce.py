@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.sliced import Steps
 from polywire.broker.staged_publish import lots
@@ -23,6 +23,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
+from polywire.protocols.polywire.produce_runs import correlations_of, encode_produced, merged_run
 from polywire.protocols.polywire.replies import ReplyOwner
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
@@ -107,6 +108,34 @@ class _OneAppended:
         self._session.settle(Verb.PRODUCE, self._correlation, messages.Produced([appended]))
 
 
+class RunOwner(ReplyOwner, Protocol):
+    """What runs of requests ask of their session beside."""
+
+    def owe(self, count: int = 1) -> None: ...
+
+    def settle_run(self, answers: bytes, count: int) -> None: ...
+
+
+class _RunAppended:
+    """The answers of requests that were carried out as one. Guards: each is settled once, by ``done``."""
+
+    __slots__ = ("_asked", "_partition", "_session")
+
+    def __init__(self, session: RunOwner, asked: bytes, partition: int) -> None:
+        self._session: Final = session
+        self._asked: Final = asked
+        self._partition: Final = partition
+
+    def done(self, offset: int | BrokerError) -> None:
+        """The batch has its level, or has it not."""
+        correlations = correlations_of(self._asked)
+        if not isinstance(offset, BrokerError):
+            self._session.settle_run(encode_produced(self._asked, self._partition, offset), len(correlations))
+            return
+        for correlation in correlations:
+            self._session.settle_error(Verb.PRODUCE, correlation, offset)
+
+
 class _PublishAnswer:
     """The answer to a publish. Guards: settled once, when it is known and the session takes requests again."""
 
@@ -165,6 +194,29 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
     collected = _Collected(session, Verb.PRODUCE, correlation)
     steps = _carry_out(session, collected, made, request.partition, chain([first], batches), append)
     _begin(session, steps, collected.end)
+
+
+def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
+    """Several PRODUCE with this head, one small batch each: append them as one batch, and answer each for itself.
+
+    False, or BrokerError, when nothing was taken: they are then to be carried out one by one.
+    """
+    if request.partition == BY_KEY:
+        return False
+    level, by = level_of(request.level), session.admission.caller
+    name, broker = request.name, session.broker
+    topic = broker.find_topic(name)
+    if topic is None:
+        return False
+    try:
+        batch, asked = merged_run(frames)
+    except ValueError:
+        return False
+    partition = partition_of(topic, request.partition)
+    done = _RunAppended(session, asked, request.partition).done
+    broker.produce(partition, batch, by=by, level=level, done=done)
+    session.owe(len(correlations_of(asked)))
+    return True
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
-from polywire.protocols.polywire import messages
+from polywire.protocols.polywire import messages, produce
 from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import (
@@ -33,14 +33,17 @@ from polywire.protocols.polywire.context import PolywireBroker
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.produce_runs import run_bytes
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.records.columns import MERGED_BYTES_MAX
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
 NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
+_PRODUCE: Final = int(Verb.PRODUCE)  # a plain number: looked at for every frame
 HEAVY_S: Final = 0.0005  # frames written in longer than this make a connection one of those that take turns
 
 
@@ -132,13 +135,40 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._prefix = prefix = decode_prefix(data, at)
         if prefix.length > NOBODY_FRAME_BYTES_MAX:
             decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
-        return PREFIX_BYTES + prefix.length
+        size = PREFIX_BYTES + prefix.length
+        if prefix.verb == _PRODUCE and len(data) - at > size:
+            return self._run_bytes(data, at) or size
+        return size
+
+    def _run_bytes(self, data: memoryview, at: int) -> int:
+        """Bytes of the frames from ``at`` on that are taken as one, 0 when that is only the first."""
+        bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
+        return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        head, prefix = at + PREFIX_BYTES, self._prefix
-        body = head + prefix.head_bytes
-        self._handle(prefix.verb, prefix.correlation, data[head:body], data[body:end])
+        next_at = at + PREFIX_BYTES + self._prefix.length
+        if next_at < end and self._take_run(data[at:end]):
+            return True
+        while at < end:
+            prefix = self._prefix
+            head = at + PREFIX_BYTES
+            body = head + prefix.head_bytes
+            self._handle(prefix.verb, prefix.correlation, data[head:body], data[body:next_at])
+            at = next_at
+            if at < end:
+                self._prefix = decode_prefix(data, at)
+                next_at += PREFIX_BYTES + self._prefix.length
         return True
+
+    def _take_run(self, frames: memoryview) -> bool:
+        """Carry out several PRODUCE with the same head as one; False when nothing was done, for each has to be told for itself."""
+        try:
+            request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
+            assert isinstance(request, messages.Produce), "the head of a PRODUCE"
+            self.admission.check(self._commands[_PRODUCE], request)
+            return produce.produce_run(self, request, frames)
+        except (PeerError, BrokerError):
+            return False
 
     def _waits(self) -> bool:
         output = self.output
@@ -184,9 +214,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         """Keep the request that is being handled as it is, and take no other, until what is returned is called: see ``Output``."""
         return self.output.pin()
 
-    def owe(self) -> None:
-        """One more answer will come later."""
-        self._owed += 1
+    def owe(self, count: int = 1) -> None:
+        """So many more answers will come later."""
+        self._owed += count
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send an answer that was owed."""
@@ -199,6 +229,12 @@ class PolywireSession(FramedSession[PolywireBroker]):
         if self._phase is not CLOSED:
             self.refuse(verb, correlation, error)
         self._paid()
+
+    def settle_run(self, answers: bytes, count: int) -> None:
+        """Send so many answers that were owed, as they are."""
+        if self._phase is not CLOSED:
+            self._answers.append(answers)
+        self._paid(count)
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send an answer in this turn."""
@@ -378,8 +414,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.output.write(b"".join(self._answers))
             self._answers.clear()
 
-    def _paid(self) -> None:
-        self._owed -= 1
+    def _paid(self, count: int = 1) -> None:
+        self._owed -= count
         if self._phase is CLOSED:
             return
         if self._answers and not self._busy:

@@ -23,11 +23,12 @@ class FramedSession(SequentialSession[_Broker]):
 
     @abstractmethod
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Length of the frame at ``at``, with what tells it; 0 while it does not tell. Raises PeerError for what cannot be one."""
+        """Length of the frame at ``at``, with what tells it, or of several whole ones that are taken as one; 0 while it does not tell.
+        Raises PeerError for what cannot be one."""
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Carry out the frame at ``data[at:end]``; False when it must wait, and be offered again. Raises PeerError."""
+        """Carry out what is at ``data[at:end]``; False when it must wait, and be offered again. Raises PeerError."""
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)

@@ -310,3 +310,20 @@ def test_pages_of_a_list_tell_everything_once(sizes: tuple[int, ...], limit: int
 
 def _encoded(head: Head) -> bytes:
     return encode_head(Verb.WRITERS, 1, head)[PREFIX_BYTES:]
+
+
+def test_frames_that_say_the_same_are_carried_one_by_one_and_taken_as_one_at_home(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b", "c")
+    for name in "abc":
+        batch = batch_of(b"1", b"2")
+        frames = [
+            encode_head(Verb.PRODUCE, at, messages.Produce(name, 0), payload_bytes=len(batch)) + bytes(batch)
+            for at in range(1, 6)
+        ]
+        data = bytearray(b"".join(frames))
+        assert peer.session.receive(memoryview(data)) == len(data)
+        shards.loop.run_due()
+        answers = sorted(peer.frames(), key=lambda answer: answer.correlation)
+        offsets = [answer.decode(messages.Produced).appended[0].base_offset for answer in answers]
+        assert offsets == [0, 2, 4, 6, 8], name

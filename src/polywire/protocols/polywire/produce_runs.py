@@ -1,0 +1,178 @@
+"""Runs of PRODUCE frames that say the same and carry a small batch each: found, merged and answered as one. Compiled.
+
+Promises: one call for all frames of a run; each frame is answered for itself, byte for byte as ``codec.encode_head`` would; what is not a
+plain small batch ends a run before it. Must not know: the broker, sockets, who asks.
+"""
+
+from __future__ import annotations
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.protocols.polywire.batches import REFUSED_COLUMNS
+from polywire.protocols.polywire.codec import PREFIX_BYTES
+from polywire.protocols.polywire.messages import Verb
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
+from polywire.records.batch import merge, validate
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.fields import load_columns, load_length
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_u32,
+        move,
+        store_u32,
+    )
+    from cython.cimports.polywire.records.reshape import small_records
+else:
+    from polywire.records.fields import load_columns, load_length
+    from polywire.records.memory import Lent, lend, lend_writable, load_u32, move, store_u32
+    from polywire.records.reshape import small_records
+
+_BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
+_PREFIX_BYTES = cython.declare(cython.Py_ssize_t, PREFIX_BYTES)
+_FRAME_BYTES_MAX = cython.declare(
+    cython.Py_ssize_t, NOBODY_FRAME_BYTES_MAX
+)  # what anybody may send: no other limit can be near
+_REFUSED = cython.declare(cython.uint, REFUSED_COLUMNS)
+_BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # the second word of a prefix: verb, no flag, no more
+_ASKED_BYTES = cython.declare(cython.Py_ssize_t, 8)  # correlation and record count, of a frame
+_ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Where the batch of the frame at ``at`` begins, seen from there, if that is a whole PRODUCE with one small batch that may be merged;
+    else 0. ``left``: bytes there are."""
+    if left < _PREFIX_BYTES or load_u32(p, at + 4) != _PRODUCE:
+        return 0
+    length: cython.Py_ssize_t = load_u32(p, at)
+    head: cython.Py_ssize_t = load_u32(p, at + 12)
+    size: cython.Py_ssize_t = length - head
+    if length > left - _PREFIX_BYTES or length > _FRAME_BYTES_MAX or head == 0 or size < _BATCH_HEADER_BYTES:
+        return 0
+    start: cython.Py_ssize_t = at + _PREFIX_BYTES + head
+    if load_u32(p, start) != _BATCH_MAGIC or load_length(p, start) != size or small_records(p, start, size) == 0:
+        return 0
+    return 0 if load_columns(p, start) & _REFUSED else _PREFIX_BYTES + head
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _are_alike(
+    p: cython.p_const_uchar, one: cython.Py_ssize_t, other: cython.Py_ssize_t, batch: cython.Py_ssize_t
+) -> cython.bint:
+    """Whether two frames whose batches begin at ``batch`` have the same head, and batches of the same columns."""
+    apart: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
+    i: cython.Py_ssize_t
+    for i in range(_PREFIX_BYTES, batch):
+        apart |= p[one + i] ^ p[other + i]
+    return apart == 0
+
+
+def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
+    """Bytes of the frames from ``at`` on that may be taken as one, 0 when those are less than two.
+
+    They are whole, have the same head and one batch each, whose sizes sum up to at most ``batch_bytes_max``. The batches are not checked.
+    """
+    lent: Lent = lend(data)
+    first: cython.Py_ssize_t = at
+    place: cython.Py_ssize_t = first
+    left: cython.Py_ssize_t = batch_bytes_max
+    frames: cython.Py_ssize_t = 0
+    most: cython.Py_ssize_t = frames_max
+    batch: cython.Py_ssize_t = _batch_at(lent.p, first, lent.size - first)
+    if batch == 0:
+        return 0
+    while frames < most and _batch_at(lent.p, place, lent.size - place) == batch:
+        size: cython.Py_ssize_t = _PREFIX_BYTES + load_u32(lent.p, place)
+        if size - batch > left or not _are_alike(lent.p, first, place, batch):
+            break
+        left -= size - batch
+        place += size
+        frames += 1
+    return place - first if frames > 1 else 0
+
+
+def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
+    """One batch of all records of a run that ``run_bytes`` has found, and what its frames asked, for ``encode_produced``.
+
+    Raises Invalid(INVALID_BATCH) when one of the batches breaks a rule, and ValueError when they must stay apart.
+    """
+    lent: Lent = lend(frames)
+    batches: list[Buffer] = []
+    asked = bytearray(lent.size // _BATCH_HEADER_BYTES * _ASKED_BYTES)
+    told: Lent = lend_writable(asked)
+    at: cython.Py_ssize_t = 0
+    filled: cython.Py_ssize_t = 0
+    while at < lent.size:
+        batch: cython.Py_ssize_t = at + _batch_at(lent.p, at, lent.size - at)
+        end: cython.Py_ssize_t = at + _PREFIX_BYTES + load_u32(lent.p, at)
+        if validate(frames, batch) != end - batch:
+            raise Invalid(ErrorCode.INVALID_BATCH, f"a frame has something beside its batch position={at}")
+        batches.append(frames[batch:end])
+        store_u32(told.p, filled, load_u32(lent.p, at + 8))
+        store_u32(told.p, filled + 4, small_records(lent.p, batch, end - batch))
+        filled += _ASKED_BYTES
+        at = end
+    return merge(batches), bytes(asked[:filled])
+
+
+def correlations_of(asked: Buffer) -> list[int]:
+    """The correlation of each frame of a run."""
+    return list(memoryview(asked).cast("B").cast("I")[::2])
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglong) -> cython.Py_ssize_t:
+    """Write a number as msgpack has it, in the shortest form; returns where it ends."""
+    size: cython.int = 0
+    mark: cython.uint = 0xCC
+    if number < 0x80:
+        p[at] = number
+        return at + 1
+    size = 1
+    while size < 8 and number >> (8 * size):
+        size *= 2
+        mark += 1
+    p[at] = mark
+    i: cython.int
+    for i in range(size):
+        p[at + 1 + i] = (number >> (8 * (size - 1 - i))) & 0xFF
+    return at + 1 + size
+
+
+def encode_produced(asked: Buffer, partition: int, base_offset: int) -> bytes:
+    """The answers to all frames of a run whose records begin at ``base_offset``: of each, ``Produced`` with its own part."""
+    lent: Lent = lend(asked)
+    answers = bytearray(lent.size // _ASKED_BYTES * _ANSWER_BYTES_MAX)
+    target: Lent = lend_writable(answers)
+    number: cython.ulonglong = partition
+    offset: cython.ulonglong = base_offset
+    at: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t = 0
+    while place < lent.size:
+        head: cython.Py_ssize_t = at + _PREFIX_BYTES
+        count: cython.uint = load_u32(lent.p, place + 4)
+        target.p[head] = target.p[head + 1] = 0x91  # one list of one entry
+        target.p[head + 2] = 0x93  # of three numbers
+        end: cython.Py_ssize_t = _put_number(target.p, head + 3, number)
+        end = _put_number(target.p, end, offset)
+        end = _put_number(target.p, end, count)
+        store_u32(target.p, at, end - head)
+        store_u32(target.p, at + 4, _PRODUCE)
+        move(target.p, at + 8, lent.p, place, 4)
+        store_u32(target.p, at + 12, end - head)
+        offset += count
+        at = end
+        place += _ASKED_BYTES
+    return bytes(answers[:at])
