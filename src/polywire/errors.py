@@ -68,6 +68,7 @@ class ErrorCode(Enum):
         "unreachable"  # raised by clients alone: nobody listens there, or answers, or what does is something else
     )
     CORRUPT = "corrupt"
+    NEWER_FORMAT = "newer_format"  # what verifies and makes no sense: a newer version wrote it, and reads it
 
 
 class BrokerError(Exception):
@@ -122,10 +123,6 @@ class Unavailable(BrokerError):
 
 class Corrupt(BrokerError):
     """Stored bytes do not verify; an operator must look."""
-
-
-class Newer(Corrupt):
-    """Stored bytes verify and make no sense: a newer version wrote them, and reads them. Nothing is to be given up for that."""
 
 
 class PeerError(Exception):

@@ -17,7 +17,7 @@ import msgspec
 
 from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import TopicSettings
-from polywire.errors import ErrorCode, Newer
+from polywire.errors import Corrupt, ErrorCode
 from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
@@ -502,7 +502,7 @@ def encoded_head(next_incarnation: int) -> Iterator[bytes]:
 
 
 def decode_change(data: bytes) -> Change:
-    """A change from its bytes, which verified. Raises Newer for what no broker of this version wrote."""
+    """A change from its bytes, which verified. Raises Corrupt(NEWER_FORMAT) for what no broker of this version wrote."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -510,7 +510,7 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """A snapshot from its bytes, which verified. Raises Newer for those of a version that is not known."""
+    """A snapshot from its bytes, which verified. Raises Corrupt(NEWER_FORMAT) for those of a version that is not known."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -520,5 +520,5 @@ def decode_snapshot(data: bytes) -> Snapshot:
     return snapshot
 
 
-def _newer(what: str, facts: str) -> Newer:
-    return Newer(ErrorCode.CORRUPT, f"a newer Polywire wrote this, and reads it: {what} {facts}")
+def _newer(what: str, facts: str) -> Corrupt:
+    return Corrupt(ErrorCode.NEWER_FORMAT, f"a newer Polywire wrote this, and reads it: {what} {facts}")

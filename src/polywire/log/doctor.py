@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from polywire.errors import BrokerError, Corrupt, Newer
+from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies
 from polywire.log.journal.snapshot import copies_sound, is_copy, newer_version
 from polywire.log.opening import JOURNAL
@@ -82,9 +82,14 @@ def examine(offline: OfflineLog) -> list[Finding]:
     return found
 
 
+def is_newer(error: Exception) -> bool:
+    """Whether nothing is damaged, but of a version that is not known."""
+    return isinstance(error, BrokerError) and error.code is ErrorCode.NEWER_FORMAT
+
+
 def remedy_of(error: Exception) -> Remedy:
     """What helps where no broker starts, and nothing can be made anew."""
-    return Remedy.UPGRADE if isinstance(error, Newer) else Remedy.BACKUP
+    return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
@@ -137,7 +142,7 @@ def examine_segment(store: Store, name: str) -> list[Finding]:
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
-        reason = error.message if isinstance(error, Newer) else f"no footer verifies: {error}"
+        reason = str(error) if is_newer(error) else f"no footer verifies: {error}"
         return [Finding(Severity.BROKEN, name, reason, remedy=remedy_of(error))]
     found = []
     tail = store.get(name, info.data_bytes, store.size(name))

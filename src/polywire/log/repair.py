@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Corrupt, ErrorCode, Newer, Unavailable
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
@@ -91,17 +91,17 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Whether a broker would start, and what could be kept if not. Raises Corrupt where nothing can be kept, Newer where nothing is to be
-        given up."""
+        """Whether a broker would start, and what could be kept if not. Raises Corrupt where nothing can be kept, and Corrupt(NEWER_FORMAT)
+        where nothing is to be given up."""
         reason: Corrupt | None = None
         try:
             chain, log_state, _ = self._play(None)
             if chain is not None or not self.slots:
                 return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), log_state)
             reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
-        except Newer:
-            raise
         except Corrupt as error:
+            if error.code is ErrorCode.NEWER_FORMAT:
+                raise
             reason = error
         through = ALL_GROUPS
         while True:

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from polywire.errors import Busy, Corrupt, ErrorCode, Invalid, Newer
+from polywire.errors import Busy, Corrupt, ErrorCode, Invalid
 from polywire.matching import WORD, consists_of
 from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
@@ -124,9 +124,9 @@ def check_blob_name(name: str) -> None:
         raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name[:BLOB_NAME_BYTES_MAX]!r}")
 
 
-def blob_newer(name: str, version: int) -> Newer:
+def blob_newer(name: str, version: int) -> Corrupt:
     """The error of a blob that verifies, of a version that is not known."""
-    return Newer(ErrorCode.CORRUPT, f"a newer Polywire wrote this, and reads it version={version} name={name!r}")
+    return Corrupt(ErrorCode.NEWER_FORMAT, f"a newer Polywire wrote this, and reads it version={version} name={name!r}")
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:

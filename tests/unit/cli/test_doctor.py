@@ -15,7 +15,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.cli.main import run
 from polywire.clock import SystemClock
-from polywire.errors import Newer
+from polywire.errors import Corrupt, ErrorCode
 from polywire.log.journal import snapshot
 from polywire.log.segments import format as segment_format
 from polywire.log.settings import LogSettings
@@ -195,8 +195,9 @@ def test_what_a_newer_version_wrote_is_no_damage(
     monkeypatch.setattr(*OLDER[kind])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]
     before = [path.read_bytes() for path in kept]
-    with pytest.raises(Newer, match="a newer Polywire wrote this, and reads it"):
+    with pytest.raises(Corrupt, match="a newer Polywire wrote this, and reads it") as refused:
         write_records(tmp_path, 10)
+    assert refused.value.code is ErrorCode.NEWER_FORMAT
     code, found = rows("doctor")
     assert code == 4
     assert {(row["state"], row["remedy"]) for row in bad(found)} == {("broken", "upgrade")}

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from polywire.errors import Corrupt, ErrorCode, Newer
+from polywire.errors import Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup
@@ -205,8 +205,8 @@ class Player:
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
             case _:
-                raise Newer(
-                    ErrorCode.CORRUPT,
+                raise Corrupt(
+                    ErrorCode.NEWER_FORMAT,
                     f"a newer Polywire wrote this, and reads it: entry of the journal kind={entry.kind} sequence={group.sequence}",
                 )
 

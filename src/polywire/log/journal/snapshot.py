@@ -73,7 +73,7 @@ def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
 
 
 def get_snapshot(store: Store, name: str) -> Snapshot:
-    """Read a snapshot. Raises BlobMissing, Corrupt, Newer."""
+    """Read a snapshot. Raises BlobMissing, Corrupt."""
     content = store.get(name)
     for copy in (content, content[: len(content) // 2], content[len(content) // 2 :]):
         fields = _fields_of(copy)

@@ -56,6 +56,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.REPLICATION_TIMEOUT: "broker_error",
     ErrorCode.STORAGE_FAILED: "broker_error",
     ErrorCode.CORRUPT: "broker_error",
+    ErrorCode.NEWER_FORMAT: "broker_error",
 }
 
 _CLASSES: Final[Mapping[str, str]] = {

@@ -62,6 +62,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, "acks=all timeout"),
     ErrorCode.STORAGE_FAILED: (_BAD, None),
     ErrorCode.CORRUPT: (_BAD, None),
+    ErrorCode.NEWER_FORMAT: (_BAD, None),
 }
 
 

@@ -104,6 +104,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.REPLICATION_TIMEOUT: ERROR,
     ErrorCode.STORAGE_FAILED: ERROR,
     ErrorCode.CORRUPT: ERROR,
+    ErrorCode.NEWER_FORMAT: ERROR,
 }
 
 # D0 counts its group errors differently and knows nothing of users.

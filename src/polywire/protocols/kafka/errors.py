@@ -55,6 +55,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
     ErrorCode.REPLICATION_TIMEOUT: WireError.REQUEST_TIMED_OUT,
     ErrorCode.STORAGE_FAILED: WireError.KAFKA_STORAGE_ERROR,
     ErrorCode.CORRUPT: WireError.UNKNOWN_SERVER_ERROR,
+    ErrorCode.NEWER_FORMAT: WireError.UNKNOWN_SERVER_ERROR,
 }
 
 

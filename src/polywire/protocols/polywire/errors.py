@@ -67,6 +67,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.STORAGE_FAILED: 98,
     ErrorCode.UNREACHABLE: 99,
     ErrorCode.CORRUPT: 112,
+    ErrorCode.NEWER_FORMAT: 113,
 }
 _CODES_BY_NUMBER: Final = {number: code for code, number in CODES.items()}
 
