@@ -38,9 +38,10 @@ async def _send_noise(host: str, port: int, noise: bytes) -> None:
     """Send bytes that mean nothing; the broker may answer and may hang up, but must come to an end."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        with suppress(ConnectionError):
-            writer.write(noise)
+        writer.write(noise)
+        with suppress(OSError):  # not connected any more: the broker was quicker
             writer.write_eof()
+        with suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 120)
     finally:
         writer.close()
