@@ -205,7 +205,7 @@ def takeover(
         "polywire cluster drain s3://my-bucket/polywire broker-2",
         "polywire cluster drain s3://my-bucket/polywire broker-2 --no-wait",
         "polywire cluster drain s3://my-bucket/polywire broker-2 --undo",
-        exits={EXIT_LEADS: "the broker still leads shards, and hands them over as soon as others stand by for them"},
+        exits={EXIT_LEADS: "the broker still leads shards, until others stand by for them"},
     )
 )
 def drain(

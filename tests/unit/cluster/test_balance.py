@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from polywire.cluster.balance import AGAIN_S, DRAIN_PAUSE_S, PAUSE_S, Balance
 from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, node_of, order_of
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 MACHINES = ("a", "b", "c")
 Seen = list[tuple[Node, NodeState]]
 

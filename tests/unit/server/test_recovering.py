@@ -16,7 +16,7 @@ from polywire.clock import SystemClock
 from polywire.cluster.shards import FIRST, shard_root
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
-from polywire.server import bucket_watch, lifecycle, turns
+from polywire.server import bucket_watch, lifecycle, standby, turns
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
@@ -49,6 +49,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
         return found
 
     monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # or it takes all tests with it
+    monkeypatch.setattr(
+        standby, "SILENT_S", WAIT_S
+    )  # a process of thousands of tests stands still for long now and then
     monkeypatch.setattr(bucket_watch, "open_bucket", opened)
     return found
 
