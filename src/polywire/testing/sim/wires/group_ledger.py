@@ -87,8 +87,8 @@ class GroupLedger:
         self._begun: dict[int, int | None] = dict.fromkeys(range(TOPICS[TOPIC]))
         """Positions that the process has started with."""
         self._holders: dict[int, Holder] = {}
-        self._kept: dict[str, tuple[int, Collection[int]]] = {}
-        """When a member has let go last, and of all but what."""
+        self._kept: dict[str, list[tuple[int, Collection[int]]]] = {}
+        """When a member has let go, and of all but what."""
         self._readers: dict[int, dict[str, Reader]] = {}
         """Who was told that it has a partition, the last time."""
 
@@ -103,8 +103,8 @@ class GroupLedger:
 
     def placed(self, place: Membership, asked: Moment) -> None:
         """A member was told its place, which it asked for at that moment."""
-        let_go_at, kept = self._kept.get(place.name, (0, ()))
-        partitions = place.partitions if let_go_at < asked.tick else [one for one in place.partitions if one in kept]
+        later = [kept for at, kept in self._kept.get(place.name, ()) if at > asked.tick]
+        partitions = [one for one in place.partitions if all(one in kept for kept in later)]
         for partition in partitions:
             holder = self._holders.get(partition)
             if holder is not None and holder.name != place.name and holder.told_at < asked.tick:
@@ -119,7 +119,7 @@ class GroupLedger:
 
     def lets_go(self, name: str, kept: Collection[int] = ()) -> None:
         """A member says that it reads nothing but this."""
-        self._kept[name] = self.tick(), kept
+        self._kept.setdefault(name, []).append((self.tick(), kept))
         gone = [one for one, holder in self._holders.items() if holder.name == name and one not in kept]
         for partition in gone:
             del self._holders[partition]
