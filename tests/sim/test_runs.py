@@ -68,6 +68,11 @@ def test_runs_keep_every_promise(kind: str, part: int) -> None:
     assert not missing, "every kind of trouble comes up"
 
 
+def test_a_file_of_the_journal_that_could_not_be_made_is_asked_for_again() -> None:
+    """One was left to a reader that read nothing, then there was no memory for another; it is later than other runs go."""
+    WORLDS["wires"](9_801_444).run()
+
+
 def test_rot_that_readers_meet_comes_up() -> None:
     assert any(run("log", seed).story.counts["refused rot"] for seed in range(RUNS))
 

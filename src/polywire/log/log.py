@@ -386,6 +386,8 @@ class FileLog:
         if self._flusher.is_long and self._journal.free:
             self.write()
             self._roll()
+        if self.congested and not self._sealer.waiting:
+            self._grow()  # a slot that could not be made is missing: nothing is written, so nothing else asks for it
         self._disk.measure()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
         self._mark_synced()
