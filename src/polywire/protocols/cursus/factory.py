@@ -31,7 +31,7 @@ from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOP
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import CarryingFactory
+from polywire.protocols.runtime.links import CarryingFactory, LinkFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
@@ -108,26 +108,12 @@ class CarryingCursusFactory(CarryingFactory[CursusFactory]):
         return CarryingCursusSession(self._shards, self._inside.state, COMMANDS, output, resume)
 
 
-class CursusLinkFactory:
-    """Implements ``SessionFactory`` for what other processes of this broker carry here."""
+class CursusLinkFactory(LinkFactory[CursusFactory]):
+    """For what other processes of this broker carry here."""
 
-    __slots__ = ("_inside", "_key")
+    __slots__ = ()
 
-    def __init__(self, inside: CursusFactory, key: bytes) -> None:
-        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
-        self._inside: Final = inside
-        self._key: Final = key
-
-    @property
-    def wire(self) -> str:
-        """Name of the wire."""
-        return WIRE
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the opening of a link stands there."""
-        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(MAGIC) else None
+    magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
         """A session for a link."""

@@ -7,7 +7,6 @@ has which topic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from hmac import compare_digest
 from typing import ClassVar, Final
 
 from polywire.errors import PeerError
@@ -30,6 +29,7 @@ from polywire.protocols.cursus.shard_link import (
     decode_context,
     decode_head,
 )
+from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.off_loop import LONG_BYTES
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
@@ -94,8 +94,7 @@ class LinkedSession(CursusSession):
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         if not self._is_open:
-            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
-                raise PeerError("a link is for processes of this broker", fatal=True)
+            check_opening(bytes(data[at:end]), MAGIC + self._key)
             self._is_open = True
             return True
         head = decode_head(data, at)

@@ -17,7 +17,7 @@ from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.iggy.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import CarryingFactory
+from polywire.protocols.runtime.links import CarryingFactory, LinkFactory
 from polywire.protocols.runtime.session import Output
 
 COMMANDS: Final[Mapping[int, Command]] = table(
@@ -119,26 +119,12 @@ class CarryingIggyFactory(CarryingFactory[IggyFactory]):
         return CarryingIggySession(self._shards, self._inside.shared, COMMANDS, output, resume)
 
 
-class IggyLinkFactory:
-    """Implements ``SessionFactory`` for what other processes of this broker carry here."""
+class IggyLinkFactory(LinkFactory[IggyFactory]):
+    """For what other processes of this broker carry here."""
 
-    __slots__ = ("_inside", "_key")
+    __slots__ = ()
 
-    def __init__(self, inside: IggyFactory, key: bytes) -> None:
-        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
-        self._inside: Final = inside
-        self._key: Final = key
-
-    @property
-    def wire(self) -> str:
-        """Name of the wire."""
-        return WIRE
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the opening of a link stands there."""
-        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(MAGIC) else None
+    magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
         """A session for a link."""

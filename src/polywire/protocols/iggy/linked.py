@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from hmac import compare_digest
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -34,6 +33,7 @@ from polywire.protocols.iggy.shard_link import (
     decode_head,
 )
 from polywire.protocols.iggy.topics import bytes_of, messages_of, topic_bytes
+from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.session import Output
 
 YES: Final = b"\1"
@@ -94,8 +94,7 @@ class LinkedSession(IggySession):
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         if not self._is_open:
-            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
-                raise PeerError("a link is for processes of this broker", fatal=True)
+            check_opening(bytes(data[at:end]), MAGIC + self._key)
             self._is_open = True
             return True
         head = self._head = decode_head(data, at)

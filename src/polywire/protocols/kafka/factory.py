@@ -37,6 +37,7 @@ from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSe
 from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
 from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.links import LinkFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
@@ -189,30 +190,16 @@ class KafkaFactory:
         return KafkaSession(self.shared, COMMANDS, output, resume)
 
 
-class KafkaLinkFactory:
-    """Implements ``protocols.runtime.session.SessionFactory`` for the other processes of this broker."""
+class KafkaLinkFactory(LinkFactory[KafkaFactory]):
+    """For what other processes of this broker carry here."""
 
-    __slots__ = ("_key", "_shared")
+    __slots__ = ()
 
-    def __init__(self, outside: KafkaFactory, key: bytes) -> None:
-        """outside: makes the sessions of clients. key: what only processes of this broker know."""
-        self._shared: Final = outside.shared
-        self._key: Final = key
-
-    @property
-    def wire(self) -> str:
-        """Name of the wire."""
-        return WIRE
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """Whether a link opens, of this wire."""
-        if len(prefix) >= len(MAGIC):
-            return prefix.startswith(MAGIC)
-        return None if MAGIC.startswith(prefix) else False
+    magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
         """A session for a new connection."""
-        return LinkedKafkaSession(self._key, self._shared, LINK_COMMANDS, output, resume)
+        return LinkedKafkaSession(self._key, self._inside.shared, LINK_COMMANDS, output, resume)
 
 
 def _names_a_topic(prefix: bytes, api: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from hmac import compare_digest
 from typing import Any, Final
 
 from polywire.broker.access import Principal
@@ -19,6 +18,7 @@ from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
 from polywire.protocols.kafka.shard_link import MAGIC, OPENING_BYTES, Context, decode_context
+from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.session import Output
 
 NO_GENERATION: Final = -1
@@ -47,8 +47,7 @@ class LinkedKafkaSession(KafkaSession):
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         if not self._is_open:
-            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
-                raise PeerError("a link is for processes of this broker", fatal=True)
+            check_opening(bytes(data[at:end]), MAGIC + self._key)
             self._is_open = True
             return True
         if self._context is None:

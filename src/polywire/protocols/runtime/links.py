@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from hmac import compare_digest
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
+from polywire.errors import PeerError
 from polywire.protocols.runtime.session import Output, Session, SessionFactory
 from polywire.protocols.runtime.shards import Link, Shards
 
@@ -38,6 +40,40 @@ class CarryingFactory(ABC, Generic[_Factory]):
     @abstractmethod
     def open(self, output: Output, resume: Callable[[], None]) -> Session:
         """A session for a new connection."""
+
+
+class LinkFactory(ABC, Generic[_Factory]):
+    """Implements ``SessionFactory`` for what other processes of this broker carry here. ``magic``: how a link of the wire opens."""
+
+    __slots__ = ("_inside", "_key")
+
+    magic: ClassVar[bytes]
+
+    def __init__(self, inside: _Factory, key: bytes) -> None:
+        """inside: makes the sessions of our own shard, which share everything with those. key: see ``Shards``."""
+        self._inside: Final = inside
+        self._key: Final = key
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return self._inside.wire
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether the opening of a link stands there."""
+        if prefix[: len(self.magic)] != self.magic[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(self.magic) else None
+
+    @abstractmethod
+    def open(self, output: Output, resume: Callable[[], None]) -> Session:
+        """A session for a link."""
+
+
+def check_opening(opening: bytes, expected: bytes) -> None:
+    """Let in who has the key that only processes of this broker know. Raises PeerError."""
+    if not compare_digest(opening, expected):
+        raise PeerError("a link is for processes of this broker", fatal=True)
 
 
 class LinksOwner(Protocol):
