@@ -308,6 +308,20 @@ def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: Me
     assert memory.broker.groups.join("g", "t", "m2", wire="flux").partitions == (0, 1, 2, 3), "one has not come back"
 
 
+def test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew(memory: MemoryBroker) -> None:
+    """What it was dealt may have been somebody else's meanwhile, who has read on."""
+    one = Consumer(memory, "m1")
+    one.beat()
+    memory.run()
+    memory.restart()
+    assert commit(memory, one, 0) is None
+    memory.broker.groups.join("g", "t", "m2", wire="flux")
+    assert commit(memory, one, 0) is ErrorCode.MEMBER_MISSING
+    one.epoch, one.reading = JOINING, NOTHING
+    one.beat()
+    assert commit(memory, one, one.partitions[0]) is None
+
+
 def test_commits_are_of_an_epoch(memory: MemoryBroker) -> None:
     one = Consumer(memory, "m1")
     one.beat()

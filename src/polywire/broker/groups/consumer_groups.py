@@ -286,7 +286,7 @@ class ConsumerGroups:
     # Positions
 
     def has_member(self, group: str, member_id: str) -> bool:
-        """Whether somebody is a member here, or had a seat when the broker stopped and has not come back."""
+        """Whether somebody is a member here, or had a seat when the broker stopped, has not come back, and others have what they had then."""
         entry = self._entries.get(group)
         if entry is not None and member_id in entry.group.members:
             return True
@@ -303,8 +303,10 @@ class ConsumerGroups:
         entry = self._entries.get(group)
         if entry is not None:
             self._host.check_owner(by, entry.owner, "group", group)
-            if member_id in entry.group.members or not self.has_member(group, member_id):
-                entry.group.check_epoch(member_id, epoch, instance_id)
+        if entry is not None and member_id in entry.group.members:
+            entry.group.check_epoch(member_id, epoch, instance_id)
+        elif not self.has_member(group, member_id):
+            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
 
     def commit(
         self,

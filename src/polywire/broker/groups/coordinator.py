@@ -428,6 +428,10 @@ class Coordinator:
         found = self._state.groups.get((topic, group))
         return found is not None and found.has(member)
 
+    def has_changed(self, group: str, topic: str) -> bool:
+        """Whether a group is not what the broker began with: then somebody may have been dealt what was another's before."""
+        return (topic, group) in self._changed
+
     def _view(self, group: Group, now: float) -> GroupView:
         gone = self._expired(group, now)
         return self._shown(group.changed(gone=gone, partition_count=self._host.partition_count(group.topic)), now)

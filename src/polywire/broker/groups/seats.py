@@ -142,8 +142,8 @@ class Seats:
         return None if found is None else found.id
 
     def is_left(self, group: str, topic: str, seat: str) -> bool:
-        """Whether there is a seat that nobody has taken since the broker began."""
-        if not self._coordinator.has_member(group, topic, seat):
+        """Whether there is a seat that nobody has taken since the broker began, and what others were dealt is as it was then."""
+        if not self._coordinator.has_member(group, topic, seat) or self._coordinator.has_changed(group, topic):
             return False
         topic_id = self.topic_id(topic)
         if topic_id is None:
