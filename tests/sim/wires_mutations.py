@@ -39,6 +39,7 @@ from polywire.testing.sim.wires.network import SimulatedTransport
 from polywire.types import Level
 from tests.sim.broker_mutations import any_generation, any_partition
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from tests.unit.broker import test_consumer_groups
 from tests.unit.protocols.runtime import test_append_queue
 
 WiresMutation: Final = partial(Mutation, world="wires")
@@ -208,6 +209,12 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     ),
     WiresMutation(
         "holdings", "what a consumer reads is nobody else's", replaced(Holdings, "owned", lambda _, __, share: share)
+    ),
+    WiresMutation(
+        "not-back",
+        "who has not come back stores nothing that others were dealt",
+        replaced(Coordinator, "has_changed", lambda *_: False),
+        test=test_consumer_groups.test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew,
     ),
     WiresMutation("wire-abort", "what is aborted is not there", wrapped(Transactions, "abort", _committed)),
     WiresMutation(

@@ -67,6 +67,11 @@ class Consumer:
 
 @pytest.fixture
 def memory() -> MemoryBroker:
+    return broker_with_a_topic()
+
+
+def broker_with_a_topic() -> MemoryBroker:
+    """A broker with a topic of four partitions."""
     made = MemoryBroker()
     made.broker.create_topic(TopicName.parse("t"), 4)
     made.run()
@@ -308,8 +313,9 @@ def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: Me
     assert memory.broker.groups.join("g", "t", "m2", wire="flux").partitions == (0, 1, 2, 3), "one has not come back"
 
 
-def test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew(memory: MemoryBroker) -> None:
+def test_who_has_not_come_back_stores_nothing_once_others_were_dealt_partitions_anew() -> None:
     """What it was dealt may have been somebody else's meanwhile, who has read on."""
+    memory = broker_with_a_topic()
     one = Consumer(memory, "m1")
     one.beat()
     memory.run()
