@@ -46,6 +46,7 @@ FOUND = (
     ("log", 8_001_285),
     ("broker", 9_210_912),
     ("log", 9_301_521),
+    ("log", 10_102_126),
 )
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
 LATER = {3: ("moved",), 11: ("ended",), 13: ("published",), 6: ("denied", "rights", "told")}

@@ -228,7 +228,7 @@ class ColdReads:
         if not isinstance(known, list):
             self._windows[key] = waiting
             self._asked[key] = segments
-            self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key))
+            self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key, waiting))
 
     def asked(self, key: Key) -> Sequence[Segment] | None:
         """The segments of which a window is being read that begins there: who asks for it meanwhile gets what comes of these, although
@@ -244,21 +244,21 @@ class ColdReads:
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
-        """What was read of a partition is not what it holds any more."""
-        for key in [key for key, found in self._windows.items() if key[0] == incarnation and isinstance(found, Window)]:
+        """What was read of a partition is not what it holds any more; what is being read is for those who asked for it before."""
+        for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
+            self._asked.pop(key, None)
         for key in [key for key in self._glances if key[0] == incarnation]:
             del self._glances[key]
         for key in [key for key in self._stops if key[0] == incarnation]:
             del self._stops[key]
 
-    def _arrived(self, key: Key, window: Window | BrokerError | None) -> None:
-        waiting = self._windows.pop(key)
-        assert isinstance(waiting, list), "a window arrives once"
-        del self._asked[key]
-        if isinstance(window, Window):
-            self._windows[key] = window
-            self._shrink()
+    def _arrived(self, key: Key, waiting: list[Completion[Window | None]], window: Window | BrokerError | None) -> None:
+        if self._windows.get(key) is waiting:  # else what it holds may be gone since
+            del self._windows[key], self._asked[key]
+            if isinstance(window, Window):
+                self._windows[key] = window
+                self._shrink()
         for completed in waiting:
             completed(window)
 

@@ -104,6 +104,23 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     assert first is second is place.cold.find(PARTITION, 0)
 
 
+def test_what_is_being_read_while_records_go_is_for_those_who_asked_before() -> None:
+    place = Place()
+    place.ask(0, 1000)
+    place.cold.forget(PARTITION)
+    assert place.cold.asked((PARTITION, 0)) is None
+    place.ask(0, 1000)
+    assert len(place.worker.jobs) == 2, "who asks now is answered by what there is now"
+    jobs, place.worker.jobs = place.worker.jobs, []
+    place.worker.jobs = jobs[:1]
+    place.worker.work()
+    assert len(place.told) == 1
+    assert place.cold.find(PARTITION, 0) is None
+    place.worker.jobs = jobs[1:]
+    place.worker.work()
+    assert place.cold.find(PARTITION, 0) is place.told[1] is not place.told[0]
+
+
 def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.log.partition.cold_reads.WINDOWS_MAX", 3)
     place = Place()
