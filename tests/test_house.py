@@ -50,10 +50,11 @@ WORLD_MODULES: Final = {
     "secrets",
 }
 WORLD_MODULES_ALLOWED: Final = {
-    "store/system_files.py": {"os", "fcntl", "mmap", "secrets"},
+    "store/system_files.py": {"os", "fcntl", "mmap", "secrets", "concurrent"},
     "store/base.py": {"mmap"},  # memory that begins on a page
     "store/url.py": {"os"},  # the environment, where the client library of buckets looks as well
     "store/file.py": {"threading"},  # a lock is no thread
+    "store/kept.py": {"threading"},
     "store/metered.py": {"threading"},
     "log/worker.py": {"threading", "queue"},
     "log/segments/damage.py": {"threading"},

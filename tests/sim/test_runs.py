@@ -87,7 +87,7 @@ def test_what_came_to_the_world_of_wires_later_comes_up(rest: int) -> None:
     assert all(counts[event] for event in LATER[rest])
 
 
-def test_the_page_cache_is_read_in_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_sealed_last_is_read_from_memory_in_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     read_now, found = FileBlob.read_now, Counter[bool]()
 
     def read(blob: FileBlob, out: Buffer, position: int) -> bool:

@@ -180,7 +180,7 @@ class Storage:
     cache_mib: Annotated[
         int,
         Parameter(
-            help="MiB of records that left the journal last to keep in the system's page cache, for readers who are somewhat behind; "
+            help="MiB of records that left the journal last to keep in memory, for readers who are somewhat behind; "
             "a quarter of the memory at most, 0 for none."
         ),
     ] = CACHE_MIB

@@ -40,7 +40,7 @@ class LogSettings:
     group_bytes_max: see decision 0002; smaller slots lower it.
     disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
     scrub_hours: every segment is read and verified once in so many hours; 0 for never. A week finds rot before a monthly backup goes.
-    cache_bytes: of what was sealed last, left in the system's page cache for readers who are somewhat behind; 0 for nothing.
+    cache_bytes: of what was sealed last, kept in memory for readers who are somewhat behind; 0 for nothing.
     open_blobs_max: segments kept open, with up to two descriptors each.
     durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
     """

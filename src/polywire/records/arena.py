@@ -43,16 +43,22 @@ class Arena:
 
     def take(self, size: int) -> memoryview:
         """A writable view of ``size`` bytes at a page boundary; the block is taken until the last view of it is gone."""
-        with self._lock:
-            return memoryview(self._find(size))[:size]
+        free = self.take_free(size) if size <= self._block_bytes else None
+        return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
-    def _find(self, size: int) -> mmap.mmap:
-        if size > self._block_bytes:
-            return allocate_lasting(size)
+    def take_free(self, size: int) -> memoryview | None:
+        """Like ``take``, of a block that is or will be kept for reuse; None while all there may be are taken. Raises OSError without
+        memory."""
+        with self._lock:
+            block = self._find()
+            return None if block is None else memoryview(block)[:size]
+
+    def _find(self) -> mmap.mmap | None:
         for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
             if count == self._references_free:
                 return self._blocks[index]
+        if len(self._blocks) == self._blocks_max:
+            return None
         block = allocate_lasting(self._block_bytes)
-        if len(self._blocks) < self._blocks_max:
-            self._blocks.append(block)
+        self._blocks.append(block)
         return block

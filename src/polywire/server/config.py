@@ -116,7 +116,7 @@ class ServeConfig:
     node: name of this broker among those of the bucket; without one the machine's.
     advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
     cache_gib: of segments that are kept in the data directory beside the bucket.
-    cache_mib: of what was sealed last, left in the system's page cache; a quarter of the memory at most.
+    cache_mib: of what was sealed last, kept in memory; a quarter of the machine's or the container's at most.
     bucket_prices: what the store asks for 1,000 requests of a kind, ``put=0.005,get=0.0004``; nothing where nobody has told.
     delete_grace_s: how long what no record of the log needs any more stays in the bucket, for queries that were planned.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.

@@ -53,7 +53,7 @@ class Blob(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """Whether it was left in the system's memory when it was written: then ``read_now`` is worth a try before anybody has read it."""
+        """Whether it was kept in memory when it was written: then ``read_now`` is worth a try before anybody has read it."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
         """Fill the writable ``out`` from ``position``; returns the bytes read, fewer only at the blob's end. Raises Unavailable."""

@@ -1,15 +1,15 @@
 """Blobs as files of one directory: temporary file, write, sync, link, directory sync.
 
-Promises: a new name appears whole and durable or not at all, and is never overwritten as new; of what was written the newest stays in the
-page cache, as much as was asked for, and nothing else; few files stay open. Must not know: what a blob holds.
+Promises: a new name appears whole and durable or not at all, and is never overwritten as new; of what was written as new the newest stays
+in memory, as much as was asked for, and nothing in the page cache; few files stay open. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -26,16 +26,16 @@ from polywire.store.files import (
     remove,
     write_parts,
 )
+from polywire.store.kept import KeptBlobs, KeptBytes
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a new blob, before the disk is asked to begin with them
+WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a blob in the page cache, before the disk is asked to begin with them
 
 FREED_BYTES: Final = (
     16 * 1024 * 1024
 )  # of a deleted file at once: some 5 ms of the disk, its journal and the page cache
 
-KEPT_MAX: Final = 1024  # blobs that stay in the page cache: more are small ones, which cost little to read again
 REPLACED_MODE: Final = 0o600  # other programs are meant to read such a file: those of its owner
 
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -61,12 +61,12 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file. is_kept: it was left in the page cache when it was written, and the system was not seen to have dropped any of it."""
+    """One open file; ``kept``: what was kept in memory of it."""
 
-    __slots__ = ("_direct", "_file", "_files", "_path", "_size", "is_kept")
+    __slots__ = ("_direct", "_file", "_files", "_kept", "_path", "_size")
 
-    def __init__(self, path: Path, files: Files = SYSTEM_FILES, *, is_kept: bool = False) -> None:
-        self.is_kept = is_kept
+    def __init__(self, path: Path, files: Files = SYSTEM_FILES, *, kept: KeptBytes | None = None) -> None:
+        self._kept = kept
         self._path = path
         self._files = files
         self._direct: File | None = None
@@ -76,6 +76,10 @@ class FileBlob:
     @property
     def size(self) -> int:
         return self._size
+
+    @property
+    def is_kept(self) -> bool:
+        return self._kept is not None and self._kept.are_there
 
     def pread_into(self, out: Buffer, position: int) -> int:
         with _storage_errors("read", self._path):
@@ -87,18 +91,12 @@ class FileBlob:
             self._file.hint(Hint.READ_SOON, start, stop - start)
 
     def read_now(self, out: Buffer, position: int) -> bool:
+        if self._kept is not None and self._kept.read(out, position):
+            return True
         try:
-            if self._file.read(out, position, now=True) == len(out):
-                return True
+            return self._file.read(out, position, now=True) == len(out)
         except OSError:  # it would wait, the file system does not know, or the read that follows reports it
-            pass
-        self.is_kept = False
-        return False
-
-    def forget(self) -> None:
-        """Have the page cache drop it."""
-        self.is_kept = False
-        self._file.hint(Hint.READ_NO_MORE, 0, 0)
+            return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
@@ -160,50 +158,78 @@ class OpenBlobs:
             self._blobs.pop(name, None)
 
 
-class KeptBlobs:
-    """Names of the blobs that stay in the page cache, oldest first. Guards: together they have at most ``bytes_max``, once ``leave`` was
-    called. Any thread may use it."""
+class _NewFile:
+    """A file that is being written, from memory that may be kept. Guards: what passes the page cache by is whole blocks, in memory and in
+    the file.
 
-    __slots__ = ("_bytes", "_bytes_max", "_lock", "_sizes")
+    ``_blocks`` hold what is behind ``_written``, ``_kept`` what was written before unless that is not kept.
+    """
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max: Final = bytes_max
-        self._bytes = 0
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        self._lock = Lock()
+    __slots__ = ("_blocks", "_file", "_kept", "_memory", "_written", "size")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._sizes
+    def __init__(self, file: File, memory: KeptBlobs) -> None:
+        self._file = file
+        self._memory = memory
+        self._blocks: list[memoryview] = []
+        self._kept: list[memoryview] | None = []
+        self._written = 0
+        self.size = 0
 
-    def leave(self, *, another: bool) -> list[str]:
-        """Leave out the oldest, as many as are too many; with ``another``, until one as large as the largest may come: then it gets the
-        pages that these had, and fresh ones are dear."""
-        left: list[str] = []
-        with self._lock:
-            coming = max(self._sizes.values(), default=0) if another else 0
-            while self._sizes and (self._bytes + coming > self._bytes_max or len(self._sizes) > KEPT_MAX):
-                name, size = self._sizes.popitem(last=False)
-                self._bytes -= size
-                left.append(name)
-        return left
+    def add(self, part: Buffer) -> None:
+        """Take what comes next; some of it may be written later."""
+        rest = memoryview(part).cast("B")
+        while rest:
+            space = self._space()
+            if space is None:  # no memory to write from: straight from the part, then
+                self._write_out()
+                self._kept = None
+                self.size = self._written = write_parts(self._file, [rest], self._written)
+                return
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            self.size += count
+            rest = rest[count:]
+            if self.size - self._written == self._memory.stretch_bytes:
+                self._write_out()
 
-    def add(self, name: str, size: int) -> bool:
-        """A blob was written; False where it is too large to be kept."""
-        if size > self._bytes_max:
-            return False
-        with self._lock:
-            self._bytes += size - self._sizes.pop(name, 0)
-            self._sizes[name] = size
-        return True
+    def finish(self) -> list[memoryview] | None:
+        """Write what is left of it, and put it on the disk; returns the blocks that hold all of it, or None where it is not kept."""
+        self._write_out()
+        self._file.sync()
+        self._file.hint(Hint.READ_NO_MORE, 0, 0)
+        return self._kept
 
-    def drop(self, name: str) -> None:
-        """A blob is deleted."""
-        with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
+    def _space(self) -> memoryview | None:
+        """What is free of the last block, or a new one."""
+        at = (self.size - self._written) % self._memory.block_bytes
+        if at == 0:
+            block = self._memory.take() if self._written % BLOCK_BYTES == 0 else None
+            if block is None:
+                return None
+            self._blocks.append(block)
+        return self._blocks[-1][at:]
+
+    def _write_out(self) -> None:
+        """Write what the blocks hold, the last piece that is no whole block by way of the page cache."""
+        begun, left = self._written, self.size - self._written
+        past, last = [], []
+        for block in self._blocks:
+            whole = min(len(block), left - left % BLOCK_BYTES)
+            past.append(block[:whole])
+            last.append(block[whole : min(len(block), left)])
+            left -= min(len(block), left)
+        self._written = write_parts(self._file, [view for view in past if view], begun, past_cache=True)
+        self._written = write_parts(self._file, [view for view in last if view], self._written)
+        self._file.hint(Hint.WRITE_NOW, begun, self.size - begun)
+        if self._kept is not None:
+            self._kept += self._blocks
+            if not self._memory.may_grow(self.size):
+                self._kept = None
+        self._blocks = []
 
 
 class FileStore:
-    """Blobs below one directory, which exists. ``kept_bytes`` of those that were written last stay in the page cache. Guards: ``_unsynced``
+    """Blobs below one directory, which exists. ``kept_bytes`` of those that were written as new last stay in memory. Guards: ``_unsynced``
     are directories whose names a power loss may take."""
 
     __slots__ = ("_files", "_kept", "_open", "_root", "_unsynced")
@@ -238,17 +264,16 @@ class FileStore:
             if exists(files, path):  # a courtesy that saves the writing; the link below decides
                 raise BlobExists(name)
             self._make_directory(path.parent)
-            self._forget(self._kept.leave(another=True))
             try:
-                self._write_new(temporary, name, parts)
+                blocks, size = self._write_new(temporary, parts)
                 files.link(temporary, path)
             except FileExistsError:
-                self._kept.drop(name)
                 raise BlobExists(name) from None
             finally:
                 remove(files, temporary)
             files.sync_directory(path.parent)
-        self._forget(self._kept.leave(another=False))
+        if blocks:
+            self._kept.add(name, blocks, size)
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         files, path = self._files, self._path(name)
@@ -271,6 +296,8 @@ class FileStore:
         blob = self.open(name)
         stop = blob.size if stop is None else min(stop, blob.size)
         content = bytearray(max(stop - start, 0))
+        if blob.is_kept and blob.read_now(content, start):
+            return bytes(content)
         count = blob.pread_into(content, start)
         return bytes(content[:count])
 
@@ -281,7 +308,7 @@ class FileStore:
         path = self._path(name)
         with _storage_errors("open", path):
             try:
-                return self._open.add(name, FileBlob(path, self._files, is_kept=name in self._kept))
+                return self._open.add(name, FileBlob(path, self._files, kept=self._kept.find(name)))
             except FileNotFoundError:
                 raise BlobMissing(name) from None
 
@@ -329,6 +356,10 @@ class FileStore:
     def drop_copy(self, name: str) -> bool:
         return False
 
+    def forget(self, name: str) -> None:
+        """Keep a blob in memory no longer."""
+        self._kept.drop(name)
+
     def size(self, name: str) -> int:
         path = self._path(name)
         with _storage_errors("measure", path):
@@ -354,35 +385,27 @@ class FileStore:
             self._files.sync_directory(path.parent)
             self._unsynced.discard(path)
 
-    def _write_new(self, path: Path, name: str, parts: Iterable[Buffer]) -> None:
-        """A new file of these parts, for the blob ``name``: on the disk on return, and in the page cache only where it is kept there."""
+    def _write_new(self, path: Path, parts: Iterable[Buffer]) -> tuple[Sequence[memoryview] | None, int]:
+        """A new file of these parts, on the disk on return and not in the page cache: memory that holds it, if any, and its size."""
         file = self._files.open(path, Access.NEW)
         try:
-            size = _write_all(file, parts)
-            file.sync()
-            if not self._kept.add(name, size):
-                file.hint(Hint.READ_NO_MORE, 0, 0)
+            new = _NewFile(file, self._kept)
+            for part in parts:
+                new.add(part)
+            return new.finish(), new.size
         finally:
             file.close()
-
-    def _forget(self, names: Iterable[str]) -> None:
-        """These blobs stay in the page cache no longer; one that is deleted meanwhile does not anyway."""
-        for name in names:
-            with suppress(BlobMissing, BrokerError):
-                self.open(name).forget()
 
     def _let_go(self, name: str) -> None:
         self._open.drop(name)
         self._kept.drop(name)
 
 
-def _write_all(file: File, parts: Iterable[Buffer]) -> int:
-    """Write the parts back to back; returns how many bytes that were. The disk begins with each stretch as soon as it is written, and is
-    nearly done when the last one is."""
+def _write_all(file: File, parts: Iterable[Buffer]) -> None:
+    """Write the parts back to back. The disk begins with each stretch as soon as it is written."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)
         if size - begun >= WRITE_OUT_BYTES:
             file.hint(Hint.WRITE_NOW, begun, size - begun)
             begun = size
-    return size

@@ -75,8 +75,12 @@ class File(Protocol):
         now: only if that waits for no disk; raises BlockingIOError where it would, or the system does not know.
         """
 
-    def write(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write the parts back to back; returns how many bytes were, which may be fewer."""
+    def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
+        """Write the parts back to back; returns how many bytes were, which may be fewer.
+
+        past_cache: past the page cache where the system can, and perhaps later, until ``sync``, which raises what goes wrong: then they are
+        whole blocks, in memory and in the file, and nobody changes them meanwhile.
+        """
 
     def sync(self, *, data_only: bool = False) -> None:
         """Put everything written to the file on the disk. data_only: times need not be."""
@@ -178,11 +182,11 @@ def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
         file.close()
 
 
-def write_parts(file: File, parts: Sequence[Buffer], position: int) -> int:
-    """Write everything, in pieces where the system takes no more at once; returns the position behind it."""
+def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
+    """Write everything, in pieces where the system takes no more at once; returns the position behind it. past_cache: as ``File.write``."""
     views = [memoryview(part).cast("B") for part in parts]
     while views:
-        count = file.write(views, position)
+        count = file.write(views, position, past_cache=past_cache)
         position += count
         while views and count >= len(views[0]):
             count -= len(views.pop(0))

@@ -13,8 +13,9 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from errno import EACCES, EAGAIN
+from errno import EACCES, EAGAIN, EINVAL
 from pathlib import Path
 from typing import Final
 
@@ -23,14 +24,19 @@ from polywire.store.files import NEW_MODE, Access, Hint
 from polywire.store.libc import find_call
 from polywire.types import Buffer
 
+BEHIND_BYTES_MIN: Final = (
+    1024 * 1024
+)  # half a millisecond of a disk: less is written before another thread would have begun
+
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+_O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 _SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
 _MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
 
 _FLAGS: Final[Mapping[Access, int]] = {
     Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a pipe where a file should be must not keep us waiting
-    Access.DIRECT: os.O_RDONLY | getattr(os, "O_DIRECT", 0),
+    Access.DIRECT: os.O_RDONLY | _O_DIRECT,
     Access.WRITE: os.O_RDWR,
     Access.KEEP: os.O_RDWR | os.O_CREAT,
     Access.NEW: os.O_RDWR | os.O_CREAT | os.O_EXCL,
@@ -76,13 +82,17 @@ class SystemMapping:
 
 
 class SystemFile:
-    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock."""
+    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock. ``_past_cache``: writes pass the page cache by.
+    ``_behind``: what ``_writer`` is writing."""
 
-    __slots__ = ("_descriptor", "_locked")
+    __slots__ = ("_behind", "_descriptor", "_locked", "_past_cache", "_writer")
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._locked = False
+        self._past_cache = False
+        self._behind: Future[None] | None = None
+        self._writer: ThreadPoolExecutor | None = None
 
     @property
     def size(self) -> int:
@@ -95,10 +105,59 @@ class SystemFile:
             raise BlockingIOError(EAGAIN, os.strerror(EAGAIN))
         return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT)
 
-    def write(self, parts: Sequence[Buffer], position: int) -> int:
+    def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
+        if past_cache:
+            return self._write_past(parts, position)
+        if self._past_cache:
+            self._settle()
+            self._pass_by(False)
         return os.pwritev(self._descriptor, parts, position)
 
+    def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
+        """Write past the page cache, much of it in a thread of its own: the disk is at work while the next parts are made."""
+        self._settle()
+        if not self._past_cache:
+            self._pass_by(True)
+        views = [memoryview(part).cast("B") for part in parts]
+        size = sum(map(len, views))
+        if size < BEHIND_BYTES_MIN:
+            self._write_all(views, position)
+            return size
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._behind = self._writer.submit(self._write_all, views, position)
+        return size
+
+    def _write_all(self, views: list[memoryview], position: int) -> None:
+        while views:
+            try:
+                count = os.pwritev(self._descriptor, views, position)
+            except OSError as error:
+                if error.errno != EINVAL or not self._past_cache:
+                    raise
+                self._pass_by(False)  # the file system takes no such writes, or not behind one that was cut short
+                continue
+            position += count
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def _settle(self) -> None:
+        """Wait for what is being written. Raises OSError where it could not be."""
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind.result()
+
+    def _pass_by(self, past_cache: bool) -> None:
+        """Have writes pass the page cache by, or not; where the file system cannot, they do not."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        with suppress(OSError):
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _O_DIRECT if past_cache else flags & ~_O_DIRECT)
+            self._past_cache = past_cache and bool(_O_DIRECT)
+
     def sync(self, *, data_only: bool = False) -> None:
+        self._settle()
         if data_only:
             os.fdatasync(self._descriptor)
         else:
@@ -139,6 +198,8 @@ class SystemFile:
         return False
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.shutdown()  # it must not write to what has this descriptor next
         if self._locked:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.log.worker import storage_failed
+from polywire.records import arena
 from polywire.records.allocation import LARGE_PAGE_BYTES, allocate_lasting
 from polywire.store import system_files
 from polywire.store.address import address_of
+from polywire.store.base import BLOCK_BYTES as PAGE
 from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
+from polywire.store.kept import KeptBlobs
+
+STRETCH_BYTES = KeptBlobs(0).stretch_bytes
 
 
 def descriptors() -> int:
@@ -46,19 +53,23 @@ def test_remains_of_a_crash_are_deleted(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["one"]
 
 
-def test_the_disk_begins_before_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["put", "put_new"])
+def test_the_disk_begins_before_everything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     begun: list[tuple[int, int]] = []
 
-    def note(descriptor: int, start: int, size: int, _: int) -> int:
-        assert os.fstat(descriptor).st_size == start + size
+    def note(_: int, start: int, size: int, __: int) -> int:
         begun.append((start, size))
         return -1  # what the disk refuses now the sync refuses later
 
     monkeypatch.setattr(system_files, "_sync_file_range", note)
-    part, count = bytes(range(256)) * 4096, 2 * WRITE_OUT_BYTES // (256 * 4096)
-    FileStore(tmp_path).put_new("one", [*[part] * count, b"the rest"])
-    assert begun == [(0, WRITE_OUT_BYTES), (WRITE_OUT_BYTES, WRITE_OUT_BYTES)]
-    assert FileStore(tmp_path).get("one") == part * count + b"the rest"
+    stretch = WRITE_OUT_BYTES if how == "put" else STRETCH_BYTES
+    part, count = bytes(range(256)) * 4096, 2 * stretch // (256 * 4096)
+    getattr(FileStore(tmp_path), how)("one", [*[part] * count, b"the rest"])
+    assert begun[:2] == [(0, stretch), (stretch, stretch)]
+    assert begun[2:] == ([] if how == "put" else [(2 * stretch, len(b"the rest"))])
+    assert (tmp_path / "one").read_bytes() == part * count + b"the rest"
 
 
 def test_systems_without_such_calls_write_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,62 +215,183 @@ def test_too_many_open_files_are_no_failed_storage(
     store.put_new("b", [b"content"])
 
 
-# What stays in the page cache
+# What stays in memory
 
 
-class Hints:
-    """Files, and which of them the system was told to forget."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.forgotten: list[str] = []
-
-        def advise(descriptor: int, *_: int) -> None:
-            self.forgotten.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(".pws")[0])
-
-        monkeypatch.setattr(os, "posix_fadvise", advise)
+def no_disk(*_: object) -> int:
+    raise OSError(errno.EIO, "the disk is not to be asked")
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are Linux's")
-def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, hints = FileStore(tmp_path, kept_bytes=30_000), Hints(monkeypatch)
-    for name in "abc":
-        store.put_new(f"{name}.pws", [bytes(10_000)])
-    assert hints.forgotten == []
-    assert all(store.open(f"{name}.pws").is_kept for name in "abc")
-    store.put_new("d.pws", [bytes(10_000)])
-    assert hints.forgotten == ["a"]
-    store.put_new("e.pws", [bytes(20_000)])
-    assert hints.forgotten == ["a", "b", "c"]
-    assert [name for name in "abcde" if store.open(f"{name}.pws").is_kept] == ["d", "e"]
-    store.delete("e.pws")
-    store.put_new("f.pws", [bytes(20_000)])
-    assert hints.forgotten == ["a", "b", "c"], "what is deleted counts no more"
-    store.put_new("g.pws", [bytes(30_001)])
-    assert hints.forgotten[3:] == ["d", "f", ".g"], "way was made, and it does not fit alone"
-    assert not store.open("g.pws").is_kept
+def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, kept_bytes=16 * PAGE)
+    for name in "abcd":
+        store.put_new(name, [bytes(4 * PAGE)])
+    assert [name for name in "abcd" if store.open(name).is_kept] == ["a", "b", "c", "d"]
+    store.put_new("e", [bytes(PAGE + 1)])
+    assert [name for name in "abcde" if store.open(name).is_kept] == ["b", "c", "d", "e"]
+    store.delete("c")
+    store.put_new("f", [bytes(4 * PAGE)])
+    assert [name for name in "abdef" if store.open(name).is_kept] == ["b", "d", "e", "f"], (
+        "what is deleted counts no more"
+    )
+    store.put_new("g", [bytes(16 * PAGE)])
+    assert not store.open("g").is_kept, "there is no space to write the next from"
+    assert store.get("g") == bytes(16 * PAGE)
 
 
 def test_nothing_stays_in_memory_where_nothing_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, hints = FileStore(tmp_path), Hints(monkeypatch)
+    forgotten: list[str] = []
+
+    def advise(descriptor: int, *_: int) -> None:
+        forgotten.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.partition(".pws")[0])
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    store = FileStore(tmp_path)
     store.put_new("a.pws", [bytes(10)])
-    assert len(hints.forgotten) == 1
+    assert forgotten == [".a"]
     assert not store.open("a.pws").is_kept
 
 
-def test_a_blob_that_the_system_dropped_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, kept_bytes=30_000)
-    store.put_new("a", [bytes(10)])
+def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = random.Random(7).randbytes(5 * PAGE + 17)
+    store = FileStore(tmp_path, kept_bytes=64 * PAGE)
+    store.put_new("a", [content[:100], content[100:]])
     blob = store.open("a")
-    assert blob.is_kept
-
-    def wait(*_: object) -> int:
-        raise BlockingIOError
-
-    monkeypatch.setattr(os, "preadv", wait)
-    assert not blob.read_now(bytearray(10), 0)
+    monkeypatch.setattr(os, "preadv", no_disk)
+    for start, stop in (
+        (0, len(content)),
+        (PAGE - 1, PAGE + 1),
+        (2 * PAGE, 4 * PAGE),
+        (len(content) - 1, len(content)),
+    ):
+        out = bytearray(stop - start)
+        assert blob.read_now(out, start)
+        assert out == content[start:stop]
+    assert store.get("a", 5) == content[5:]
+    assert not blob.read_now(bytearray(2), len(content) - 1), "it ends there"
+    store.delete("a")
     assert not blob.is_kept
+    assert not blob.read_now(bytearray(1), 0)
+
+
+def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
+    kept = KeptBlobs(16 * PAGE)
+    blocks = [kept.take() for _ in range(16)]
+    assert None not in blocks
+    assert kept.take() is None, "all of it is taken"
+    first = blocks[0]
+    assert first is not None
+    first[:] = b"x" * PAGE
+    kept.add("a", [first], PAGE)
+    reading = kept.find("a")
+    assert reading is not None
+    view = first[:10]
+    del first
+    blocks.clear()
+    found = [kept.take() for _ in range(16)]
+    assert found.count(None) == 1
+    assert not reading.are_there, "it made way"
+    assert bytes(view) == b"x" * 10
+    del view
+    assert kept.take() is not None
+
+
+def test_without_memory_a_blob_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = random.Random(8).randbytes(9 * PAGE + 5)
+    parts = [content[at : at + 1000] for at in range(0, len(content), 1000)]
+    store = FileStore(tmp_path, kept_bytes=16 * PAGE)
+    allocate, left = allocate_lasting, [3]
+
+    def refuse(size: int) -> object:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return allocate(size)
+
+    monkeypatch.setattr(arena, "allocate_lasting", refuse)
+    for name in "ab":
+        store.put_new(name, parts)
+        assert (tmp_path / name).read_bytes() == content
+        assert not store.open(name).is_kept
+
+
+# Writes past the page cache
+
+
+SIZES = [
+    0,
+    1,
+    PAGE - 1,
+    PAGE,
+    PAGE + 1,
+    STRETCH_BYTES - 1,
+    STRETCH_BYTES,
+    STRETCH_BYTES + 1,
+    3 * STRETCH_BYTES + 5 * PAGE + 3,
+]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 16 * PAGE, 64 << 20])
+@pytest.mark.parametrize("how", ["as it is", "no flag", "no write", "short"])
+def test_a_blob_is_whole_whatever_the_file_system_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, kept_bytes: int
+) -> None:
+    write, control, chance = os.pwritev, fcntl.fcntl, random.Random(9)
+
+    def some(descriptor: int, parts: list[memoryview], position: int) -> int:
+        past = control(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        size = sum(map(len, parts))
+        if past and (how == "no write" or size % PAGE or position % PAGE):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        if how == "short" and size > 1 and chance.random() < 0.5:
+            parts = [parts[0][: chance.randrange(1, len(parts[0]) + 1)]]
+            past and control(descriptor, fcntl.F_SETFL, 0)
+            try:
+                return write(descriptor, parts, position)
+            finally:
+                past and control(descriptor, fcntl.F_SETFL, past)
+        return write(descriptor, parts, position)
+
+    def refuse(descriptor: int, command: int, flags: int = 0) -> int:
+        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return control(descriptor, command, flags)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    if how == "no flag":
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    store = FileStore(tmp_path, kept_bytes=kept_bytes)
+    content = random.Random(10).randbytes(SIZES[-1])
+    for size in SIZES:
+        name = f"of.{size}"
+        store.put_new(name, [content[at : min(at + 999_999, size)] for at in range(0, size, 999_999)])
+        assert (tmp_path / name).read_bytes() == content[:size]
+        assert store.get(name) == content[:size]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_disk_that_fails_while_the_next_stretch_is_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    write, calls = os.pwritev, [0]
+
+    def fail(descriptor: int, parts: list[memoryview], position: int) -> int:
+        calls[0] += 1
+        if calls[0] == call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, parts, position)
+
+    monkeypatch.setattr(os, "pwritev", fail)
+    store = FileStore(tmp_path, kept_bytes=64 << 20)
+    gc.collect()
+    before = descriptors()
+    with pytest.raises(Busy, match="disk is full"):
+        store.put_new("a", [bytes(STRETCH_BYTES)] * 2 + [b"the rest"])
+    assert list(tmp_path.iterdir()) == []
+    assert descriptors() == before
+    store.put_new("a", [b"sound"])
+    assert store.get("a") == b"sound"
+    assert store.open("a").is_kept
 
 
 def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(

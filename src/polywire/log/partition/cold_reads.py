@@ -3,7 +3,8 @@
 Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (concepts: storage#what-it-costs); a direct
 read into memory that is already there costs next to nothing, and runs at the disk's speed.
 
-What the page cache holds is read on the loop: 50 us a MiB, and whoever spells it for a peer finds it in the processor's cache.
+What memory holds, because it was sealed last or the page cache has it, is read on the loop: 50 us a MiB, and whoever spells it for a peer
+finds it in the processor's cache.
 
 Promises: at most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are kept; their memory is used again only when nobody views it; what
 they hold was verified when it was read, and is nobody else's; the loop never waits. Must not know: partitions, who asks.
@@ -116,7 +117,7 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """What a read of up to ``bytes_max`` bytes and the offset ``end`` gets of one segment when the page cache has it and it is not
+        """What a read of up to ``bytes_max`` bytes and the offset ``end`` gets of one segment when memory has it and it is not
         much, else None. With ``more``, what lies behind that is wanted next."""
         span = segment.locate_now(partition, offset, max(bytes_max, 1), end)
         if span is not None and more and span[1] - span[0] < GLANCE_BYTES_AHEAD:
@@ -135,7 +136,7 @@ class ColdReads:
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
-        """A staged batch when it is kept or in the page cache, else None."""
+        """A staged batch when it is kept or in memory, else None."""
         key = (segment.name, start)
         body = self._bodies.get(key)
         if body is not None:

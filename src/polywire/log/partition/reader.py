@@ -406,7 +406,7 @@ class Reader:
         return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
 
     def _glance(self, sealed: SealedRead) -> Window | None:
-        """What lies where the read has come to, if the page cache holds it and it is not much."""
+        """What lies where the read has come to, if memory holds it and it is not much."""
         partition, at = sealed.partition, sealed.at
         if self._cold.is_under_way((partition.incarnation, at)):
             return None

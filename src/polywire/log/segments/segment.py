@@ -320,7 +320,7 @@ class Segment:
 
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
         """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk. only_known: also where
-        nothing says that the page cache has them, for even to ask would have the system read them there."""
+        nothing says that memory has them, for even to ask would have the system read them there."""
         try:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):

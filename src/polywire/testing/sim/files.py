@@ -98,7 +98,7 @@ class SimulatedFile:
         memoryview(out).cast("B")[: len(data)] = data
         return len(data)
 
-    def write(self, parts: Sequence[Buffer], position: int) -> int:
+    def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
         files, content = self._files, b"".join(parts)
         text = f"{self.name} at={position} size={len(content)} crc={zlib.crc32(content):08x}"
         killed = files.enter("write", "write", text, may_end_early=True)

@@ -12,6 +12,7 @@ from typing import Final
 from polywire.log.segments.format import SegmentRun, read_info
 from polywire.records.batch import read_header
 from polywire.records.columns import HEADER_BYTES
+from polywire.store.file import FileStore
 from polywire.store.memory import MemoryStore
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.disk import Inode, SimulatedDisk
@@ -106,6 +107,11 @@ class Decay:
         # What was read before the bit was flipped may arrive after it.
         self._process.until(lambda: not reader._cold._asked)
         reader.forget(partition)
+        if self._lives(flip.name) and self._store.open(flip.name).is_kept:
+            read_back(self._process, flip.kept)  # what memory has of it is sound
+            self._store.forget(flip.name)
+            self._process.until(lambda: not reader._cold._asked)
+            reader.forget(partition)
         begun = partition.first_offset
         lay = [offset for offset in sorted(flip.certain) if begun <= offset and self._lies_there(flip, offset)]
         refused = read_back(self._process, flip.kept)
@@ -123,6 +129,12 @@ class Decay:
             return False
         location = runs.entry(runs.find_offset(offset))[3]
         return self._process.log._state.segments.by_location[location].segment.name == flip.name
+
+    @property
+    def _store(self) -> FileStore:
+        store = self._process.log._disk.store
+        assert isinstance(store, FileStore), "what lies on a disk rots"
+        return store
 
     def _is_found(self, name: str) -> bool:
         return any(damage.segment == name for damage in self._process.log._state.segments.notes.found)
