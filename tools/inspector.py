@@ -380,8 +380,6 @@ _DRAWN = "one place of a drawn layout, between others that are used"
 ALLOWED: Final[Mapping[str, str]] = {
     "stale_modules": "asked by the test suite before it runs: compiled modules older than their sources",
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
-    "PipelinedConnection.data_received": _CALLED,
-    "PolywireConnection.data_received": _CALLED,
     "forget_memory": "for users",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
     "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",

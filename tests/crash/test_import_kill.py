@@ -4,18 +4,28 @@ everything that the one on the directory had acknowledged."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
+from base64 import b64encode
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from polywire.client.connect import connect
+from polywire.errors import Denied
+from polywire.records.columns import Record
+from polywire.server.users import add_user
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import TOPIC, Producer, check, end
 
 START_S = 0.4  # before which no process does anything
 STEP_S = 0.3
+USED = ("polywire", "http")
 STEP_FACTOR = 1.25  # a busy machine takes long to an import: steps grow, or there are very many
 
 
@@ -55,6 +65,60 @@ def test_the_bucket_goes_on_where_the_directory_was(tmp_path: Path) -> None:
         assert sum(len(producer.acknowledged) for producer in producers) > acknowledged
         assert asyncio.run(check(broker.url("polywire"), producers)) > 0
         assert broker.stop() == 0, broker.log_text()
+
+
+def test_users_and_what_they_may_come_along(tmp_path: Path) -> None:
+    """Those of the file, those that were made while the broker ran, and tokens: nobody may do anything without a login in between."""
+    users, bucket = tmp_path / "users", f"file://{tmp_path / 'bucket'}"
+    add_user(users, "boss", "of-file", "all")
+    with BrokerProcess(tmp_path / "data", "--users", str(users), wires=USED) as broker:
+        made = {"password": "made", "permissions": ["consume@shop"]}
+        assert ask(broker, "POST", "/users/reader", "boss:of-file", made)[0] == 200
+        assert asyncio.run(_may(broker, "boss:of-file")) == (True, True)
+        status, answer = ask(broker, "POST", "/tokens/own", "reader:made", {})
+        assert status == 200
+        before = ask(broker, "GET", "/users", "boss:of-file")
+        assert asyncio.run(_may(broker, "reader:made")) == (True, False)
+        broker.kill()
+    assert run_import(tmp_path / "data", bucket, 60.0) == 0
+    with BrokerProcess(tmp_path / "cache", "--bucket", bucket, wires=USED) as broker:
+        assert ask(broker, "GET", "/users", "boss:of-file") == before
+        assert asyncio.run(_may(broker, "reader:made")) == (True, False)
+        assert asyncio.run(_may(broker, f"reader:{answer['token']}")) == (True, False)
+        assert ask(broker, "GET", "/users", "boss:another")[0] == 401
+        with pytest.raises(Denied):
+            asyncio.run(_may(broker, ""))
+        assert broker.stop() == 0, broker.log_text()
+
+
+def ask(broker: BrokerProcess, verb: str, path: str, login: str, body: Any = None) -> tuple[int, Any]:
+    """What HTTP answers to who says so."""
+    connection = HTTPConnection(*broker.addresses["http"], timeout=60)
+    try:
+        headers = {"Authorization": "Basic " + b64encode(login.encode()).decode()}
+        content = None if body is None else json.dumps(body)
+        connection.request(
+            verb, "/api/v1" + path, content, headers | {"Content-Type": "application/json", "X-Polywire": "1"}
+        )
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+async def _may(broker: BrokerProcess, login: str) -> tuple[bool, bool]:
+    """Whether somebody may read a topic, and write to it."""
+    host, port = broker.addresses["polywire"]
+    client = await connect(f"polywire://{login}@{host}:{port}" if login else f"polywire://{host}:{port}")
+    try:
+        try:
+            await client.produce("shop.orders", [Record(b"x")])
+            writes = True
+        except Denied:
+            writes = False
+        return bool(await client.fetch("shop.orders", 0, 0)), writes
+    finally:
+        await client.close()
 
 
 async def _produce(broker: BrokerProcess, producers: list[Producer]) -> list[int | None]:

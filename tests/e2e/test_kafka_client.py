@@ -19,7 +19,7 @@ from polywire.errors import Conflict, Denied, ErrorCode, Missing
 from polywire.records.columns import Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
-from tests.unit.server.test_tls import Certificates
+from tests.certificates import Certificates
 
 PASSWORD = "pencil, with = and ü"
 IN_URL = "pencil%2C%20with%20%3D%20and%20%C3%BC"

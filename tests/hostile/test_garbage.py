@@ -27,8 +27,8 @@ from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
 from polywire.server.tls import server_tls
 from polywire.server.wires import factories_of
+from tests.certificates import Certificates
 from tests.hostile.exchanges import STREAMS
-from tests.unit.server.test_tls import Certificates
 
 CONVERSATIONS = 12
 WIRES = tuple(wire for wire in STREAMS if wire != "http")  # whose libraries leave what only a collection frees

@@ -18,8 +18,8 @@ import pytest
 from polywire.broker.scram import Mechanism
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
+from tests.certificates import Certificates
 from tests.interop.kafka_peer import PEERS
-from tests.unit.server.test_tls import Certificates
 
 PASSWORD = "pencil, with = and ü"
 SECONDS_MAX = 60.0

@@ -15,10 +15,10 @@ import pytest
 
 from polywire.server.config import ServeConfig
 from tests.broker_process import BrokerProcess
+from tests.certificates import Certificates
 from tests.specs.cursus_java_client import Batch, Client, Message
 from tests.specs.pages import CURSUS_JAVA as PAGE
 from tests.specs.pages import Differs, Row
-from tests.unit.server.test_tls import Certificates
 
 PORTS = ("cursus", "any")
 FRAME_BYTES_MAX = 64 * 1024 * 1024

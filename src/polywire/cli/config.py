@@ -22,6 +22,8 @@ from polywire.cli.serve import SOURCES, config_of, serve
 from polywire.cli.settings_file import check_variables
 from polywire.cli.usage import examples
 from polywire.server.config import ServeConfig
+from polywire.server.link_tls import link_tls
+from polywire.server.processes import inside_of
 from polywire.server.tls import server_tls
 from polywire.server.users import load_users
 
@@ -109,4 +111,5 @@ def check(*options: ServeOptions) -> None:
     if users is not None:
         names = {user.name for user in users}
         listeners = config.served(has_users=True, has_anonymous=ANONYMOUS_NAME in names)
+    link_tls(config, config.reached_at(inside_of(config, listeners)))
     note(f"ok: {', '.join(f'{name} on {address}' for name, address in listeners.items())}")

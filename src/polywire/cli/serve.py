@@ -5,7 +5,7 @@ Promises: every setting of the server that users may touch has one flag here, wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -147,6 +147,13 @@ class Tls:
             "--users, the common name of that certificate is the user's name."
         ),
     ] = None
+    tls_machine_authority: Annotated[
+        Path | None,
+        Parameter(
+            help="PEM file with a CA certificate that signs those of the machines of a bucket with several shards. If set, "
+            "links between machines use TLS: each presents --tls-certificate and verifies the other's."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,8 @@ class Process:
         int,
         Parameter(
             help="First of the ports on which each of several processes is reached alone, 20 for each: by other machines with the same "
-            "bucket, and by clients of Kafka. 0 lets the system choose them in a bucket, which tells the others; on a directory they are "
+            "bucket, by clients of Kafka, and on a directory by those of Cursus. "
+            "0 lets the system choose them in a bucket, which tells the others; on a directory they are "
             "100 ports from the shared one for each process."
         ),
     ] = 0
@@ -407,7 +415,7 @@ def serve(
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
     """Options as the server is told them."""
-    return ServeConfig(
+    plain = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,
         cursus=listeners.cursus,
@@ -418,10 +426,6 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         any_wire=listeners.any,
         http=listeners.http,
         http_names=listeners.http_names,
-        tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},
-        tls_certificate=tls.tls_certificate,
-        tls_key=tls.tls_key,
-        tls_client_authority=tls.tls_client_authority,
         ready_file=listeners.ready_file,
         durability=Level[storage.durability.name],
         bucket=storage.bucket or "",
@@ -464,4 +468,16 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         kafka07_zookeeper=wires.kafka07_zookeeper,
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
+    )
+    return _with_tls(plain, tls)
+
+
+def _with_tls(config: ServeConfig, tls: Tls) -> ServeConfig:
+    return replace(
+        config,
+        tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},
+        tls_certificate=tls.tls_certificate,
+        tls_key=tls.tls_key,
+        tls_client_authority=tls.tls_client_authority,
+        tls_machine_authority=tls.tls_machine_authority,
     )

@@ -110,6 +110,7 @@ class ServeConfig:
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
+    tls_machine_authority: PEM file of who signs the certificates of the bucket's machines; links between them are under TLS then.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``; with a bucket always ``stored``.
     bucket: URL of the bucket that holds the log; nothing where the data directory does.
@@ -172,6 +173,7 @@ class ServeConfig:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_client_authority: Path | None = None
+    tls_machine_authority: Path | None = None
     ready_file: Path | None = None
     users: Path | None = None
     durability: Level = Level.WRITTEN
@@ -297,6 +299,7 @@ class ServeConfig:
             if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"TLS needs a certificate: --tls-certificate listener={name}")
             self._check_slots(name)
+        self._check_machines()
         return addresses
 
     def address_of(self, wire: str) -> str:
@@ -326,6 +329,15 @@ class ServeConfig:
         if not addresses.keys() - {HTTP}:
             raise Invalid(ErrorCode.INVALID_REQUEST, "wires without a login are off where users are: nothing to serve")
         return addresses
+
+    def _check_machines(self) -> None:
+        """Machines show each other a certificate, where there are to be several."""
+        if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):
+            missing = "a certificate: --tls-certificate" if self.bucket else "machines to link: --bucket"
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"TLS of links between machines needs {missing} authority={self.tls_machine_authority}",
+            )
 
     def _check_slots(self, name: str) -> None:
         """What a wire may be sent must fit one journal file."""

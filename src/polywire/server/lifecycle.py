@@ -36,6 +36,7 @@ from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
+from polywire.server.link_tls import LinkTls
 from polywire.server.listener import (
     INSIDE,
     OWN,
@@ -49,7 +50,7 @@ from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
-from polywire.server.reload import Reload
+from polywire.server.reload import Reload, users_taken
 from polywire.server.shard import Shard
 from polywire.server.signals import Signals
 from polywire.server.tls import ServerTls, server_tls
@@ -148,16 +149,22 @@ async def serve(
             access.configure(users)
             assert not access.is_open, "with users somebody has to log in"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
-        tls = server_tls(config)
+        tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
-        listeners = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard)
+        listeners = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard, links)
         listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard)
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         server.exports = _exports(broker, config)
     except BrokerError:
         broker.close()
         raise
-    server.watch_signals(Reload(broker.access, config.users, tls, audit), None if others is None else others.signals)
+    files = {
+        "audit log": audit.reopen,
+        "users": users_taken(broker.access, config.users),
+        "certificate": None if tls is None else tls.reload,
+        "certificate of links": None if links is None else links.reload,
+    }
+    server.watch_signals(Reload(files), None if others is None else others.signals)
     _announce(config, listeners, broker.access)
     if shard is not None:
         shard.serving()
@@ -179,9 +186,10 @@ async def _open_wires(
     addresses: Mapping[str, Address],
     tls: ServerTls | None,
     shard: Shard | None,
+    links: LinkTls | None,
 ) -> list[Listener]:
-    """Listen for every wire; for the other processes, too, where a shard is all that this one has, and where other machines reach it alone.
-    Raises Busy(BUSY)."""
+    """Listen for every wire; for the other processes, too, where a shard is all that this one has, and where other machines reach it alone,
+    under ``links`` where there is to be TLS. Raises Busy(BUSY)."""
     factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
     opening = partial(
         open_listeners,
@@ -201,9 +209,9 @@ async def _open_wires(
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
     is_kept = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends
     own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_kept)
-    shard.opened(listeners, own)
+    shard.opened(listeners, own, host=config.advertise, is_told=is_kept and config.shard_port > 0)
     if not is_kept:
-        own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver))
+        own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver, links))
     return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
 
 

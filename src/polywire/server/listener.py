@@ -20,9 +20,10 @@ from polywire.server.config import ANY, TLS_SUFFIX, Address
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
-from polywire.server.tls import ServerTls, TlsConnection
+from polywire.server.tls import ServerTls
 
 INSIDE: Final = "inside"  # the listener for other processes of this broker
+INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the one for other machines, where links between them are under TLS
 OWN: Final = "own-"  # before the name of one where a process is reached alone, beside those that several share
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
@@ -160,7 +161,7 @@ async def _listen(
 
     def connect() -> Any:
         connection = Connection(hub, spoken)
-        return connection if tls is None else TlsConnection(hub, connection, tls.context, plain_too=plain_too)
+        return connection if tls is None else tls.over(hub, connection, plain_too=plain_too)
 
     if tls is None and driver is not None:
         server = ReadinessServer(driver, await _bound(address, shared=shared), connect, loop)
@@ -193,13 +194,18 @@ async def listen_inside(
 
 
 async def open_inside(
-    hub: Hub, address: Address, factories: Sequence[SessionFactory], driver: ReadinessDriver | None
+    hub: Hub,
+    address: Address,
+    factories: Sequence[SessionFactory],
+    driver: ReadinessDriver | None,
+    tls: ServerTls | None = None,
 ) -> Listener:
-    """Accept what other machines carry to the processes of this one. Raises Busy(BUSY)."""
+    """Accept what other machines carry to the processes of this one; with ``tls`` nothing else. Raises Busy(BUSY)."""
+    name = INSIDE if tls is None else INSIDE_TLS
     try:
-        return await _listen(hub, INSIDE, address, factories, None, driver, plain_too=False, shared=False)
+        return await _listen(hub, name, address, factories, tls, driver, plain_too=False, shared=False)
     except OSError as error:
-        raise cannot_listen(INSIDE, address, error) from error
+        raise cannot_listen(name, address, error) from error
 
 
 async def _bound(address: Address, *, shared: bool) -> list[socket.socket]:

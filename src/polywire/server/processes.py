@@ -29,6 +29,7 @@ from polywire.server.board import Board, Stage
 from polywire.server.bucket_look import check_machine, look
 from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, WIRES, Address, ServeConfig
 from polywire.server.lines import LineLimit
+from polywire.server.link_tls import link_tls
 from polywire.server.listener import ACCEPT_BACKLOG, INSIDE, cannot_listen
 from polywire.server.placement import HashedNames, Placement
 from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
 
 LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients go to the process that has a topic by themselves
+TOLD_WIRES: Final = (
+    "cursus",
+)  # where ports are chosen, for clients to reach, those of these wires are sent there as well
 TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
 LOOK_S: Final = 1.0
@@ -274,7 +278,13 @@ class Parent:
         for clients that follow leaders, for as long as the parent lives. Raises Busy(BUSY)."""
         if self._config.bucket:
             return _reached(self._config, shard, self._addresses)
-        led = [(name, at) for name, at in self._addresses.items() if name.removesuffix(TLS_SUFFIX) in LED_WIRES]
+        wires = (LED_WIRES, TOLD_WIRES) if self._config.shard_port else (LED_WIRES,)
+        led = [
+            (name, at)
+            for among in wires
+            for name, at in self._addresses.items()
+            if name.removesuffix(TLS_SUFFIX) in among
+        ]
         first, wanted = self._config.shard_port + PORTS_EACH * shard, self._config.listeners()
         own = {}
         for number, (name, at) in enumerate(led):
@@ -353,24 +363,30 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
-    """Logins that one machine carries to another travel as they are. Raises Invalid."""
-    place = _inside_of(served)
-    if config.users is not None and not place.is_loopback and not config.insecure:
+    """Logins that one machine carries to another do not travel as they are, and a certificate is one that the others take. Raises Invalid."""
+    place = inside_of(config, served)
+    if link_tls(config, config.reached_at(place)) is not None or place.is_loopback or config.insecure:
+        return
+    if config.users is not None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "machines carry requests to each other without TLS so far, passwords among them: beyond this machine that needs --insecure,"
-            f" in a network of their own address={place}",
+            "machines carry requests to each other, passwords among them: beyond this machine that needs TLS (--tls-machine-authority), or"
+            f" --insecure in a network of their own address={place}",
         )
 
 
-def _inside_of(served: Mapping[str, Address]) -> Address:
-    """The listener beside which processes are reached by other machines."""
-    return served.get("polywire") or next(iter(served.values()))
+def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
+    """The listener beside which processes are reached by other machines: with TLS the plain ones are often this machine's alone."""
+    usual = served.get("polywire") or next(iter(served.values()))
+    if config.tls_machine_authority is None or not usual.is_loopback:
+        return usual
+    secure = [served.get("polywire" + TLS_SUFFIX), *served.values()]
+    return next((address for address in secure if address is not None and not address.is_loopback), usual)
 
 
 def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
     """Where other machines reach one process, by listener: on the hosts on which all listen, on ports of its own."""
-    hosts = {name: address.host for name, address in served.items()} | {INSIDE: _inside_of(served).host}
+    hosts = {name: address.host for name, address in served.items()} | {INSIDE: inside_of(config, served).host}
     first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
     return {name: Address(host, first + number if first else 0) for number, (name, host) in enumerate(hosts.items())}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
 from typing import Final, cast
 
@@ -34,6 +34,9 @@ log = structlog.get_logger("polywire.server")
 Find = Callable[[str], tuple[str, int] | None]
 """Where the leader listens for what comes to this listener, if anybody leads."""
 
+Connect = Callable[["_End", tuple[str, int]], Awaitable[object]]
+"""Connects one side to the leader in a way of its own. Raises OSError."""
+
 Answer = Callable[[str, bytes], bytes | None]
 """What who comes to this listener is told here, by the first bytes that came; None for who is carried."""
 
@@ -45,11 +48,20 @@ def _answers_nobody(_: str, __: bytes) -> None:
 class Relay:
     """Guards: at most ``RELAYED_MAX`` connections; all end with ``stop``."""
 
-    def __init__(self, find: Find, answer: Answer = _answers_nobody, *, asked: Container[str] = ()) -> None:
-        """asked: listeners of whose peers ``answer`` sees the first bytes, before anything is done with them."""
+    def __init__(
+        self,
+        find: Find,
+        answer: Answer = _answers_nobody,
+        *,
+        asked: Container[str] = (),
+        ways: Mapping[str, Connect] | None = None,
+    ) -> None:
+        """asked: listeners of whose peers ``answer`` sees the first bytes, before anything is done with them. ways: to the leader, for
+        listeners whose peers are not carried there as they came."""
         self._find = find
         self._answer = answer
         self._asked = asked
+        self._ways: Final[Mapping[str, Connect]] = ways or {}
         self._servers: list[asyncio.Server] = []
         self._ends: set[_End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,13 +137,17 @@ class Relay:
         place = self._find(listener)
         if place is None:
             return None
-        loop = asyncio.get_running_loop()
+        other, connect = _End(self, ""), self._ways.get(listener, _connect)
         try:
-            connecting = loop.create_connection(lambda: _End(self, ""), *place)
-            _, other = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(connect(other, place), CONNECT_TIMEOUT_S)
         except (OSError, TimeoutError):
             return None
         return other
+
+
+async def _connect(end: _End, place: tuple[str, int]) -> None:
+    """As everybody does. Raises OSError."""
+    await asyncio.get_running_loop().create_connection(lambda: end, *place)
 
 
 class _End(asyncio.Protocol):
@@ -159,8 +175,9 @@ class _End(asyncio.Protocol):
 
     def meet(self, other: _End) -> None:
         """The other side is there."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or other.is_closed:
             other.abort()
+            self.abort()
             return
         self._other, other._other = other, self
         if self._early and other._transport is not None:

@@ -6,45 +6,40 @@ disconnected. Must not know: any wire, signals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from polywire.broker.access import Access
 from polywire.errors import BrokerError
-from polywire.server.audit import AuditLog
-from polywire.server.tls import ServerTls
 from polywire.server.users import load_users
 
 log = structlog.get_logger("polywire.server")
 
 
+Take = Callable[[], object]
+"""Takes a file up. Raises BrokerError, OSError; then what was there before goes on."""
+
+
 class Reload:
-    """What a broker takes up anew when it is told to."""
+    """What a process takes up anew when it is told to."""
 
-    __slots__ = ("_access", "_audit", "_tls", "_users")
+    __slots__ = ("_files",)
 
-    def __init__(self, access: Access, users: Path | None, tls: ServerTls | None, audit: AuditLog) -> None:
-        self._access = access
-        self._users = users
-        self._tls = tls
-        self._audit = audit
+    def __init__(self, files: Mapping[str, Take | None]) -> None:
+        """files: what each is, in this order; None where there is none."""
+        self._files: Final = files
 
     def __call__(self) -> None:
         """Take up what has changed."""
-        self._try("audit log", self._audit.reopen)
-        if self._users is not None:
-            self._try("users", self._take_users)
-        if self._tls is not None:
-            self._try("certificate", self._tls.reload)
+        for what, take in self._files.items():
+            if take is not None:
+                self._try(what, take)
         log.info("reloaded")
 
-    def _take_users(self) -> None:
-        assert self._users is not None, "there is a users file"
-        self._access.configure(load_users(self._users))
-
-    def _try(self, what: str, take: Callable[[], None]) -> None:
+    def _try(self, what: str, take: Take) -> None:
         try:
             take()
         except BrokerError as error:
@@ -53,3 +48,8 @@ class Reload:
             log.error(
                 "reload failed, keeping the previous state", what=what, reason=error.strerror, file=error.filename
             )
+
+
+def users_taken(access: Access, users: Path | None) -> Take | None:
+    """Takes up the file of users, where there is one."""
+    return None if users is None else lambda: access.configure(load_users(users))

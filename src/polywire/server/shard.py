@@ -17,7 +17,9 @@ from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
 from polywire.protocols.runtime.shards import Link, LinkPeer
 from polywire.server.board import Board, Stage
-from polywire.server.config import Address
+from polywire.server.config import Address, ServeConfig
+from polywire.server.link_tls import LinkTls, link_tls
+from polywire.server.listener import INSIDE
 from polywire.server.placement import Names, home_of
 from polywire.types import Level, shard_name
 
@@ -31,7 +33,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class Shard:
-    """Implements ``ReachedShards`` and ``Claims``."""
+    """Implements ``ReachedShards``, ``Claims`` and the Cursus wire's ``Places``."""
 
     def __init__(
         self,
@@ -58,11 +60,19 @@ class Shard:
         self._topics = 0
         self._listeners: dict[int, str] = {}
         self._own_ports: dict[str, int] = {}
+        self._shared_ports: dict[str, int] = {}
+        self._host = ""
+        self._is_told = False
 
     @property
     def name(self) -> str:
         """Its number as people and files have it."""
         return shard_name(self.own)
+
+    def link_tls(self, config: ServeConfig) -> LinkTls | None:
+        """TLS of links to other machines, where there is to be any. Raises Invalid(INVALID_REQUEST)."""
+        at = self.reached.get(INSIDE)
+        return None if at is None else link_tls(config, config.reached_at(at))
 
     def inside(self) -> socket.socket:
         """Where other processes come, for whoever listens there next: who closes it closes no more than that."""
@@ -86,8 +96,12 @@ class Shard:
         """Clients are accepted, and served or carried to who serves them."""
         self._board.reach(self.own, Stage.SERVING)
 
-    def opened(self, shared: Iterable[Listener], own: Iterable[Listener]) -> None:
-        """This process listens where all do, and where it is reached alone."""
+    def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_told: bool) -> None:
+        """This process listens where all do, and where it is reached alone. host: by which others reach this machine, empty: as they
+        came. is_told: whether clients may be sent to where it is reached alone, and find it there for as long as this machine serves."""
+        shared, own = list(shared), list(own)
+        self._host, self._is_told = host, is_told
+        self._shared_ports = {listener.name: listener.address.port for listener in shared}
         self._own_ports = {listener.name: listener.address.port for listener in own}
         self._listeners = {listener.address.port: listener.name for listener in (*shared, *own)}
 
@@ -137,6 +151,18 @@ class Shard:
     def port_of(self, listener: str) -> int:
         """See ``ReachedShards``: that of the first listener where there is none of this name."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
+
+    def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
+        """See ``Places``: where all processes of this machine listen, instead of where one does while it leads."""
+        name = self._listeners.get(at[1], "")
+        if at[1] not in self._own_ports.values() or name not in self._shared_ports:
+            return at
+        return self._host or at[0], self._shared_ports[name]
+
+    def alone(self, at: tuple[str, int]) -> tuple[str, int]:
+        """See ``Places``."""
+        own = self._own_ports.get(self._listeners.get(at[1], ""))
+        return at if own is None or not self._is_told else (at[0], own)
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """See ``Shards``."""

@@ -20,9 +20,10 @@ from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes,
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
-from polywire.server.listener import INSIDE
+from polywire.server.listener import INSIDE, INSIDE_TLS
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.relay import Relay
+from polywire.server.reload import Reload
 from polywire.server.shard import Shard
 from polywire.server.signals import Signals
 from polywire.server.standby_health import StandbyHealth, own_answer
@@ -166,6 +167,8 @@ class Standby:
         self._watch = Watch(self._name, watch.candidate.shard)
         self._balance = watch.balance
         self._leader: Node | None = None
+        self._told = 0
+        """The start of the leader of whom it was told that links do not reach it."""
         self._read_at = -NODE_INTERVAL_S
         self._refused = 0
         self._rank = 0
@@ -186,8 +189,12 @@ class Standby:
     async def wait(self, presence: Presence) -> bool:
         """Until it is this broker's turn; False when it was told to stop before. HTTP and signals are answered until ``stop``. Raises
         BrokerError."""
-        relay = Relay(self._find, own_answer, asked={HTTP})
-        self._signals.listen(self._told_to_stop)
+        links = None if self._shard is None else self._shard.link_tls(self._config)
+        ways = {} if links is None else {INSIDE: links.connect}
+        relay = Relay(self._find, own_answer, asked={HTTP}, ways=ways)
+        self._signals.listen(
+            self._told_to_stop, None if links is None else Reload({"certificate of links": links.reload})
+        )
         try:
             while not self._stopping.is_set() and await self._is_led():
                 self.has_waited = True
@@ -266,7 +273,21 @@ class Standby:
         return {name: address for name, address in given.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
 
     def _find(self, listener: str) -> tuple[str, int] | None:
-        return None if self._leader is None else self._leader.addresses.get(listener)
+        leader = self._leader
+        if leader is None:
+            return None
+        if listener != INSIDE:
+            return leader.addresses.get(listener)
+        is_secure = self._config.tls_machine_authority is not None
+        wanted, other = (INSIDE_TLS, INSIDE) if is_secure else (INSIDE, INSIDE_TLS)
+        if other in leader.addresses and self._told != leader.start:
+            self._told = leader.start
+            log.warning(
+                f"the leader takes links {'without' if is_secure else 'under'} TLS only; nothing is carried there",
+                leader=leader.name,
+                remedy="start every machine of the bucket with --tls-machine-authority, or none",
+            )
+        return leader.addresses.get(wanted)
 
     async def _is_led(self) -> bool:
         """Whether somebody leads and is alive, as far as can be seen, and nobody wants this broker to take over."""

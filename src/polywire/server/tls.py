@@ -1,4 +1,4 @@
-"""TLS between a socket and a connection, for every wire; and telling it from plain bytes on a port that takes both.
+"""TLS between a socket and a connection, for every wire and whichever end it is; and telling it from plain bytes on a port that takes both.
 
 Promises: a connection sees a transport with the same back-pressure as a plain one: what it wrote counts until the kernel has it, what it
 does not read is not read from the socket; bytes of a peer that fails the handshake never reach a session. Must not know: any wire.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import structlog
 
@@ -60,12 +61,16 @@ class ServerTls:
 
     def __init__(self, config: ServeConfig) -> None:
         """Raises Invalid(INVALID_REQUEST)."""
-        self._config = config
+        self._config: Final = config
         self.context = self._load()
 
     def reload(self) -> None:
         """Take up the files as they are now. Raises Invalid(INVALID_REQUEST); then nothing has changed."""
         self.context = self._load()
+
+    def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
+        """What a socket of this listener is given, for a connection. plain_too: see ``TlsConnection``."""
+        return TlsConnection(hub, connection, self.context, plain_too=plain_too)
 
     def _load(self) -> ssl.SSLContext:
         config = self._config
@@ -95,39 +100,51 @@ def common_name(certificate: Mapping[str, Any]) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-class TlsConnection(asyncio.BufferedProtocol):
-    """One socket that speaks TLS, or may. To its ``Connection`` it is the transport.
+class TlsUser(Protocol):
+    """For whom a ``TlsTransport`` is the transport; protocols of asyncio have these verbs."""
 
-    Guards: ``_engine`` is there once the peer is known to speak TLS, ``_open`` is true once the handshake is done; nothing is given to the
-    connection before. While it pauses, decrypted bytes wait in the engine, at most ``RECORDS_BYTES`` of them.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is there; what is written waits for the handshake."""
+
+    def eof_received(self) -> bool | None:
+        """The peer sends nothing more; answers still go out where this is true."""
+
+    def pause_writing(self) -> None:
+        """The socket takes nothing for now."""
+
+    def resume_writing(self) -> None:
+        """The socket takes more again."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+
+
+class TlsTransport(asyncio.BufferedProtocol, ABC):
+    """One socket that speaks TLS, whichever end of it this is. To its user it is the transport.
+
+    Guards: ``_engine`` is there once TLS is known to be spoken, ``_open`` is true once the handshake is done; nothing is given to the user
+    before. While it pauses, decrypted bytes wait in the engine, at most ``RECORDS_BYTES`` of them.
     """
 
     __slots__ = (
-        "_connection",
-        "_context",
         "_early",
         "_engine",
         "_finished",
-        "_hub",
         "_incoming",
         "_open",
         "_outgoing",
         "_paused",
-        "_prefix",
         "_pumping",
         "_timer",
         "_transport",
+        "_user",
     )
 
-    def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
-        """plain_too: peers may speak their wire without TLS as well."""
-        self._hub = hub
-        self._connection = connection
-        self._context = context
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._engine: ssl.SSLObject | None = None if plain_too else self._make_engine()
-        self._prefix = b""
+    def __init__(self, user: TlsUser) -> None:
+        self._user: Final = user
+        self._incoming: Final = ssl.MemoryBIO()
+        self._outgoing: Final = ssl.MemoryBIO()
+        self._engine: ssl.SSLObject | None = None
         self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
@@ -136,8 +153,23 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._pumping = False
         self._finished = False
 
-    def _make_engine(self) -> ssl.SSLObject:
-        return self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+    # What an end does in its own way
+
+    @abstractmethod
+    def _may_open(self) -> bool:
+        """The handshake is done; whether the peer may go on, who is hung up on else."""
+
+    @abstractmethod
+    def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
+        """Hang up on a peer that TLS cannot be spoken with. error: None where it was too slow."""
+
+    @abstractmethod
+    def _room(self) -> memoryview:
+        """Memory for what is decrypted next, which ``_came`` is told of at once."""
+
+    @abstractmethod
+    def _came(self, count: int) -> None:
+        """So many bytes were decrypted."""
 
     # The socket's side
 
@@ -145,11 +177,183 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._transport = transport
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late)
-        self._connection.connection_made(self)  # type: ignore[arg-type]  # it has the verbs that are used
+        self._user.connection_made(self)  # type: ignore[arg-type]  # it has the verbs that are used
 
     def _too_late(self) -> None:
         if not self._open and not self._transport.is_closing():
-            self._connection.abort("the peer did not finish the TLS handshake")
+            self._failed("the peer did not finish the TLS handshake", None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.write(_scratch[:nbytes])
+        self._pump()
+
+    def eof_received(self) -> bool:
+        if not self._open:
+            return False
+        return self._finish()
+
+    def _finish(self) -> bool:
+        """The peer sends nothing more; answers still go out while this is true."""
+        if not self._finished:
+            self._finished = True
+            return bool(self._user.eof_received())
+        return True
+
+    def pause_writing(self) -> None:
+        self._user.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._user.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self._finished = True
+        self._user.connection_lost(exc)
+        self._transport = EndedTransport(self._transport)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # Between socket and user
+
+    def _pump(self) -> None:
+        """Go on with the handshake, then give what can be decrypted to the user as long as it takes some."""
+        if self._pumping or self._transport.is_closing():
+            return
+        self._pumping = True
+        try:
+            if not self._open:
+                self._shake_hands()
+            if self._open:
+                self._decrypt()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._send()  # an alert, if there is one
+            self._failed(f"TLS failed: {error.reason or error}", error)
+            return
+        finally:
+            self._pumping = False
+        self._send()
+
+    def _shake_hands(self) -> None:
+        assert self._engine is not None, "the peer speaks TLS"
+        self._engine.do_handshake()
+        if not self._may_open():
+            return
+        self._open = True
+        self._cancel_timer()
+        self._send()
+        early, self._early = self._early, []
+        for data in early:
+            self.write(data)
+
+    def _decrypt(self) -> None:
+        engine = self._engine
+        assert engine is not None, "the peer speaks TLS"
+        while self._incoming.pending or engine.pending():
+            if self._paused or self._finished or self._transport.is_closing():
+                return
+            room = self._room()
+            try:
+                count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good
+            except ssl.SSLZeroReturnError:
+                count = 0
+            if count:
+                self._came(count)
+            elif not self._finish():
+                self.close()
+
+    def _send(self) -> None:
+        while self._outgoing.pending and not self._transport.is_closing():
+            self._transport.write(self._outgoing.read(RECORDS_BYTES))
+
+    # What a user asks of its transport
+
+    def write(self, data: Buffer) -> None:
+        if self._transport.is_closing():
+            return  # as any transport: the engine may have failed
+        if not self._open:
+            self._early.append(bytes(data))
+            return
+        assert self._engine is not None, "the handshake is done"
+        view = memoryview(data).cast("B")
+        while len(view):
+            view = view[self._engine.write(view[:RECORDS_BYTES]) :]
+            self._send()
+
+    def writelines(self, parts: Sequence[Buffer]) -> None:
+        """Small parts share a record."""
+        if sum(map(len, parts)) <= RECORDS_BYTES:
+            self.write(b"".join(parts))
+            return
+        for part in parts:
+            self.write(part)
+
+    def can_write_eof(self) -> bool:
+        """Whether one direction can end before the other."""
+        return self._open
+
+    def write_eof(self) -> None:
+        """Tell the peer that nothing more comes; what it answers is still read."""
+        if self._open and self._engine is not None and not self._transport.is_closing():
+            with suppress(ssl.SSLError):  # the peer's own farewell is not waited for
+                self._engine.unwrap()
+            self._send()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def close(self) -> None:
+        """Tell the peer that this is the end, and close once everything was sent."""
+        self.write_eof()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return bool(self._transport.is_closing())
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high=high, low=low)
+
+    def get_write_buffer_size(self) -> int:
+        return int(self._transport.get_write_buffer_size()) + self._outgoing.pending
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+
+class TlsConnection(TlsTransport):
+    """One socket of a peer that has connected to us and speaks TLS, or may. Guards: with a certificate the peer is who that says."""
+
+    __slots__ = ("_connection", "_context", "_hub", "_prefix")
+
+    def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
+        """plain_too: peers may speak their wire without TLS as well."""
+        super().__init__(connection)
+        self._hub: Final = hub
+        self._connection: Final = connection
+        self._context: Final = context
+        self._prefix = b""
+        if not plain_too:
+            self._engine = self._make_engine()
+
+    def _make_engine(self) -> ssl.SSLObject:
+        return self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """What is read may have to wait in the engine: all connections together stay within what they may receive."""
@@ -176,139 +380,16 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._connection.move_to(self._transport, self._prefix)
         return bool(found)
 
-    def eof_received(self) -> bool:
-        if not self._open:
-            return False
-        return self._finish()
-
-    def _finish(self) -> bool:
-        """The peer sends nothing more; answers still go out while this is true."""
-        if not self._finished:
-            self._finished = True
-            return self._connection.eof_received()
-        return True
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        self._finished = True
-        self._connection.connection_lost(exc)
-        self._transport = EndedTransport(self._transport)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    # Between socket and connection
-
-    def _pump(self) -> None:
-        """Go on with the handshake, then give what can be decrypted to the connection as long as it takes some."""
-        if self._pumping or self._transport.is_closing():
-            return
-        self._pumping = True
-        try:
-            if not self._open:
-                self._shake_hands()
-            if self._open:
-                self._decrypt()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError as error:
-            self._send()  # an alert, if there is one
-            self._connection.abort(f"TLS failed: {error.reason or error}")
-            return
-        finally:
-            self._pumping = False
-        self._send()
-
-    def _shake_hands(self) -> None:
+    def _may_open(self) -> bool:
         assert self._engine is not None, "the peer speaks TLS"
-        self._engine.do_handshake()
         certificate = self._engine.getpeercert()
-        if certificate and not self._connection.certify(common_name(certificate)):
-            return
-        self._open = True
-        self._cancel_timer()
-        self._send()
-        early, self._early = self._early, []
-        for data in early:
-            self.write(data)
+        return not certificate or self._connection.certify(common_name(certificate))
 
-    def _decrypt(self) -> None:
-        engine, connection = self._engine, self._connection
-        assert engine is not None, "the peer speaks TLS"
-        while self._incoming.pending or engine.pending():
-            if self._paused or self._finished or self._transport.is_closing():
-                return
-            room = connection.get_buffer(-1)
-            try:
-                count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good
-            except ssl.SSLZeroReturnError:
-                count = 0
-            if count:
-                connection.buffer_updated(count)
-            elif not self._finish():
-                self.close()
+    def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
+        self._connection.abort(reason)
 
-    def _send(self) -> None:
-        while self._outgoing.pending and not self._transport.is_closing():
-            self._transport.write(self._outgoing.read(RECORDS_BYTES))
+    def _room(self) -> memoryview:
+        return self._connection.get_buffer(-1)
 
-    # What a connection asks of its transport
-
-    def write(self, data: Buffer) -> None:
-        if not self._open:
-            self._early.append(bytes(data))
-            return
-        assert self._engine is not None, "the handshake is done"
-        view = memoryview(data).cast("B")
-        while len(view):
-            view = view[self._engine.write(view[:RECORDS_BYTES]) :]
-            self._send()
-
-    def writelines(self, parts: Sequence[Buffer]) -> None:
-        """Small parts share a record."""
-        if sum(map(len, parts)) <= RECORDS_BYTES:
-            self.write(b"".join(parts))
-            return
-        for part in parts:
-            self.write(part)
-
-    def pause_reading(self) -> None:
-        self._paused = True
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self._pump)
-
-    def close(self) -> None:
-        """Tell the peer that this is the end, and close once everything was sent."""
-        if self._open and self._engine is not None and not self._transport.is_closing():
-            with suppress(ssl.SSLError):  # the peer's own farewell is not waited for
-                self._engine.unwrap()
-            self._send()
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        return bool(self._transport.is_closing())
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high=high, low=low)
-
-    def get_write_buffer_size(self) -> int:
-        return int(self._transport.get_write_buffer_size()) + self._outgoing.pending
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
+    def _came(self, count: int) -> None:
+        self._connection.buffer_updated(count)

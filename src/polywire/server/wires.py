@@ -88,7 +88,8 @@ def shard_factories(
     broker: Broker, config: ServeConfig, shard: Shard
 ) -> tuple[list[SessionFactory], list[SessionFactory]]:
     """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
-    flux, cursus = FluxFactory(broker, flux_settings(config)), CursusFactory(broker, cursus_settings(config))
+    flux = FluxFactory(broker, flux_settings(config))
+    cursus = CursusFactory(broker, cursus_settings(config), places=shard)
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 
 from polywire.cli.main import run
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from tests.certificates import Certificates
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +116,18 @@ def test_a_check_refuses_what_a_start_would(
 ) -> None:
     assert run(["config", "check", *options]) == EXIT_FAILED
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(which("openssl") is None, reason="links under TLS were NOT checked: no openssl")
+def test_a_check_finds_a_certificate_that_other_machines_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Certificates(tmp_path)
+    options = ["--tls-machine-authority", made.path("authority"), "--bucket", f"file://{tmp_path / 'bucket'}"]
+    for name, code in (("server", EXIT_DONE), ("client", EXIT_FAILED)):
+        own = ["--tls-certificate", made.path(name), "--tls-key", made.path(name, "key")]
+        assert run(["config", "check", *options, *own]) == code
+    assert "have the certificate name the host" in capsys.readouterr().err
 
 
 def test_wrong_options_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from polywire.errors import Invalid
 from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.server.board import Board
 from polywire.server.config import WIRES, Address, ServeConfig
-from polywire.server.listener import INSIDE
+from polywire.server.listener import INSIDE, Listener, Server
+from polywire.server.placement import HashedNames
 from polywire.server.processes import PORTS_EACH, Parent, _check_inside, _reached
+from polywire.server.shard import Shard
 
 SERVED = {"flux": Address("127.0.0.1", 9092), "polywire": Address("10.0.0.7", 9555)}
 
@@ -36,11 +41,34 @@ def test_no_two_processes_have_a_port() -> None:
 
 def test_logins_do_not_leave_the_machine_in_the_clear_unasked() -> None:
     users = ServeConfig(users=Path("users.toml"))
-    with pytest.raises(Invalid, match="without TLS so far"):
+    with pytest.raises(Invalid, match="needs TLS"):
         _check_inside(users, SERVED)
     _check_inside(users, {"polywire": Address("127.0.0.1", 9555)})
     _check_inside(ServeConfig(users=Path("users.toml"), insecure=True), SERVED)
     _check_inside(ServeConfig(), SERVED)
+
+
+def test_links_under_tls_are_beside_a_listener_that_others_reach() -> None:
+    """Beyond this machine plain listeners are often off, and those of TLS on."""
+    here, plain, secure = Address("127.0.0.1", 1), Address("10.0.0.7", 2), Address("10.0.0.8", 3)
+    with_tls = ServeConfig(tls_machine_authority=Path("a"), tls_certificate=Path("b"))
+    for served, host in (
+        ({"polywire": here, "iggy": plain, "polywire-tls": secure}, secure.host),
+        ({"polywire": here, "iggy": plain}, plain.host),
+        ({"polywire": plain, "polywire-tls": secure}, plain.host),
+        ({"polywire": here, "iggy": here}, here.host),
+    ):
+        assert _reached(with_tls, 1, served)[INSIDE].host == host
+        assert _reached(ServeConfig(), 1, served)[INSIDE].host == served["polywire"].host
+
+
+def test_links_under_tls_need_a_certificate_and_machines() -> None:
+    authority = Path("authority.pem")
+    with pytest.raises(Invalid, match="--tls-certificate"):
+        ServeConfig(tls_machine_authority=authority, bucket="file:///bucket").listeners()
+    with pytest.raises(Invalid, match="--bucket"):
+        ServeConfig(tls_machine_authority=authority, tls_certificate=authority).listeners()
+    assert ServeConfig(tls_machine_authority=authority, tls_certificate=authority, bucket="file:///bucket").listeners()
 
 
 def _check_taken(at: Address) -> None:
@@ -58,6 +86,47 @@ def test_processes_of_a_directory_are_reached_beside_the_port_that_all_share() -
             _check_taken(at)
     finally:
         parent.close()
+
+
+def test_chosen_ports_are_for_clients_of_cursus_too() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first = min(free.getsockname()[1], 60_000)
+    config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", cursus="127.0.0.1:0", flux="off", processes=2)
+    parent = Parent(replace(config, shard_port=first), bytes(KEY_BYTES))
+    try:
+        assert [[*own] for own in parent._own] == [["kafka", "any", "cursus"]] * 2
+        assert parent._own[1]["cursus"].port == first + PORTS_EACH + 2
+    finally:
+        parent.close()
+
+
+def shard_of(*, host: str, is_told: bool) -> Shard:
+    """One that listens with others on 9000 and 9999, and alone on 9101 and 9102."""
+
+    def listeners(**ports: int) -> list[Listener]:
+        return [Listener(name, Address("0.0.0.0", port), cast(Server, None)) for name, port in ports.items()]
+
+    shard = Shard(0, Board(2), HashedNames(0, 2), [], cast(socket.socket, None), bytes(KEY_BYTES))
+    shard.opened(listeners(cursus=9000, any=9999), listeners(cursus=9101, any=9102), host=host, is_told=is_told)
+    return shard
+
+
+@pytest.mark.parametrize(("host", "told"), [("", "10.0.0.7"), ("one.example", "one.example")])
+def test_who_came_to_one_process_alone_is_told_where_all_listen(host: str, told: str) -> None:
+    shard = shard_of(host=host, is_told=False)
+    assert shard.lasting(("10.0.0.7", 9101)) == (told, 9000)
+    assert shard.lasting(("10.0.0.7", 9102)) == (told, 9999)
+    for at in (("10.0.0.7", 9000), ("10.0.0.7", 4711)):
+        assert shard.lasting(at) == at
+        assert shard.alone(at) == at
+
+
+def test_a_process_alone_is_named_where_clients_may_be_told() -> None:
+    shard = shard_of(host="", is_told=True)
+    assert shard.alone(("10.0.0.7", 9000)) == ("10.0.0.7", 9101)
+    assert shard.alone(("10.0.0.7", 9999)) == ("10.0.0.7", 9102)
+    assert shard.alone(("10.0.0.7", 4711)) == ("10.0.0.7", 4711)
 
 
 def test_a_port_that_is_taken_is_another() -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,47 +33,13 @@ from polywire.server.users import add_user
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.broker_process import WIRES, BrokerProcess
+from tests.certificates import Certificates
 
 pytestmark = pytest.mark.skipif(
     which("openssl") is None, reason="TLS was NOT tried: no openssl to make a certificate with"
 )
 ROWS = 20_000
 VALUE = bytes(range(256)) * 4
-
-
-class Certificates:
-    """An authority, and what it signed; with what RFC 5280 asks of both, or strict peers refuse them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        signs = ("-addext", "keyUsage=critical,keyCertSign")
-        self._openssl("req", "-x509", "-nodes", *self._key("authority"), "-days", "2", "-subj", "/CN=authority", *signs)
-        for name, alternative in (("server", "IP:127.0.0.1,DNS:localhost"), ("client", "DNS:client")):
-            request = directory / f"{name}.csr"
-            extensions = directory / f"{name}.ext"
-            extensions.write_text(f"subjectAltName={alternative}\nauthorityKeyIdentifier=keyid\n")
-            self._openssl("req", "-nodes", *self._key(name, request), "-subj", f"/CN={name}")
-            signed = ("-CA", self.path("authority"), "-CAkey", self.path("authority", "key"), "-CAcreateserial")
-            files = ("-in", str(request), "-out", self.path(name), "-extfile", str(extensions))
-            self._openssl("x509", "-req", *files, *signed, "-days", "2")
-
-    def path(self, name: str, kind: str = "pem") -> str:
-        return str(self.directory / f"{name}.{kind}")
-
-    def _key(self, name: str, out: Path | None = None) -> tuple[str, ...]:
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-        return (*curve, "-keyout", self.path(name, "key"), "-out", str(out or self.path(name)))
-
-    def _openssl(self, *words: str) -> None:
-        subprocess.run(["openssl", *words], check=True, capture_output=True)
-
-    def context(self, own: str | None = None) -> ssl.SSLContext:
-        """What a client trusts, and shows."""
-        context = ssl.create_default_context(cafile=self.path("authority"))
-        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
-        if own is not None:
-            context.load_cert_chain(self.path(own), self.path(own, "key"))
-        return context
 
 
 @pytest.fixture(scope="module")

@@ -166,6 +166,20 @@ class Guard(Protocol):
         """The message of the request admitted last, without the words that proved who sent it (spec: cursus#credentials)."""
 
 
+Where = tuple[str, int]
+"""Host and port."""
+
+
+class Places(Protocol):
+    """Where clients find one of several processes, by where they have come to."""
+
+    def lasting(self, at: Where, /) -> Where:
+        """An address for as long as the machine serves, whichever of its processes leads what."""
+
+    def alone(self, at: Where, /) -> Where:
+        """From such an address: that of this process and no other, if clients may be told it and it lasts as long; the same else."""
+
+
 class Replaceable(Protocol):
     """A stream that another one may take the place of (spec: cursus#stream)."""
 
@@ -211,13 +225,14 @@ class CursusState:
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     off_loop: the queue of long frames. large_scratch: for the messages of the one in hand.
     byte_positions: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
-    piece_bytes_max: of the messages that are stored as one batch.
+    piece_bytes_max: of the messages that are stored as one batch. places: of several processes; None for one.
     """
 
     broker: CursusBroker
     settings: CursusSettings
     guard: Guard
     off_loop: OffLoopQueue
+    places: Places | None = None
     round_robin: dict[bytes, int] = field(default_factory=dict)
     scratch: ScratchArrays = field(default_factory=ScratchArrays)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)

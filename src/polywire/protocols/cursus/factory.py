@@ -25,7 +25,7 @@ from polywire.protocols.cursus import (
 from polywire.protocols.cursus.auth import AccessGuard
 from polywire.protocols.cursus.carrying import CarryingCursusSession
 from polywire.protocols.cursus.compression import begins_compressed
-from polywire.protocols.cursus.context import WIRE, CursusBroker, CursusSettings, CursusState
+from polywire.protocols.cursus.context import WIRE, CursusBroker, CursusSettings, CursusState, Places
 from polywire.protocols.cursus.linked import LinkedSession
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
@@ -57,11 +57,16 @@ class CursusFactory:
     __slots__ = ("state",)
 
     def __init__(
-        self, broker: CursusBroker, settings: CursusSettings | None = None, *, off_loop: OffLoopQueue | None = None
+        self,
+        broker: CursusBroker,
+        settings: CursusSettings | None = None,
+        *,
+        off_loop: OffLoopQueue | None = None,
+        places: Places | None = None,
     ) -> None:
-        """off_loop: the process's, where it has one."""
+        """off_loop: the process's, where it has one. places: of several processes."""
         self.state: Final = CursusState(
-            broker, settings or CursusSettings(), AccessGuard(broker), off_loop or OffLoopQueue(broker.loop)
+            broker, settings or CursusSettings(), AccessGuard(broker), off_loop or OffLoopQueue(broker.loop), places
         )
 
     @property

@@ -360,9 +360,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port by which clients reach this broker: as set, else the ones this peer used."""
-        host, port = self.output.local
-        settings = self.state.settings
+        """Host and port by which clients reach this broker, now and when others lead: as set, else the ones this peer used."""
+        settings, places, at = self.state.settings, self.state.places, self.output.local
+        host, port = at if places is None else places.lasting(at)
         return settings.host or host, settings.port or port
 
     @property

@@ -227,10 +227,12 @@ def _description(topic: Topic) -> Iterator[bytes]:
 
 
 def metadata(session: CursusSession, request: Request, /) -> Reply:
-    """METADATA: every partition is led by the address this client came to."""
+    """METADATA: every partition is led by this process, as clients of the address that this one came to find it. Producers keep what they are
+    told for ever."""
     topic = find_topic(session, request.need("topic"))
-    count = len(topic.partitions)
-    leaders = ",".join([session.leader] * count)
+    count, places, at = len(topic.partitions), session.state.places, session.address
+    host, port = at if places is None else places.alone(at)
+    leaders = ",".join([f"{host}:{port}"] * count)
     epochs = ",".join(["0"] * count)
     return encoded(
         f"OK topic={topic_word(topic.name.full)} partitions={count} leaders={leaders} epochs={epochs} {policy_of(topic).encoded()}"

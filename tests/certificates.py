@@ -1,0 +1,58 @@
+"""Certificates for tests, made with openssl, with what RFC 5280 asks of them, or strict peers refuse them."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Final
+
+AUTHORITY: Final = "authority"
+HERE: Final = "IP:127.0.0.1,DNS:localhost"
+DAYS: Final = 2
+
+
+class Certificates:
+    """An authority, and what it has signed: a server's and a client's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.make_authority(AUTHORITY)
+        self.sign("server", HERE)
+        self.sign("client", "DNS:client")
+
+    def path(self, name: str, kind: str = "pem") -> str:
+        """Where something of this name is."""
+        return str(self.directory / f"{name}.{kind}")
+
+    def make_authority(self, name: str) -> None:
+        """One more that nobody knows yet."""
+        signs = ("-addext", "keyUsage=critical,keyCertSign")
+        days = ("-days", str(DAYS))
+        self._openssl("req", "-x509", "-nodes", *self._key(name), *days, "-subj", f"/CN={name}", *signs)
+
+    def sign(self, name: str, alternative: str, *, authority: str = AUTHORITY, days: int = DAYS, use: str = "") -> None:
+        """Make a key, and have its certificate signed. alternative: the names in it. days: it is valid, negative for one that was.
+        use: what it is made for, if not for everything."""
+        request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
+        uses = f"extendedKeyUsage={use}\n" if use else ""
+        extensions.write_text(f"subjectAltName={alternative}\nauthorityKeyIdentifier=keyid\n{uses}")
+        self._openssl("req", "-nodes", *self._key(name, request), "-subj", f"/CN={name}")
+        signed = ("-CA", self.path(authority), "-CAkey", self.path(authority, "key"), "-CAcreateserial")
+        files = ("-in", str(request), "-out", self.path(name), "-extfile", str(extensions))
+        self._openssl("x509", "-req", *files, *signed, "-days", str(days))
+
+    def context(self, own: str | None = None) -> ssl.SSLContext:
+        """What a client trusts, and shows."""
+        context = ssl.create_default_context(cafile=self.path(AUTHORITY))
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 does by itself
+        if own is not None:
+            context.load_cert_chain(self.path(own), self.path(own, "key"))
+        return context
+
+    def _key(self, name: str, out: Path | None = None) -> tuple[str, ...]:
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+        return (*curve, "-keyout", self.path(name, "key"), "-out", str(out or self.path(name)))
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)

@@ -1,0 +1,175 @@
+"""Two machines of a bucket whose links are under TLS: they serve every topic through takeovers and renewed certificates, and refuse who comes
+without a certificate, other machines included."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.cluster.nodes import Node, Nodes
+from polywire.errors import BrokerError
+from polywire.server.listener import INSIDE, INSIDE_TLS
+from polywire.store.url import open_bucket
+from tests.broker_process import BrokerProcess
+from tests.certificates import HERE, Certificates
+from tests.crash.test_processes import Producer, go_on, until
+from tests.crash.test_shards import SHARDS, TOPICS, counts, leaders, machine, produced, url_of
+from tests.crash.test_standby import _cluster
+
+BALANCED = ("--processes", str(SHARDS), "--balance-s", "1")
+REFUSED = "a link of another machine is refused"
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only"),
+    pytest.mark.skipif(which("openssl") is None, reason="TLS of links was NOT tried: no openssl to make certificates"),
+]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    directory = tmp_path / "certificates"
+    directory.mkdir()
+    made = Certificates(directory)
+    made.sign("one", HERE)
+    made.sign("two", HERE, use="serverAuth,clientAuth")
+    return made
+
+
+def secure(certificates: Certificates, name: str) -> tuple[str, ...]:
+    """How a machine is told of its certificate."""
+    own = ("--tls-certificate", certificates.path(name), "--tls-key", certificates.path(name, "key"))
+    return (*own, "--tls-machine-authority", certificates.path("authority"))
+
+
+def leader_of(tmp_path: Path, shard: int) -> Node:
+    nodes = Nodes(open_bucket(url_of(tmp_path))).read()
+    return max((node for node in nodes if node.shard == shard), key=lambda node: node.start)
+
+
+def asked(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
+    """What somebody is told where links come in; nothing where it is hung up on."""
+    with suppress(ConnectionError, ssl.SSLError), socket.create_connection(place, timeout=60) as plain:
+        peer = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
+        with peer:
+            peer.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
+            return peer.recv(100)
+    return b""
+
+
+def serial(place: tuple[str, int], certificates: Certificates, shown: str) -> str:
+    context = certificates.context(shown)
+    with (
+        socket.create_connection(place, timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as peer,
+    ):
+        found = peer.getpeercert()
+        assert found is not None
+        return str(found["serialNumber"])
+
+
+def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certificates: Certificates) -> None:
+    url = url_of(tmp_path)
+    with (
+        machine(tmp_path, "one", *BALANCED, *secure(certificates, "one")) as one,
+        machine(tmp_path, "two", "--balance-s", "1", *secure(certificates, "two")) as two,
+    ):
+
+        async def work(producers: list[Producer]) -> None:
+            await until(lambda: leaders(url) == ["one-0000", "two-0001"], "nothing was handed over")
+            await go_on(producers, len(producers))
+            for shard in range(SHARDS):
+                at = leader_of(tmp_path, shard).addresses
+                assert INSIDE not in at
+                place = at[INSIDE_TLS]
+                assert await asyncio.to_thread(asked, place, None) == b""
+                assert await asyncio.to_thread(asked, place, certificates.context()) == b""
+                met = await asyncio.to_thread(asked, place, certificates.context("two"))
+                assert met.startswith(b"V1|1|")
+            await asyncio.to_thread(_renew, tmp_path, certificates, one, two)
+            words = "takeover", url, "--shard", "1", "--node", "one"
+            assert "one-0001 leads now" in await asyncio.to_thread(_cluster, *words)
+            await go_on(producers, len(producers))
+
+        asyncio.run(produced([one, two], work))
+        assert counts(one, REFUSED, 0) == counts(two, REFUSED, 1) == 2
+        for broker in (one, two):
+            assert "nothing is carried there" not in broker.log_text()
+            assert broker.stop() == 0, broker.log_text()
+
+
+def _renew(tmp_path: Path, certificates: Certificates, *brokers: BrokerProcess) -> None:
+    """Another authority, step by step: who still showed, or took, only what the old one has signed would be alone in the end."""
+    place, authority = leader_of(tmp_path, 0).addresses[INSIDE_TLS], Path(certificates.path("authority"))
+    before = serial(place, certificates, "two")
+    certificates.make_authority("next")
+    following = Path(certificates.path("next")).read_bytes()
+    authority.write_bytes(authority.read_bytes() + following)
+    _reload(brokers, times=1)
+    certificates.sign("one", HERE, authority="next")
+    certificates.sign("two", HERE, authority="next")
+    _reload(brokers, times=2)
+    authority.write_bytes(following)
+    _reload(brokers, times=3)
+    assert serial(place, certificates, "two") != before
+
+
+def _reload(brokers: Sequence[BrokerProcess], *, times: int) -> None:
+    """Have every process look at its files, whether it leads or stands by."""
+
+    def are_reloaded() -> bool:
+        return all(broker.log_text().count("event=reloaded") == times * SHARDS for broker in brokers)
+
+    for broker in brokers:
+        os.kill(broker.pid, signal.SIGHUP)
+    asyncio.run(until(are_reloaded, "not reloaded"))
+
+
+def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates: Certificates) -> None:
+    """Both say what to do."""
+    url = url_of(tmp_path)
+    with (
+        machine(tmp_path, "one", *BALANCED, *secure(certificates, "one")) as one,
+        machine(tmp_path, "two", "--balance-s", "1") as two,
+    ):
+
+        async def ask(broker: BrokerProcess) -> None:
+            for topic in (name for names in TOPICS.values() for name in names):
+                with suppress(BrokerError, OSError):
+                    client = await connect(broker.url("polywire"))
+                    with suppress(BrokerError, OSError):
+                        await client.bounds(topic)
+                    await client.close()
+
+        def have_told() -> bool:
+            return all(words in broker.log_text() for broker, words in told.items())
+
+        async def run() -> None:
+            await until(lambda: leaders(url) == ["one-0000", "two-0001"], "nothing was handed over")
+            while not have_told():
+                await asyncio.wait_for(asyncio.gather(*(ask(broker) for broker in (one, two))), 60)
+
+        told = {one: "takes links without TLS only", two: "takes links under TLS only"}
+        asyncio.run(asyncio.wait_for(run(), 120))
+        for broker, words in told.items():
+            (line,) = [line for line in broker.log_text().splitlines() if words in line]
+            assert "--tls-machine-authority" in line
+            assert broker.stop() == 0, broker.log_text()
+
+
+def test_a_machine_that_others_would_refuse_does_not_start(tmp_path: Path, certificates: Certificates) -> None:
+    certificates.sign("one", HERE, days=-1)
+    _cluster("init", url_of(tmp_path), "--shards", str(SHARDS))
+    with pytest.raises(AssertionError, match="other machines would refuse this one's certificate") as caught:
+        machine(tmp_path, "one", *secure(certificates, "one")).start()
+    assert "certificate has expired" in str(caught.value)
+    assert open_bucket(url_of(tmp_path)).list("nodes/") == []

@@ -1,0 +1,313 @@
+"""Links between machines under TLS: both ends verify each other, one direction may end before the other, and what is refused is told and left
+alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from polywire.clock import SystemClock
+from polywire.errors import Invalid
+from polywire.protocols.flux.context import FluxSettings
+from polywire.protocols.flux.factory import FluxFactory
+from polywire.server import link_tls
+from polywire.server.config import Address, ServeConfig
+from polywire.server.hub import Hub
+from polywire.server.link_tls import LinkTls
+from polywire.server.listener import INSIDE, INSIDE_TLS, close_listeners, open_inside
+from polywire.server.relay import Relay
+from polywire.testing.memory_broker import MemoryBroker
+from tests.certificates import Certificates
+
+pytestmark = pytest.mark.skipif(
+    which("openssl") is None, reason="TLS of links was NOT tried: no openssl to make a certificate with"
+)
+HERE = "127.0.0.1"
+REQUEST = b"V1|1|ADMIN_GET_METADATA|\n"
+ALONE = "nothing is carried there"
+REFUSED = "a link of another machine is refused"
+
+Place = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    made.sign("machine", "IP:127.0.0.1,DNS:localhost", use="serverAuth,clientAuth")
+    made.sign("expired", "IP:127.0.0.1", days=-1)
+    made.sign("elsewhere", "DNS:elsewhere.example")
+    made.sign("serves", "IP:127.0.0.1", use="serverAuth")
+    made.make_authority("stranger")
+    made.sign("foreign", "IP:127.0.0.1", authority="stranger")
+    return made
+
+
+def config_of(certificates: Certificates, name: str) -> ServeConfig:
+    certificate, key, authority = (
+        certificates.path(name),
+        certificates.path(name, "key"),
+        certificates.path("authority"),
+    )
+    return ServeConfig(
+        tls_certificate=Path(certificate), tls_key=Path(key), tls_machine_authority=Path(authority), bucket="file:///b"
+    )
+
+
+def tls_of(certificates: Certificates, name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> LinkTls:
+    """monkeypatch: take what no machine would start with."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(link_tls, "_shake_hands", lambda *_: None)
+    return LinkTls(config_of(certificates, name), HERE)
+
+
+class User:
+    """Collects what comes over a link."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.received = b""
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def eof_received(self) -> bool:
+        self.ended.set()
+        return False
+
+    def pause_writing(self) -> None:
+        """Nothing that is sent here is long."""
+
+    def resume_writing(self) -> None:
+        """See above."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
+
+
+@asynccontextmanager
+async def asked(tls: LinkTls) -> AsyncIterator[Place]:
+    """Where another machine is asked."""
+    memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
+    hub = Hub(memory.broker)
+    factories = [FluxFactory(memory.broker, FluxSettings())]
+    listener = await open_inside(hub, Address(HERE, 0), factories, None, tls)
+    assert listener.name == INSIDE_TLS
+    try:
+        yield HERE, listener.address.port
+    finally:
+        close_listeners([listener])
+        while hub.connections:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0.01)
+
+
+async def answered(tls: LinkTls, place: Place) -> bytes:
+    """What comes back over a new link; nothing from who hangs up. Raises OSError."""
+    user = User()
+    await asyncio.wait_for(tls.connect(user, place), 60)
+    user.transport.write(REQUEST)
+    user.transport.write_eof()
+    await asyncio.wait_for(user.ended.wait(), 60)
+    user.transport.close()
+    return user.received
+
+
+def said(lines: Sequence[Any], words: str) -> list[Any]:
+    return [line for line in lines if words in line["event"]]
+
+
+def test_one_direction_of_a_link_may_end_before_the_other(certificates: Certificates) -> None:
+    tls = tls_of(certificates, "machine")
+
+    async def run() -> None:
+        async with asked(tls) as place:
+            assert (await answered(tls, place)).startswith(b"V1|1|")
+
+    asyncio.run(run())
+
+
+def test_what_is_carried_under_tls_arrives_whole(certificates: Certificates) -> None:
+    """Far more than buffers hold, both ways, and what was sent before the end of the sender's direction."""
+    tls, count, value = tls_of(certificates, "machine"), 200, b"v" * 50_000
+
+    async def run() -> None:
+        async with asked(tls) as at:
+            asking = Relay(lambda _: at, ways={INSIDE: tls.connect})
+            place = (await asking.listen({INSIDE: Address(HERE, 0)}))[INSIDE]
+            reader, writer = await asyncio.open_connection(place.host, place.port, limit=len(value) * 2)
+            writer.write(b"".join(b"V1|%d|PRODUCE|much k:%b\n" % (number, value) for number in range(count)))
+            writer.write(b"".join(b"V1|%d|CONSUME|much %d 0\n" % (number, number % 4) for number in range(count)))
+            writer.write_eof()
+            received = await asyncio.wait_for(reader.read(), 60)
+            assert received.count(b"\n") == 2 * count
+            assert received.count(value) >= count // 4
+            writer.close()
+            await asking.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "reason", "remedy"),
+    [
+        ("expired", HERE, "certificate has expired", "renew"),
+        ("foreign", HERE, "unable to get local issuer certificate", "--tls-machine-authority"),
+        ("elsewhere", HERE, "not valid for '127.0.0.1'", "--advertise"),
+        ("elsewhere", "localhost", "not valid for 'localhost'", "--advertise"),
+    ],
+)
+def test_a_machine_that_cannot_be_trusted_is_sent_nothing(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, name: str, host: str, reason: str, remedy: str
+) -> None:
+    """It is told once, and asked again after a pause."""
+    asking, other = tls_of(certificates, "machine"), tls_of(certificates, name, monkeypatch)
+
+    async def run() -> None:
+        async with asked(other) as (_, port):
+            place = host, port
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asking.connect(User(), place)
+            for _ in range(3):
+                with pytest.raises(ConnectionRefusedError):
+                    await asking.connect(User(), place)
+            with pytest.raises(ConnectionRefusedError, match="Connect"):
+                await asking.connect(User(), (HERE, 1))  # another address is not left alone
+            asking._refused_until = dict.fromkeys(asking._refused_until, 0.0)
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asking.connect(User(), place)
+
+    with capture_logs() as lines:
+        asyncio.run(run())
+    told = said(lines, "another machine is not trusted; " + ALONE)
+    assert len(told) == 2
+    assert reason in told[0]["reason"]
+    assert remedy in told[0]["remedy"]
+    assert not said(lines, REFUSED), "who is refused is told by an alert, and by nobody twice"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "remedy"),
+    [
+        ("expired", "certificate has expired", "renew"),
+        ("foreign", "unable to get local issuer certificate", "--tls-machine-authority"),
+        ("serves", "unsuitable certificate purpose", "clients"),
+    ],
+)
+def test_a_machine_that_others_do_not_trust_is_told_so(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, name: str, reason: str, remedy: str
+) -> None:
+    other, asking = tls_of(certificates, "machine"), tls_of(certificates, name, monkeypatch)
+
+    async def run() -> None:
+        async with asked(other) as place:
+            assert await answered(asking, place) == b"", "nothing of it is answered"
+            with pytest.raises(ConnectionRefusedError):
+                await asking.connect(User(), place)
+
+    with capture_logs() as lines:
+        asyncio.run(run())
+    (there,) = said(lines, REFUSED)
+    assert reason in there["reason"]
+    assert remedy in there["remedy"]
+    (here,) = said(lines, "another machine refuses this one's certificate; " + ALONE)
+    assert "logged" in here["remedy"]
+
+
+def test_who_names_another_host_may_ask(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a link comes from is not known: machines stand behind other addresses than they are reached at."""
+    other, asking = tls_of(certificates, "machine"), tls_of(certificates, "elsewhere", monkeypatch)
+
+    async def run() -> None:
+        async with asked(other) as place:
+            assert (await answered(asking, place)).startswith(b"V1|1|")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("shown", [None, "plain"])
+def test_who_comes_without_a_certificate_is_refused(certificates: Certificates, shown: str | None) -> None:
+    """With TLS or without."""
+    tls = tls_of(certificates, "machine")
+
+    def ask(place: Place) -> bytes:
+        with socket.create_connection(place, timeout=60) as plain, suppress(ConnectionError, ssl.SSLError):
+            peer = plain if shown else certificates.context().wrap_socket(plain, server_hostname="localhost")
+            with peer:
+                peer.sendall(REQUEST)
+                found = b""
+                while part := peer.recv(1000):
+                    found += part
+                return found
+        return b""
+
+    async def run() -> bytes:
+        async with asked(tls) as place:
+            return await asyncio.to_thread(ask, place)
+
+    with capture_logs() as lines:
+        assert b"V1" not in asyncio.run(run())
+    (told,) = said(lines, REFUSED)
+    assert "--tls-machine-authority" in told["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("expired", "renew the certificate"),
+        ("foreign", "signed by the authority"),
+        ("elsewhere", "--advertise"),
+        ("serves", "for servers and for clients"),
+    ],
+)
+def test_a_certificate_that_others_would_refuse_is_not_begun_with(
+    certificates: Certificates, name: str, words: str
+) -> None:
+    with pytest.raises(Invalid, match="other machines would refuse") as caught:
+        tls_of(certificates, name)
+    assert words in caught.value.message
+
+
+def test_files_are_taken_up_anew(certificates: Certificates, tmp_path: Path) -> None:
+    """What others would refuse is not."""
+    config = config_of(certificates, "machine")
+    assert config.tls_certificate is not None
+    assert config.tls_key is not None
+    tls = LinkTls(config, HERE)
+
+    def serial(place: Place) -> str:
+        context = certificates.context("client")
+        with (
+            socket.create_connection(place, timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as peer,
+        ):
+            certificate = peer.getpeercert()
+            assert certificate is not None
+            return str(certificate["serialNumber"])
+
+    async def run() -> None:
+        async with asked(tls) as place:
+            first = await asyncio.to_thread(serial, place)
+            certificates.sign("machine", "IP:127.0.0.1,DNS:localhost")
+            tls.reload()
+            second = await asyncio.to_thread(serial, place)
+            assert first != second
+            assert (await answered(tls, place)).startswith(b"V1|1|"), "it shows the new one, too"
+            certificates.sign("machine", "IP:127.0.0.1", days=-1)
+            with pytest.raises(Invalid, match="would refuse"):
+                tls.reload()
+            assert await asyncio.to_thread(serial, place) == second
+
+    asyncio.run(run())
+    certificates.sign("machine", "IP:127.0.0.1,DNS:localhost")
