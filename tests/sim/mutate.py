@@ -18,12 +18,13 @@ import structlog
 from polywire.testing.sim.promises import BROKEN, Violation
 from polywire.testing.sim.worlds import WORLDS
 from tests.sim.broker_mutations import BROKER_MUTATIONS
+from tests.sim.classic_mutations import CLASSIC_MUTATIONS
 from tests.sim.mutation import Mutation
 from tests.sim.mutations import LOG_MUTATIONS
 from tests.sim.readiness_mutations import READINESS_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
 
-MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS, *WIRES_MUTATIONS, *READINESS_MUTATIONS)
+MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS, *WIRES_MUTATIONS, *CLASSIC_MUTATIONS, *READINESS_MUTATIONS)
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
 BEGIN: Final = "<!-- made by `make sim-mutations` -->"

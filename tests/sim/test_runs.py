@@ -49,7 +49,13 @@ FOUND = (
     ("log", 10_102_126),
 )
 """Runs in which something was found to be wrong, with what happens or with who judges it, whatever they do by now."""
-LATER = {3: ("moved",), 11: ("ended",), 13: ("published",), 6: ("denied", "rights", "told")}
+LATER = {
+    3: ("moved",),
+    10: ("joined", "synced up", "refused late"),
+    11: ("ended",),
+    13: ("published",),
+    6: ("denied", "rights", "told"),
+}
 """What comes up in numbers of the world of wires that leave this when divided by sixteen."""
 TROUBLES = ("power loss", "killed", "fault", "short", "rival")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 
 import pytest
@@ -17,7 +17,9 @@ from polywire.broker.authorization import Authorization
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.holdings import Holdings
 from polywire.broker.identification import Identification
+from polywire.broker.passwords import Passwords
 from polywire.broker.producers import Producers
+from polywire.broker.scram import Verifier
 from polywire.broker.staged_publish import StagedPublish
 from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.session import FluxSession
@@ -40,6 +42,8 @@ from polywire.types import Level
 from tests.sim.broker_mutations import any_generation, any_partition
 from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 from tests.unit.broker import test_consumer_groups
+from tests.unit.protocols.kafka import test_auth
+from tests.unit.protocols.kafka.dialogue import World
 from tests.unit.protocols.runtime import test_append_queue
 
 WiresMutation: Final = partial(Mutation, world="wires")
@@ -152,6 +156,21 @@ def _told_before(old: Callable[..., None], access: Access, user: User, done: Any
         access._loop.call_soon(done, user)
 
 
+def _whatever_counts(
+    old: Callable[..., Any], access: Identification, name: str, right: Any, peer: str, _: object
+) -> Any:
+    """What was right when the login began lets in."""
+    return old(access, name, right, peer, lambda _: True)
+
+
+@wraps(test_auth.test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count)
+def _proved_meanwhile() -> None:
+    world = World()
+    world.memory.broker.access.configure([test_auth.ALICE, test_auth.BOB])
+    world.memory.run()
+    test_auth.test_verifiers_of_a_user_that_was_changed_meanwhile_do_not_count(world)
+
+
 WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "viewed-memory", "what a write batch views is not read into", wrapped(Connection, "get_buffer", _settled_early)
@@ -196,6 +215,17 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation("permissions", "who may not is refused", replaced(Authorization, "permits", lambda *_: True)),
     WiresMutation(
         "ended-logins", "whose token was ended is nobody", replaced(Identification, "is_current", lambda *_: True)
+    ),
+    WiresMutation("proofs", "who proves nothing is kept out", replaced(Verifier, "admits", lambda *_: True)),
+    WiresMutation(
+        "proofs-current",
+        "a password counts no more once it is replaced",
+        wrapped(Identification, "_let_in", _whatever_counts),
+        test=_proved_meanwhile,
+    ),
+    WiresMutation("passwords", "another password is another", replaced(Passwords, "known", lambda *_: True)),
+    WiresMutation(
+        "ended-passwords", "whose password was replaced is nobody", replaced(Identification, "_end_logins", nothing)
     ),
     WiresMutation("rights-synced", "rights are synced before that is told", wrapped(Access, "_keep", _told_before)),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),

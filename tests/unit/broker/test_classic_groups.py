@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from polywire.broker.groups.classic import Phase
+from polywire.broker.groups.classic_groups import KEEP_AGAIN_S
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
 from polywire.broker.groups.classic_stored import KEPT_BYTES_MAX
 from polywire.broker.groups.commits import Commit
@@ -267,6 +268,20 @@ def test_too_much_is_not_kept(memory: MemoryBroker) -> None:
     assert told.answers == [Synced("consumer", "range", b"all")]
     restart(memory)
     assert memory.broker.classic.view("g") is None
+
+
+def test_what_could_not_be_kept_at_once_is_kept_later(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    memory.log.disk_full = True
+    sync(memory, "a", 1)
+    memory.run()
+    memory.advance(KEEP_AGAIN_S)
+    assert not memory.broker._state.classic_groups
+    memory.log.disk_full = False
+    memory.advance(KEEP_AGAIN_S)
+    restart(memory)
+    memory.broker.classic.heartbeat("g", "a", 1)
 
 
 def test_what_is_shared_or_has_been_succeeded_begins_anew(memory: MemoryBroker) -> None:

@@ -568,8 +568,8 @@ class ClassicGroup:
             self._complete_if_all_joined(now)
         elif due:
             self._ends_at = math.inf
-            late = [member for member in self._members.values() if not member.has_synced]
-            self._remove([member for member in late if self.leader != BROKER or not member.is_syncing], now)
+            late = [member for member in self._members.values() if not (member.has_synced or member.is_syncing)]
+            self._remove(late, now)
 
     def end(self) -> None:
         """The group is deleted. Raises Conflict(GROUP_NOT_EMPTY)."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase
@@ -32,6 +32,8 @@ from polywire.clock import Clock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
+
+KEEP_AGAIN_S: Final = 1.0  # until a group is kept that could not be: when peers that were refused come back, too
 
 
 class Host(Protocol):
@@ -267,7 +269,7 @@ class ClassicGroups:
                 self._host.change_all((change,), level=Level.WRITTEN, done=None)
         except (
             BrokerError
-        ):  # the disk is full: its generation is not the next one's, so nobody takes it for what is there now
+        ):  # no space, or the log is behind: what is kept has another generation, and is not taken for this one
             return
         entry.kept = group.revision
 
@@ -320,10 +322,12 @@ class ClassicGroups:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Look at a group when its next deadline has come; one that nobody uses any more is forgotten after a while."""
+        """Look at a group when its next deadline has come, or soon where it could not be kept; one nobody uses is forgotten after a while."""
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
+        if entry.kept != entry.group.revision:
+            due = min(due, self._clock.monotonic() + KEEP_AGAIN_S)
         if due >= entry.timer_at:
             return
         if entry.timer is not None:
@@ -342,6 +346,7 @@ class ClassicGroups:
         elif not entry.members and now >= entry.empty_at + self._settings.group_expiry_us / SECOND_US:
             self._forget(entry)
         else:
+            self._keep(entry)  # in case it could not be
             self._schedule(entry)
 
     def _forget(self, entry: _Entry) -> None:

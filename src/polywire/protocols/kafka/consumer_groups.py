@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
-from uuid import uuid4
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.consumer import JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error, is_full
+from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error, is_full, random_id
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.peer import Peer, Reply
@@ -99,7 +98,7 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
     owned, timeout_ms = request.topic_partitions, request.rebalance_timeout_ms
     subscription = _subscription(peer, request)
     return Beat(
-        member_id=request.member_id or str(uuid4()),
+        member_id=request.member_id or str(random_id()),
         epoch=request.member_epoch,
         wire=WIRE,
         instance_id=request.instance_id,

@@ -6,9 +6,10 @@ Promises: every request is answered in the end; who may not use a group's topics
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
@@ -91,6 +92,11 @@ def _go_through(
     done([])
 
 
+def random_id() -> UUID:
+    """An id that no member has had."""
+    return UUID(bytes=secrets.token_bytes(16), version=4)
+
+
 def client_host(peer: Peer) -> str:
     """Where a member is, as tools show it."""
     host = peer.peer_address.rpartition(":")[0] or peer.peer_address
@@ -124,7 +130,7 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
     def then() -> None:
         (join,) = joins
-        new_id = f"{join.client_id[:CLIENT_ID_LENGTH_MAX]}-{uuid4()}"
+        new_id = f"{join.client_id[:CLIENT_ID_LENGTH_MAX]}-{random_id()}"
         peer.broker.classic.join(request.group_id, join, new_id=new_id, by=peer.caller, done=done)
 
     def refused(error: BrokerError) -> None:

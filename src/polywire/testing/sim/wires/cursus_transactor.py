@@ -38,7 +38,8 @@ class CursusTransactor(LonePeer):
     wire = "cursus"
 
     def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        super().__init__(ledger, chance, story)
+        super().__init__(chance, story)
+        self._ledger: Final = ledger
         self._then: Then | None = None
         self._epoch: int | None = None
         self._is_begun = False

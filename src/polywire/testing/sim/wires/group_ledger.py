@@ -148,7 +148,7 @@ class GroupLedger:
 
     def moved(self, place: Membership, move: Move) -> None:
         """It was stored, for a member in that place."""
-        move.answered_at = self.tick()
+        self.answered(move)
         if place.holds:
             others = self._later_readers(place.name, move)
             require(not others, "only the owner stores a position", member=place.name, owners=others)
@@ -171,6 +171,10 @@ class GroupLedger:
             owner=owner,
             partition=move.partition,
         )
+
+    def answered(self, move: Move) -> None:
+        """It was stored, whoever asked for it."""
+        move.answered_at = self.tick()
 
     def _later_readers(self, name: str, move: Move) -> list[str]:
         """Who was told of a partition behind this member and before it asked to move there, and is not silent for too long."""
@@ -207,9 +211,13 @@ class GroupLedger:
         """A process has stopped as asked to: whatever was answered is synced."""
         self._is_synced = True
 
+    def is_lost(self, *, powerless: bool) -> bool:
+        """Whether a start may lack what was answered."""
+        return powerless and not self._is_synced
+
     def settle(self, partition: int, found: int | None, *, powerless: bool) -> None:
         """A start has found this position."""
-        if powerless and not self._is_synced:
+        if self.is_lost(powerless=powerless):
             asked = [move.offset for move in self._moves if move.partition == partition]
             allowed = found in (self._begun[partition], *asked)
             require(allowed, "a group's position is one that was stored", partition=partition, found=found)
@@ -223,7 +231,7 @@ class GroupLedger:
         self._holders.clear()
         self._kept.clear()
         self._readers.clear()
-        if powerless and not self._is_synced:
+        if self.is_lost(powerless=powerless):
             self._was_lost = True
             self._owners.clear()
             self._told.clear()

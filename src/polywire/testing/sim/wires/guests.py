@@ -6,7 +6,7 @@ acknowledged of that outlives kills. Must not know: how logins are verified, whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -40,6 +40,7 @@ LOGIN: Final = "log in"
 RIGHTS: Final[Sequence[Right]] = tuple((act, topic) for act in ("produce", "fetch") for topic in TOPICS)
 PERMISSIONS: Final = {"produce": Permission.PRODUCE, "fetch": Permission.CONSUME}
 VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"nobody's", b"nobody's")  # a user has something to prove
+NOBODYS: Final[Mapping[Mechanism, Verifier | None]] = {Mechanism.SHA_256: VERIFIER}
 WRONG: Final = "wrong"  # what is shown by who has no token
 ENDINGS: Final = 0.25  # of what changes: tokens that are ended
 
@@ -58,10 +59,19 @@ class SimulatedThreads:
         """Nothing waits here."""
 
 
+def cheap_hash(password: str) -> str:
+    """What is kept of a password here."""
+    return f"cheap {password}"
+
+
 @contextmanager
 def cheap_logins(loop: Callable[[], Schedule]) -> Iterator[None]:
-    """Passwords take their turns in the world's time, and no other; nobody has one that is right."""
-    instead = {"ThreadPoolExecutor": lambda *_, **__: SimulatedThreads(loop()), "check_password": lambda *_: False}
+    """Passwords take their turns in the world's time, and no other."""
+    instead = {
+        "ThreadPoolExecutor": lambda *_, **__: SimulatedThreads(loop()),
+        "hash_password": cheap_hash,
+        "check_password": lambda kept, password: kept == cheap_hash(password),
+    }
     before = {name: getattr(passwords, name) for name in instead}
     try:
         for name, value in instead.items():
@@ -78,8 +88,12 @@ class Rights:
     def __init__(self, name: str, chance: Chance, story: Story) -> None:
         self.name: Final = name
         self.token = WRONG
+        self.shown = WRONG
+        """What it shows over the connection it has now."""
         self.ended = 0
         """How many there were when a token was ended last: logins of before count no more."""
+        self.is_changing = False
+        """Whether the newest state may not be so yet, and logins of before count no more once it is."""
         self._states: list[State] = [frozenset()]
         self._known = 0
         self._chance = chance
@@ -88,45 +102,65 @@ class Rights:
     @property
     def now(self) -> int:
         """Which state it is."""
-        return len(self._states) - 1
+        return len(self._states) - 1 - self.is_changing
 
     def between(self, since: int, until: int | None = None) -> list[State]:
         """Those since then, for a login that ended when this one began, or goes on: after it who was logged in may do nothing."""
-        return self._states[since:] if until is None else [*self._states[since:until], frozenset()]
+        found = self._states[since:until]
+        return found if until is None and not self.is_changing else [*found, frozenset()]
 
     def started(self, broker: Broker) -> None:
         """A start must have found one of these, and none before what was acknowledged."""
         user = broker.access.find_user(self.name)
         possible = self._states[self._known :]
         tokens = {token for state in possible for act, token in state if act == LOGIN}
-        found = _state_of(user, tokens)
+        found = _rights_of(user) | self._logins_of(user, tokens)
         require(found in possible, "what somebody may do is what was said last", found=found)
-        self._states, self._known, self.ended = [found], 0, 0
+        self._states, self._known, self.ended, self.is_changing = [found], 0, 0, False
         if user is None:
             self._make(broker.access)
         self.token = next((token for act, token in found if act == LOGIN), WRONG)
 
     def change(self, access: Access) -> None:
         """Let it do something else, or end its token, or give it one. Raises what refuses that."""
+        if self.is_changing:
+            return
         user, state = access.find_user(self.name), self._states[-1]
         if user is None:  # a start that could not make it
             self._make(access)
         elif self.token == WRONG:
-            self.token = self._note(state, lambda done: access.create_token(user, "t", None, done=done))
-            self._states[-1] |= {(LOGIN, self.token)}
+            self._let_in(access, user, state)
         elif self._chance.happens(ENDINGS):
-            rest = state - {(LOGIN, self.token)}
-            self._note(rest, lambda done: access.delete_token(user, "t", done=done))
-            self.token, self.ended = WRONG, self.now
+            self._shut_out(access, user, state - {(LOGIN, self.token)})
         else:
             chosen = frozenset(right for right in RIGHTS if self._chance.happens(0.6))
             after = chosen | (state - frozenset(RIGHTS))
             self._note(after, lambda done: access.grant(user, _grants_of(chosen), done=done))
         self._story.tell("rights", f"{self.name} {sorted(self._states[-1] & frozenset(RIGHTS))}")
 
+    def show(self) -> None:
+        """Connect anew."""
+        self.shown = self.token
+
+    def _let_in(self, access: Access, user: User, state: State) -> None:
+        """Have something that it can show."""
+        self.token = self._note(state, lambda done: access.create_token(user, "t", None, done=done))
+        self._states[-1] |= {(LOGIN, self.token)}
+
+    def _shut_out(self, access: Access, user: User, rest: State) -> None:
+        """What it has shown counts no more."""
+        self._note(rest, lambda done: access.delete_token(user, "t", done=done))
+        self.token, self.ended = WRONG, self.now
+
+    def _logins_of(self, user: User | None, tokens: Collection[str]) -> State:
+        """What of this may be shown, by what is kept of a user."""
+        kept = set() if user is None else {known.digest for known in user.tokens}
+        shown = {(LOGIN, token) for token in tokens if digest_of(token) in kept}
+        require(len(shown) == len(kept), "a token that was ended is no more", user=self.name)
+        return frozenset(shown)
+
     def _make(self, access: Access) -> None:
-        verifiers = {Mechanism.SHA_256: VERIFIER}
-        self._note(frozenset(), lambda done: access.set_verifiers(self.name, verifiers, done=done))
+        self._note(frozenset(), lambda done: access.set_verifiers(self.name, NOBODYS, done=done))
 
     def _note(self, state: State, verb: Callable[[Completion[User]], _T]) -> _T:
         """One more state, unless what brings it is refused at once; it is known once that is answered."""
@@ -152,26 +186,24 @@ def _grants_of(state: State) -> Grants:
     return Grants(topics=topics)
 
 
-def _state_of(user: User | None, tokens: Collection[str]) -> State:
-    """What a user may do by what is kept of it. tokens: those it may have."""
-    if user is None:
-        return frozenset()
-    grants = user.grants or Grants()
-    found = {
+def _rights_of(user: User | None) -> State:
+    """What a user may do by what is kept of it."""
+    grants = (None if user is None else user.grants) or Grants()
+    return frozenset(
         (act, topic)
         for act, topic in RIGHTS
         if grants.topics.get(resource_name(DEFAULT_STREAM, topic), 0) & PERMISSIONS[act]
-    }
-    kept = {known.digest for known in user.tokens}
-    shown = {(LOGIN, token) for token in tokens if digest_of(token) in kept}
-    require(len(shown) == len(kept), "a token that was ended is no more", user=user.name)
-    return frozenset(found | shown)
+    )
 
 
 class LoginSpeech(Speech):
     """How a guest speaks. login: whether it was let in, None before that is known."""
 
     login: bool | None = None
+
+    def reply(self) -> bytes:
+        """What follows from what it was told on the way in."""
+        return b""
 
 
 class Guest(Peer):
@@ -188,9 +220,16 @@ class Guest(Peer):
         self._asked_for: dict[int, tuple[Right, int]] = {}
 
     def connected(self, link: Link) -> None:
-        self._since, self._shown, self._is_in = self.rights.now, self.rights.token, False
+        self.rights.show()
+        self._since, self._shown, self._is_in = self.rights.now, self.rights.shown, False
         self._asked_for.clear()
         super().connected(link)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether an answer is to come, or whether it is let in: wrong logins keep nobody waiting for long."""
+        waits = self.link is not None and not self.link.finished and not self._is_in
+        return waits or super().is_owed
 
     def may_ask(self, act: str) -> bool:
         return self._is_in and super().may_ask(act)
@@ -204,9 +243,12 @@ class Guest(Peer):
         super().received(data)
         speech = self._speech
         assert isinstance(speech, LoginSpeech), "guests log in"
+        self._unsent += speech.reply()
+        self.push()
         if self.link is None or self._is_in or speech.login is None:
             return
         states, right = self.rights.between(self._since, self._ended), (LOGIN, self._shown)
+        self._story.tell("let in" if speech.login else "kept out", self.name)
         if speech.login:
             require(any(right in state for state in states), "who may not log in is refused", peer=self.name)
             self._is_in = True
@@ -217,7 +259,7 @@ class Guest(Peer):
         self.disconnected()
 
     def hung_up(self, *, is_aborted: bool) -> None:
-        if self._is_in and self._ended is None:
+        if self._is_in and self._ended is None and not self.rights.is_changing:
             super().hung_up(is_aborted=is_aborted)
         else:
             self.disconnected()

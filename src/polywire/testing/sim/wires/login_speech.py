@@ -30,7 +30,7 @@ class PolywireLogin(PolywireSpeech, LoginSpeech):
         self._rights = rights
 
     def greeting(self) -> bytes:
-        login = messages.LogIn(self._rights.name, self._rights.token)
+        login = messages.LogIn(self._rights.name, self._rights.shown)
         return super().greeting() + encode_head(Verb.LOGIN, 0, login)
 
     def take(self, data: bytes) -> Iterator[Answer]:
@@ -51,7 +51,7 @@ class KafkaLogin(KafkaSpeech, LoginSpeech):
         self._rights = rights
 
     def greeting(self) -> bytes:
-        token = f"\0{self._rights.name}\0{self._rights.token}".encode()
+        token = f"\0{self._rights.name}\0{self._rights.shown}".encode()
         handshake = self._request(0, Api.SASL_HANDSHAKE, mechanism="PLAIN")
         return handshake + self._request(0, Api.SASL_AUTHENTICATE, auth_bytes=token)
 

@@ -10,7 +10,6 @@ from typing import ClassVar, Final
 
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.story import Story
-from polywire.testing.sim.wires.ledger import Ledger
 from polywire.testing.sim.wires.network import Link
 
 
@@ -22,9 +21,10 @@ class LonePeer(ABC):
     moves = False
     """Whether it is to move positions, too, where that is not all it does."""
 
-    def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
+    def __init__(self, chance: Chance, story: Story) -> None:
         self.link: Link | None = None
-        self._ledger: Final = ledger
+        self.may_be_refused = False
+        """Whether storage has failed."""
         self._chance: Final = chance
         self._story: Final = story
         self._count = 0

@@ -6,8 +6,12 @@ Promises: as ``Process``; seconds are counted as the server does. Must not know:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
+from polywire.errors import BrokerError
+from polywire.log.base import Replay
+from polywire.log.log import FileLog
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.flux.factory import FluxFactory
@@ -62,12 +66,16 @@ class WiresProcess(BrokerProcess):
     network: Network
     has_driver = False
     """Whether the readiness driver reads connections, or a loop does."""
+    connections_max = CONNECTIONS_MAX
+    on_refused_change: Callable[[], object] | None = None
+    """Called whenever the log takes a change of the broker's own no more, or not now."""
     _factories: Mapping[str, SessionFactory]
 
     def open(self) -> None:
         super().open()
+        limits = replace(LIMITS, connections_max=self.connections_max)
         self.hub = Hub(
-            self.broker, LIMITS, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
+            self.broker, limits, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
         )
         off_loop = OffLoopQueue(self.loop)
         factories = (
@@ -84,6 +92,21 @@ class WiresProcess(BrokerProcess):
             self.network.drive(self.hub, self.files.chance)
         self.loop.call_later(SWEEP_S, self._sweep)
 
+    def _recover(self, replay: Replay) -> FileLog:
+        log = super()._recover(replay)
+        change = log.change
+
+        def noting(*args: Any, **named: Any) -> None:
+            try:
+                change(*args, **named)
+            except BrokerError:
+                if self.on_refused_change is not None:
+                    self.on_refused_change()
+                raise
+
+        log.change = noting  # type: ignore[method-assign]
+        return log
+
     def _soon(self, callback: Callable[[], None]) -> object:
         return self.loop.call_soon(callback)
 
@@ -96,5 +119,5 @@ class WiresProcess(BrokerProcess):
         factories = list(self._factories.values()) if wire is None else [self._factories[wire]]
         link = self.network.connect(caller, SimulatedConnection(self.hub, factories))
         count = len(self.hub.connections)
-        require(count <= CONNECTIONS_MAX, "connections have a limit", count=count)
+        require(count <= self.connections_max, "connections have a limit", count=count)
         return link

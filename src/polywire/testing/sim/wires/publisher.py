@@ -47,7 +47,8 @@ class Publisher(LonePeer):
     wire = "polywire"
 
     def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        super().__init__(ledger, chance, story)
+        super().__init__(chance, story)
+        self._ledger: Final = ledger
         self._then: Then | None = None
         self._is_greeted = False
         self._begin(1)

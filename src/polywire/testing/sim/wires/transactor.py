@@ -5,20 +5,16 @@ Promises: of a transaction is there all or nothing, and nothing unless its end w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
-from polywire.protocols.kafka.client_codec import decode_response, encode_request
-from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.messages import Api
 from polywire.records.columns import Record
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending, Transaction
-from polywire.testing.sim.wires.lone_peer import LonePeer
-from polywire.testing.sim.wires.ordered_speech import framed_end
+from polywire.testing.sim.wires.lone_kafka_peer import LoneKafkaPeer
 from polywire.types import Level, PositionKind
 
 VERSIONS: Final = {
@@ -42,14 +38,12 @@ MOVES: Final = 0.7  # of steps within a transaction that has moved nothing yet
 LOOKS: Final = 0.1  # of steps between two transactions
 
 
-class Transactor(LonePeer):
+class Transactor(LoneKafkaPeer):
     """Implements ``Caller``. Guards: ``_transaction`` is the open one."""
 
-    wire = "kafka"
-
     def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        super().__init__(ledger, chance, story)
-        self._asked: tuple[Api, Callable[[Any], None]] | None = None
+        super().__init__("t", VERSIONS, chance, story)
+        self._ledger: Final = ledger
         self._producer: tuple[int, int] | None = None
         self._sequences: dict[Place, int] = {}
         self._transaction: Transaction | None = None
@@ -60,13 +54,7 @@ class Transactor(LonePeer):
     def disconnected(self) -> None:
         """The connection is gone: the next one begins anew, which ends what is open."""
         super().disconnected()
-        self._asked = self._producer = self._transaction = None
-
-    def _ask(self, api: Api, then: Callable[[Any], None], /, **fields: Any) -> None:
-        self._count += 1
-        self._story.tell("ask", f"t {self._count} {api.name}")
-        self._asked = api, then
-        self._send(encode_request(api, VERSIONS[api], self._count, schema.request(api)(**fields), client_id="t"))
+        self._producer = self._transaction = None
 
     def _step(self) -> None:
         if self._producer is None:
@@ -205,20 +193,3 @@ class Transactor(LonePeer):
                 self._ledger.committed(transaction)
 
         self._ask(Api.END_TXN, ended, committed=transaction.is_asked, **self._whose())
-
-    def received(self, data: bytes) -> None:
-        self._buffer += data
-        while end := framed_end(self._buffer):
-            frame = bytes(self._buffer[4:end])
-            del self._buffer[:end]
-            asked, self._asked, self._is_waiting = self._asked, None, False
-            require(asked is not None, "an answer is to a request", peer="t")
-            assert asked is not None, "it was looked at"
-            _, body = decode_response(asked[0], VERSIONS[asked[0]], frame)
-            self._story.tell("told", f"t {self._count} {asked[0].name} {_error_of(body)}")
-            asked[1](body)
-
-
-def _error_of(body: Any) -> str:
-    topics = getattr(body, "responses", None) or getattr(body, "topics", None)
-    return WireError(topics[0].partitions[0].error if topics else body.error).name

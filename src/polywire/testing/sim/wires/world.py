@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -22,12 +22,15 @@ from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
 from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
 from polywire.testing.sim.tokens import tokens_by
+from polywire.testing.sim.wires.classic_ledger import STATIC, ClassicLedger
+from polywire.testing.sim.wires.classic_member import DYNAMIC, ClassicMember, Timeouts
 from polywire.testing.sim.wires.cursus_speech import CursusApiSpeech, CursusSpeech, Producer
 from polywire.testing.sim.wires.cursus_transactor import CursusTransactor
 from polywire.testing.sim.wires.flux_speech import FluxSpeech
 from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, GroupLedger
-from polywire.testing.sim.wires.guests import Guest, Rights, cheap_logins
+from polywire.testing.sim.wires.guests import Guest, LoginSpeech, Rights, cheap_logins
 from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_member import KafkaMemberSpeech
@@ -37,7 +40,8 @@ from polywire.testing.sim.wires.login_speech import SPEAKERS
 from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.peer import PATIENCE, VALUE_SIZES, Peer
 from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
-from polywire.testing.sim.wires.process import WiresProcess
+from polywire.testing.sim.wires.process import CONNECTIONS_MAX, WiresProcess
+from polywire.testing.sim.wires.proofs import PROVING
 from polywire.testing.sim.wires.publisher import Publisher
 from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
 from polywire.testing.sim.wires.transactor import OWNER, SOURCE, Transactor
@@ -48,9 +52,24 @@ UNSYNCED_BYTES: Final = (4 * 1024, 24 * 1024, SETTINGS.unsynced_bytes_max)
 """Above which the log is congested; the last one never is."""
 SMALL_SLOT_BYTES: Final = 36 * 1024  # a batch of the longest values that peers send fits
 PEERS: Final = 5  # one more than there are slots
-GUESTS: Final = 2  # more, in some numbers, who log in
-HOSTS: Final = 3  # other peers beside them
-RULES: Final = 0.06  # of what is asked for then: what guests may do
+GUESTS: Final[Mapping[str, Sequence[tuple[type[Rights], Callable[[Any], LoginSpeech]]]]] = {
+    "guests": [(Rights, speaker) for speaker in SPEAKERS],
+    "proofs": PROVING,
+}
+"""More, in some numbers, who log in."""
+HOSTS: Final[Mapping[str, int]] = {"guests": 3, "proofs": 1}
+"""Other peers beside them."""
+MEMBERS: Final = (f"{DYNAMIC}0", f"{STATIC}1", f"{STATIC}2")  # of a classic group, in some numbers
+BESIDE_MEMBERS: Final = 2  # other peers
+TIMEOUTS_S: Final = (1.0, 6.0, 30.0)  # of members of classic groups
+STAYS_S: Final = (
+    10.0  # that members give nothing but signs of life in the end, and stay: longer than most may be silent
+)
+REBALANCES_S: Final = (
+    600.0  # a classic group that nobody disturbs has settled by then: a member that never came back was waited for
+)
+RULES: Final[Mapping[str, float]] = {"guests": 0.06, "proofs": 0.12}
+"""Of what is asked for then: what guests may do."""
 REQUESTS_MAX: Final = 8  # of one connection that are not answered, before it is read no further
 REST_SECONDS: Final = 10.0  # everybody is answered, and let go, by then
 ACTS: Final = {
@@ -92,8 +111,19 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     "copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "publishes": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "guests": {"produce": 2.0, "fetch": 2.0, "commit": 0.3, "join": 0.3, "move": 0.3, "transact": 0.3},
+    "proofs": {
+        "connect": 6.0,
+        "cut": 6.0,
+        "produce": 2.0,
+        "fetch": 2.0,
+        "commit": 0.3,
+        "join": 0.3,
+        "move": 0.3,
+        "transact": 0.3,
+    },
     "cursus copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "consumers": {"join": 0.5, "stay": 5.0, "move": 3.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
+    "classic groups": {"transact": 14.0, "produce": 0.5, "fetch": 0.3, "flood": 0.3, "commit": 0.3},
     "own records": {"connect": 2.0, "produce": 3.0, "fetch": 5.0, "commit": 0.3, "transact": 0.2, "join": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
 }
@@ -102,7 +132,10 @@ SLOW_SYNCS: Final = ("writers", "levels", "own records")
 """Runs in which the disk is hardly ever synced but when somebody waits for it."""
 FOCUSES_CHOSEN: Final = tuple(FOCUSES)[:5]
 """Those that chance chooses among."""
-LONE_PEERS: Final[Mapping[str, type[LonePeer]]] = {"cursus copies": CursusTransactor, "publishes": Publisher}
+LONE_PEERS: Final[Mapping[str, Callable[[Ledger, Chance, Story], LonePeer]]] = {
+    "cursus copies": CursusTransactor,
+    "publishes": Publisher,
+}
 """Who asks for one thing at a time in some of them; in the others it is who produces in transactions of Kafka's wire."""
 FOCUSES_OF: Final = {
     1: "levels",
@@ -113,9 +146,11 @@ FOCUSES_OF: Final = {
     7: "consumers",
     8: "consumers",
     9: "levels",
+    10: "classic groups",
     11: "cursus copies",
+    12: "classic groups",
     13: "publishes",
-    14: "guests",
+    14: "proofs",
 }
 """Those of some numbers, by their rest."""
 
@@ -134,7 +169,10 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     )
     if focus == "members":
         speakers = (PolywireSpeech, FluxSpeech, cursus)
-    elif focus == "levels":  # wires on which some requests wait for the disk and others do not
+    elif focus in (
+        "levels",
+        "classic groups",
+    ):  # wires on which some requests wait for the disk, and that assign nothing
         speakers = (kafka, kafka, Kafka07Speech)
     elif focus == "consumers":
         member = partial(KafkaMemberSpeech, Identity())
@@ -189,7 +227,11 @@ class WiresWorld(World):
             (BROKER.member_timeout_s, 30.0)
         )  # short: many are put out; long: many are members at once
         own = replace(
-            BROKER, durability=durability, staged_bytes_max=SETTINGS.staged_bytes_max, member_timeout_s=patience_s
+            BROKER,
+            durability=durability,
+            staged_bytes_max=SETTINGS.staged_bytes_max,
+            member_timeout_s=patience_s,
+            session_timeout_min_s=min(TIMEOUTS_S),
         )
         self._group = GroupLedger(durability, self._clock.monotonic, patience_s)
         self._group.has_holders = self._focus == "consumers"
@@ -200,18 +242,31 @@ class WiresWorld(World):
             Peer(number, _speaking(chance, number, self._focus), self._ledger, self._group, chance, self.story)
             for number in range(PEERS)
         ]
-        self._guests = [self._make_guest(number) for number in range(GUESTS if self._focus == "guests" else 0)]
-        self._peers = [*self._peers[: HOSTS if self._guests else PEERS], *self._guests]
-        make = LONE_PEERS.get(self._focus, Transactor)
-        self._lone_peer = make(self._ledger, chance, self.story)
-        self._lone_peer.moves = self._focus == "copies"
+        self._guests = [self._make_guest(number) for number in range(len(GUESTS.get(self._focus, ())))]
+        self._peers = [*self._peers[: HOSTS.get(self._focus, PEERS)], *self._guests]
+        self._lone_peers = self._make_lone_peers()
         self._has_driver = chance.happens(0.5) or self._focus == "losses"
         self._error: BrokerError | None = None
         self._levels: Sequence[Level] = LEVELS[0]
 
+    def _make_lone_peers(self) -> Sequence[LonePeer]:
+        """Those who ask for one thing at a time: members of a classic group, or one that does something else."""
+        chance, is_classic = self._chance, self._focus == "classic groups"
+        timeouts = Timeouts(*[chance.one_of(TIMEOUTS_S) if is_classic else TIMEOUTS_S[0] for _ in range(2)])
+        self._classic = ClassicLedger(self._group, self._clock.monotonic, timeouts.session_s)
+        self._members: Sequence[ClassicMember] = ()
+        if is_classic:
+            self._members = [ClassicMember(name, timeouts, self._classic, chance, self.story) for name in MEMBERS]
+            self._peers = self._peers[:BESIDE_MEMBERS]
+            return self._members
+        found = LONE_PEERS.get(self._focus, Transactor)(self._ledger, chance, self.story)
+        found.moves = self._focus == "copies"
+        return [found]
+
     def _make_guest(self, number: int) -> Guest:
-        rights = Rights(f"g{number}", self._chance, self.story)
-        speak = partial(SPEAKERS[number % len(SPEAKERS)], rights)
+        kind, speaker = GUESTS[self._focus][number]
+        rights = kind(f"g{number}", self._chance, self.story)
+        speak = partial(speaker, rights)
         guest = Guest(PEERS + number, speak, self._ledger, self._group, self._chance, self.story)
         guest.bind(rights)
         return guest
@@ -224,21 +279,28 @@ class WiresWorld(World):
             self._disk, self._log_settings, self._broker_settings, self._clock, self._chance, self.story
         )
         process.has_driver = self._has_driver
+        process.connections_max = max(CONNECTIONS_MAX, len(self._members) + BESIDE_MEMBERS)
+        process.on_refused_change = self._classic.is_behind
         return process
 
     def _meet(self) -> None:
         self._error = None
         self._process.log.on_failure(self._failed)
         self._weights = self._focused()
-        self._lone_peer.disconnected()
-        for peer in self._peers:
+        self._classic.meets()
+        for peer in self._everybody:
             peer.may_be_refused = False
             peer.disconnected()
+
+    @property
+    def _everybody(self) -> Sequence[Peer | LonePeer]:
+        return [*self._lone_peers, *self._peers]
 
     def _failed(self, error: BrokerError) -> None:
         self._error = error
         self.story.tell("log failed", error.message)
-        for peer in self._peers:
+        self._classic.may_lack()
+        for peer in self._everybody:
             peer.may_be_refused = True
 
     @property
@@ -258,13 +320,13 @@ class WiresWorld(World):
         return [weight * factors.get(act, 1.0) for act, weight in ACTS.items()]
 
     def _expect_failed_reads(self) -> None:
-        for peer in self._peers:
+        for peer in self._everybody:
             peer.may_be_refused = True
 
     # What peers do
 
     def _act(self) -> None:
-        if self._guests and self._chance.happens(RULES):
+        if self._guests and self._chance.happens(RULES[self._focus]):
             self._rule(self._chance.one_of(self._guests).rights)
             return
         before, self.story.actor = self.story.actor, "peer"
@@ -315,14 +377,19 @@ class WiresWorld(World):
             asks[act]()
 
     def _transact(self) -> None:
-        peer = self._lone_peer
+        peer = self._lone_peers[0]
+        if len(self._lone_peers) > 1:
+            peer = self._chance.one_of(self._lone_peers)
         if peer.link is None:
-            peer.connected(self._process.accept(peer, self._chance.one_of((None, peer.wire))))
+            self._connect_lone(peer)
         elif self._chance.happens(0.02):
             peer.link.cut()
             peer.disconnected()
         else:
             peer.go_on()
+
+    def _connect_lone(self, peer: LonePeer) -> None:
+        peer.connected(self._process.accept(peer, self._chance.one_of((None, peer.wire))))
 
     def _connect(self, peer: Peer) -> None:
         port = self._chance.one_of((None, peer.wire))
@@ -356,7 +423,8 @@ class WiresWorld(World):
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
         self._ledger.settle_transactions(broker.position(*SOURCE, *OWNER))
-        self._lone_peer.started()
+        for peer in self._lone_peers:
+            peer.started()
         for owner, place in self._ledger.spots:
             found = broker.position(*place, *owner)
             self._ledger.settle_position(owner, place, found, powerless=self._powerless)
@@ -364,6 +432,7 @@ class WiresWorld(World):
         for partition in range(TOPICS[TOPIC]):
             found = broker.position(TOPIC, partition, *GROUP)
             self._group.settle(partition, found, powerless=self._powerless)
+        self._classic.started(powerless=self._powerless)
         self._group.started(powerless=self._powerless)
         for guest in self._guests:
             guest.rights.started(broker)
@@ -393,9 +462,11 @@ class WiresWorld(World):
         """Everybody reads, and everything that was asked for is answered; then everybody goes, and nothing is left of them."""
         for peer in self._peers:
             peer.reads = True
-        if self._lone_peer.link is not None:
-            self._lone_peer.link.cut()
-            self._lone_peer.disconnected()
+        self._settle_members()
+        for lone in self._lone_peers:
+            if lone.link is not None:
+                lone.link.cut()
+                lone.disconnected()
         self._process.until(lambda: not any(self._is_sending(peer) for peer in self._peers))
         for peer in self._peers:
             if peer.link is not None and self._chance.happens(0.5):
@@ -414,6 +485,29 @@ class WiresWorld(World):
         require(held <= CHUNK_BYTES, "memory comes back", held=held, shared=CHUNK_BYTES)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=False)
+
+    def _settle_members(self) -> None:
+        """Members of a classic group that do nothing else come to one generation: nobody waits for ever while all others are there."""
+        if not self._members:
+            return
+        begun = self._clock.monotonic()
+        for member in self._members:
+            member.is_resting = True
+        self._process.until(self._is_settled)
+        took = self._clock.monotonic() - begun
+        require(took < REBALANCES_S, "a rebalance ends", took=took)
+        until_s = self._clock.monotonic() + min(STAYS_S, 1.5 * self._classic.patience_s)
+        self._process.until(lambda: self._is_settled() and self._clock.monotonic() > until_s)
+        for member in self._members:
+            member.is_resting = False
+
+    def _is_settled(self) -> bool:
+        for member in self._members:
+            if member.is_away:
+                self._connect_lone(member)
+            member.go_on()
+        generations = {member.generation for member in self._members}
+        return len(generations) <= 1 and None not in generations
 
     @staticmethod
     def _is_sending(peer: Peer) -> bool:

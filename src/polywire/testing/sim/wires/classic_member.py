@@ -1,0 +1,323 @@
+"""A member of a classic group of Kafka's wire, as clients are one: it joins, assigns if it leads, asks for what it has, gives signs of life
+and stores positions, for longer than it knows.
+
+Promises: at most one request is not answered; over connections and processes it goes on as the member that it was told to be. Must not know:
+sessions, what others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from struct import pack
+from typing import Any, Final
+
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.promises import require
+from polywire.testing.sim.story import Story
+from polywire.testing.sim.wires.classic_ledger import NOTHING, STATIC, ClassicLedger, Place
+from polywire.testing.sim.wires.group_ledger import GROUP, TOPIC, Move
+from polywire.testing.sim.wires.kafka_speech import LATER
+from polywire.testing.sim.wires.ledger import TOPICS
+from polywire.testing.sim.wires.lone_kafka_peer import LoneKafkaPeer, error_of
+from polywire.testing.sim.wires.network import Link
+
+DYNAMIC: Final = "c"  # what names of the other members begin with
+VERSIONS: Final = {
+    Api.SYNC_GROUP: 5,
+    Api.HEARTBEAT: 4,
+    Api.LEAVE_GROUP: 4,
+    Api.OFFSET_COMMIT: 8,
+    Api.OFFSET_FETCH: 5,
+}
+JOIN_VERSIONS: Final[Mapping[str, tuple[int, ...]]] = {STATIC: (5, 9), DYNAMIC: (3, 5, 9)}
+"""Without an id first, with one, and with a word for a leader that need not assign."""
+PROTOCOL_TYPE: Final = "consumer"
+PROTOCOL: Final = "range"
+ACTS: Final = {"beat": 5.0, "move": 6.0, "look": 2.0, "late": 3.0, "forget": 2.0, "again": 0.4, "leave": 0.4}
+"""What a member does that has its place, and how often at most: some of it is rare while a process lives."""
+FORGETS: Final = 0.3  # of connections that end: with the client itself
+UNASSIGNED: Final = 0.1  # of partitions that a leader gives to nobody
+REST_S: Final = 0.2  # between two signs of life, or connections, of who does nothing else
+CHANGED: Final = frozenset(
+    {
+        WireError.UNKNOWN_MEMBER_ID,
+        WireError.ILLEGAL_GENERATION,
+        WireError.REBALANCE_IN_PROGRESS,
+        WireError.FENCED_INSTANCE_ID,
+    }
+)
+"""What is said because the group is another, or goes on without this one."""
+NOBODY: Final = frozenset({WireError.UNKNOWN_MEMBER_ID, WireError.FENCED_INSTANCE_ID})
+"""What is said to who is no member."""
+ELSEWHERE: Final = (WireError.NOT_COORDINATOR,)  # of who stops
+
+
+class State(Enum):
+    """How far a member has come."""
+
+    OUT = "out"
+    TOLD = "told of a generation"
+    IN = "in"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long members may be silent, and be on their way into a generation, in seconds."""
+
+    session_s: float
+    rebalance_s: float
+
+
+class ClassicMember(LoneKafkaPeer):
+    """Implements ``Caller``. Guards: ``_place`` is what it was told last; in IN it has ``_partitions`` in it."""
+
+    def __init__(self, name: str, timeouts: Timeouts, ledger: ClassicLedger, chance: Chance, story: Story) -> None:
+        """name: begins with ``STATIC`` or ``DYNAMIC``."""
+        join = chance.one_of(JOIN_VERSIONS[name[:1]])
+        super().__init__(name, {**VERSIONS, Api.JOIN_GROUP: join}, chance, story)
+        self.is_resting = False
+        """Whether it does nothing but stay."""
+        self._timeouts: Final = timeouts
+        self._group: Final = ledger
+        self._instance: Final = {"instance_id": name if name.startswith(STATIC) else None}
+        self._state = State.OUT
+        self._place = Place("", -1)
+        self._was = self._place
+        self._partitions = NOTHING
+        self._assigned: dict[str, tuple[int, ...]] = {}
+        self._changes = 0
+        """How often it has said something else of itself."""
+        self._asked_at = 0
+        self._weights = list(ACTS.values())
+        self._heard_s = self._connected_s = -REST_S
+
+    @property
+    def generation(self) -> int | None:
+        """The one that it has its place in."""
+        return self._place.generation if self._state is State.IN else None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has no connection, and has not had one just now."""
+        return self.link is None and self._connected_s + REST_S <= self._group.now_s()
+
+    def connected(self, link: Link) -> None:
+        """There is a connection."""
+        self._connected_s = self._group.now_s()
+        super().connected(link)
+
+    def disconnected(self) -> None:
+        """The connection is gone: who was on the way into a generation begins to join once more."""
+        if self._is_waiting and self._state is not State.IN:
+            self._state = State.OUT
+        self._group.cut(self.name, self.link)
+        super().disconnected()
+        if self._chance.happens(FORGETS):
+            self._forget(0.0)
+
+    def started(self) -> None:
+        """A process has started: other things happen often from here on."""
+        self._weights = [weight * self._chance.share() ** 2 for weight in ACTS.values()]
+
+    # What it asks for
+
+    def _step(self) -> None:
+        now_s = self._group.now_s()
+        if self._state is State.OUT:
+            self._join()
+        elif self._state is State.TOLD:
+            self._sync(now_s)
+        elif self.is_resting:
+            if self._heard_s + REST_S <= now_s:
+                self._beat(now_s)
+        else:
+            act = self._chance.weighted(list(ACTS), self._weights)
+            acts = {"beat": self._beat, "move": self._move, "late": self._move_late, "leave": self._leave}
+            acts |= {"look": self._look, "forget": self._forget, "again": self._change}
+            acts[act](now_s)
+
+    def _join(self) -> None:
+        comes_back = not self._place.member_id and self._instance["instance_id"] is not None
+        self._asked_at = self._group.asks(self.name, comes_back=comes_back)
+        asked_s = self._group.now_s()
+        said = b"%d" % self._changes
+        metadata = pack(f">hih{len(TOPIC)}si{len(said)}s", 0, 1, len(TOPIC), TOPIC.encode(), len(said), said)
+        self._ask(
+            Api.JOIN_GROUP,
+            lambda body: self._has_joined(body, asked_s),
+            group_id=GROUP[1],
+            session_timeout_ms=round(1000 * self._timeouts.session_s),
+            rebalance_timeout_ms=round(1000 * self._timeouts.rebalance_s),
+            member_id=self._place.member_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[schema.request(Api.JOIN_GROUP).Protocols(name=PROTOCOL, metadata=metadata)],
+            **self._instance,
+        )
+
+    def _has_joined(self, body: Any, asked_s: float) -> None:
+        error = WireError(body.error)
+        if error is WireError.MEMBER_ID_REQUIRED:
+            self._place = Place(body.member_id, -1)
+        if error:
+            self._group.answered(self.name)
+            self._require_reason(error)
+            if error in NOBODY:
+                self._place = Place("", -1)
+            return
+        place = Place(body.member_id, body.generation_id, asked_s)
+        self._story.tell("joined", f"{self.name} {place.generation} leads={bool(body.members)}")
+        ids = [member.member_id for member in body.members]
+        self._group.joined(self.name, place, body.leader, ids, self._asked_at)
+        if ids and body.leader == place.member_id and not body.skip_assignment:
+            if place != self._place or not self._assigned:
+                self._assigned = self._shares(ids)
+            self._group.assigns(place.generation, self._assigned)
+        else:
+            self._assigned = {}
+        self._place, self._state = place, State.TOLD
+
+    def _shares(self, ids: list[str]) -> dict[str, tuple[int, ...]]:
+        """What a leader gives to each member."""
+        found: dict[str, tuple[int, ...]] = dict.fromkeys(ids, NOTHING)
+        for partition in range(TOPICS[TOPIC]):
+            if not self._chance.happens(UNASSIGNED):
+                found[self._chance.one_of(ids)] += (partition,)
+        return found
+
+    def _as_member(self, asked_s: float) -> tuple[Place, dict[str, Any]]:
+        """What it was told it is, now, and how that is said."""
+        place = Place(self._place.member_id, self._place.generation, asked_s)
+        said = {"group_id": GROUP[1], "member_id": place.member_id, "generation_id": place.generation}
+        return place, {**said, **self._instance}
+
+    def _sync(self, now_s: float) -> None:
+        place, said = self._as_member(now_s)
+        made = schema.request(Api.SYNC_GROUP).Assignments
+        shares = [made(member_id=one, assignment=bytes(parts)) for one, parts in self._assigned.items()]
+        said |= {"protocol_type": PROTOCOL_TYPE, "protocol_name": PROTOCOL, "assignments": shares}
+        self._ask(Api.SYNC_GROUP, lambda body: self._has_synced(body, place), **said)
+
+    def _has_synced(self, body: Any, place: Place) -> None:
+        if body.error:
+            self._is_refused(WireError(body.error), place)
+            return
+        self._partitions = tuple(body.assignment)
+        self._group.synced(self.name, place, self._partitions)
+        self._story.tell("synced up", f"{self.name} {place.generation} {self._partitions}")
+        self._state, self._heard_s = State.IN, place.asked_s
+
+    def _beat(self, now_s: float) -> None:
+        place, said = self._as_member(now_s)
+        self._heard_s = now_s
+
+        def beaten(body: Any) -> None:
+            if body.error:
+                self._is_refused(WireError(body.error), place)
+            else:
+                self._group.heard(self.name, place)
+
+        self._ask(Api.HEARTBEAT, beaten, **said)
+
+    def _leave(self, _: float) -> None:
+        """Be no member any more; who keeps its place goes without a word."""
+        self._was = place = self._place
+        if self._instance["instance_id"] is not None:
+            return
+        self._group.asks(self.name)
+
+        def left(body: Any) -> None:
+            self._group.answered(self.name)
+            error = WireError(body.error or body.members[0].error)
+            if error:
+                self._is_refused(error, place)
+            else:
+                self._group.left(place.member_id)
+                self._place, self._state = Place("", -1), State.OUT
+
+        one = schema.request(Api.LEAVE_GROUP).Members(member_id=place.member_id)
+        self._ask(Api.LEAVE_GROUP, left, group_id=GROUP[1], members=[one])
+
+    def _forget(self, _: float) -> None:
+        """Start again, without a word to anybody."""
+        self._was = self._place if self._place.generation >= 0 else self._was
+        self._place, self._state = Place("", -1), State.OUT
+
+    def _change(self, _: float) -> None:
+        """Join with something else to say."""
+        self._was = self._place
+        self._changes += 1
+        self._state = State.OUT
+
+    # Positions
+
+    def _move(self, now_s: float) -> None:
+        """Store a position, of its own partition if it has one."""
+        place = Place(self._place.member_id, self._place.generation, now_s)
+        own = self._partitions or tuple(range(TOPICS[TOPIC]))
+        self._store(place, self._chance.one_of(own), is_late=False)
+
+    def _move_late(self, now_s: float) -> None:
+        """The same as whom it was before."""
+        if self._was.member_id:
+            place = Place(self._was.member_id, self._was.generation, now_s)
+            self._store(place, self._chance.below(TOPICS[TOPIC]), is_late=True)
+
+    def _store(self, place: Place, partition: int, *, is_late: bool) -> None:
+        positions = self._group.positions
+        move = positions.asks(partition, positions.furthest(partition) + 1 + self._chance.below(20))
+        topics = schema.request(Api.OFFSET_COMMIT).Topics
+        one = topics(name=TOPIC, partitions=[topics.Partitions(index=partition, offset=move.offset)])
+        self._ask(
+            Api.OFFSET_COMMIT,
+            lambda body: self._is_stored(error_of(body), place, move, is_late=is_late),
+            group_id=GROUP[1],
+            generation=place.generation,
+            member_id=place.member_id,
+            topics=[one],
+            **self._instance,
+        )
+
+    def _is_stored(self, error: WireError, place: Place, move: Move, *, is_late: bool) -> None:
+        if not error:
+            self._group.moved(self.name, place, move)
+            self._story.tell("position", f"{self.name} {TOPIC}/{move.partition} {move.offset} late={is_late}")
+            return
+        if error in CHANGED or not self.may_be_refused:
+            self._group.positions.refused(move)
+        if is_late:
+            self._require_reason(error)
+            self._story.tell("refused late", f"{self.name} {error.name}")
+        else:
+            self._is_refused(error, place)
+
+    def _look(self, _: float) -> None:
+        partition, asked_at = self._chance.below(TOPICS[TOPIC]), self._group.positions.tick()
+
+        def told(body: Any) -> None:
+            entry = body.topics[0].partitions[0]
+            if not entry.error:
+                self._group.positions.finds(partition, None if entry.offset < 0 else entry.offset, asked_at)
+
+        one = schema.request(Api.OFFSET_FETCH).Topics(name=TOPIC, indexes=[partition])
+        self._ask(Api.OFFSET_FETCH, told, group_id=GROUP[1], topics=[one])
+
+    # What it is told
+
+    def _require_reason(self, error: WireError) -> None:
+        excused = error in CHANGED or error in LATER or error in ELSEWHERE or self.may_be_refused
+        fine = excused or error is WireError.MEMBER_ID_REQUIRED
+        require(fine, "refused for no reason", peer=self.name, error=error.name)
+
+    def _is_refused(self, error: WireError, place: Place) -> None:
+        """What it asked for as a member was refused."""
+        self._require_reason(error)
+        if error not in CHANGED:
+            return
+        self._group.refused(self.name, place, error.name)
+        self._was, self._state = self._place, State.OUT
+        if error in NOBODY:
+            self._place = Place("", -1)

@@ -1,0 +1,82 @@
+"""Mechanisms of classic groups, each with a switch that takes it out in the world of wires.
+
+Promises: as ``tests.sim.mutations``. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.groups import classic_groups
+from polywire.broker.groups.classic import ClassicGroup
+from polywire.broker.groups.classic_groups import ClassicGroups
+from polywire.broker.groups.classic_members import Member
+from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+
+ClassicMutation: Final = partial(Mutation, world="wires")
+
+
+def _any_member(group: ClassicGroup, member_id: str, generation: int, **_: object) -> None:
+    """Whoever knows the generation stores positions."""
+    group._check_generation(generation)
+
+
+def _everybody_leads(old: Callable[..., None], group: ClassicGroup, member: Member, **named: Any) -> None:
+    """Each member is told that it leads."""
+    named["leader"] = member.id
+    old(group, member, **named)
+
+
+def _whoever_comes_first(
+    old: Callable[..., None], group: ClassicGroup, member_id: str, *args: Any, **named: Any
+) -> None:
+    """The first that asks assigns."""
+    group.leader = member_id if member_id in group._members else group.leader
+    old(group, member_id, *args, **named)
+
+
+def _comes_anew(old: Callable[..., str], group: ClassicGroup, *args: Any) -> str:
+    """Who keeps its place while it is away has the others join again when it is back."""
+    found = old(group, *args)
+    group._rebalance(args[-1])
+    return found
+
+
+def _unheard(old: Callable[..., None], group: ClassicGroup, member_id: str, *args: Any, **named: Any) -> None:
+    """A heartbeat is no sign of life."""
+    member = group.member(member_id)
+    heard_at = 0.0 if member is None else member.heard_at
+    old(group, member_id, *args, **named)
+    if member is not None:
+        member.heard_at = heard_at
+
+
+def _long_silent(old: Callable[..., ClassicGroup], *args: Any) -> ClassicGroup:
+    """Members count as silent since long before the start."""
+    return old(*args[:-1], 0.0)
+
+
+CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
+    ClassicMutation("classic-kept", "what members have settled on is kept", replaced(ClassicGroups, "_keep", nothing)),
+    ClassicMutation(
+        "classic-session",
+        "members have a whole session from a start",
+        wrapped(classic_groups, "restored", _long_silent),
+    ),
+    ClassicMutation(
+        "classic-generation",
+        "a generation stores under its number",
+        replaced(ClassicGroup, "_check_generation", nothing),
+    ),
+    ClassicMutation(
+        "classic-members", "only members store positions", replaced(ClassicGroup, "check_commit", _any_member)
+    ),
+    ClassicMutation("classic-leader", "one member leads", wrapped(ClassicGroup, "_answer_joined", _everybody_leads)),
+    ClassicMutation("classic-assigned", "the leader assigns", wrapped(ClassicGroup, "sync", _whoever_comes_first)),
+    ClassicMutation("classic-static", "who is back has its place", wrapped(ClassicGroup, "_replace", _comes_anew)),
+    ClassicMutation("classic-heartbeat", "who is heard of stays", wrapped(ClassicGroup, "heartbeat", _unheard)),
+    ClassicMutation("classic-expiry", "who is silent is gone", replaced(ClassicGroup, "expire", nothing)),
+    ClassicMutation("classic-timer", "a phase ends in time", replaced(ClassicGroups, "_look_at", nothing)),
+)
