@@ -207,8 +207,8 @@ def seal(
         infos = [write_segment(store, name, runs) for name, runs in zip(names, plan.blobs, strict=True)]
         put_snapshot(store, snapshot_name, snapshot_of(taken, plan, numbers, broker))
     except BrokerError:
-        with suppress(BrokerError):
-            for name in (*names, snapshot_name):
+        for name in (*names, snapshot_name):
+            with suppress(BrokerError):
                 store.delete(name)
         raise
     return Written(plan, numbers, infos)

@@ -62,7 +62,7 @@ class LogWorld(World):
     _decay: Decay
     _weights: list[float]
     _faults_before: int
-    """Calls that had failed when the process started."""
+    """Calls that had failed when the process began to start."""
 
     def _small(self) -> AbstractContextManager[None]:
         return small_compaction()
@@ -88,11 +88,11 @@ class LogWorld(World):
         return f"seed={self.seed} durability={self._settings.durability.name}"
 
     def _make_process(self) -> LogProcess:
+        self._faults_before = self.story.counts["fault"]
         return LogProcess(self._disk, self._settings, self._clock, self._chance, self.story)
 
     def _meet(self) -> None:
         process = self._process
-        self._faults_before = self.story.counts["fault"]
         self.client = Client(process.log, process.state, self._model, self._chance, self.story)
         self._decay = Decay(self._disk, self._model, process, self._chance, self.story)
         self._weights = self._usual()
