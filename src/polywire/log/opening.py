@@ -173,7 +173,7 @@ class _Opening:
         self._unlock = unlock
         self._directory = directory
         self._store = FileStore(
-            directory, open_blobs_max=settings.open_blobs_max, files=files, kept_bytes=settings.cache_bytes
+            directory, open_blobs_max=settings.open_blobs_max, files=files, kept_bytes=settings.cache_bytes, clock=clock
         )
         self._disk = Disk(
             directory,

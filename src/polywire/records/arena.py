@@ -46,18 +46,18 @@ class Arena:
         free = self.take_free(size) if size <= self._block_bytes else None
         return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
-    def take_free(self, size: int) -> memoryview | None:
-        """Like ``take``, of a block that is or will be kept for reuse; None while all there may be are taken. Raises OSError without
-        memory."""
+    def take_free(self, size: int, *, may_grow: bool = True) -> memoryview | None:
+        """Like ``take``, of a block that is kept for reuse, or is made and will be; None while all are taken that there may be. may_grow:
+        whether one may be made. Raises OSError without memory."""
         with self._lock:
-            block = self._find()
+            block = self._find(may_grow=may_grow)
             return None if block is None else memoryview(block)[:size]
 
-    def _find(self) -> mmap.mmap | None:
+    def _find(self, *, may_grow: bool) -> mmap.mmap | None:
         for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
             if count == self._references_free:
                 return self._blocks[index]
-        if len(self._blocks) == self._blocks_max:
+        if not may_grow or len(self._blocks) == self._blocks_max:
             return None
         block = allocate_lasting(self._block_bytes)
         self._blocks.append(block)

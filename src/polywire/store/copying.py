@@ -1,6 +1,6 @@
-"""Copies of what is large, while other threads run.
+"""Large memory, copied or touched while other threads run.
 
-Promises: the interpreter lock is given away for a copy that takes longer than giving it away does. Must not know: what is copied.
+Promises: the interpreter lock is given away for what takes longer than giving it away does. Must not know: what memory holds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from polywire.store.libc import find_call
 LONG_BYTES: Final = 64 * 1024  # some 5 us; what is shorter is copied at once
 
 _memmove: Final = find_call("memmove", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memset: Final = find_call("memset", ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+
+
+def touch(block: memoryview) -> None:
+    """Have the system give writable memory its pages, all zero, before somebody waits for them: of some machines each takes milliseconds."""
+    if _memset is not None:
+        _memset(address_of(block), 0, len(block))
 
 
 def copy_into(target: memoryview, source: memoryview) -> None:

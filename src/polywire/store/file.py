@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import BLOCK_BYTES, OPEN_BLOBS_MAX, BlobExists, BlobMissing, check_blob_name, no_descriptor
 from polywire.store.files import (
@@ -241,8 +242,9 @@ class FileStore:
         open_blobs_max: int = OPEN_BLOBS_MAX,
         files: Files = SYSTEM_FILES,
         kept_bytes: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._kept = KeptBlobs(kept_bytes)
+        self._kept = KeptBlobs(kept_bytes, clock)
         self._root = root
         self._files = files
         self._open = OpenBlobs(count_max=open_blobs_max)

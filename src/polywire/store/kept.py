@@ -11,15 +11,19 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Final
 
+from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.records.allocation import LARGE_PAGE_BYTES
 from polywire.records.arena import Arena
 from polywire.store.base import BLOCK_BYTES
-from polywire.store.copying import copy_into
+from polywire.store.copying import copy_into, touch
 from polywire.types import Buffer
 
 STRETCH_BLOCKS: Final = 4  # written at once: 8 MiB keep a disk at work while the processor has none for the next write
 WRITTEN_BLOCKS_MIN: Final = 3 * STRETCH_BLOCKS  # to write from: one is gathered while another is written, or just was
 LITTLE_SHARE: Final = 16  # little memory is made of so many blocks: one blob leaves some of them to others
+GROWING_SHARE: Final = (
+    0.125  # of the time since the first blob, for pages that are new: on a virtual machine 2 MiB of them may take 4 ms
+)
 
 
 class KeptBytes:
@@ -58,12 +62,26 @@ class KeptBytes:
 
 
 class KeptBlobs:
-    """The blobs that are kept, oldest first. Any thread may use it. ``bytes_max``: 0 keeps none, and has memory to write from all the same.
-    ``stretch_bytes`` are written at once."""
+    """The blobs that are kept, oldest first. Any thread may use it. ``stretch_bytes`` are written at once.
 
-    __slots__ = ("_arena", "_blobs", "_bytes_max", "_lock", "block_bytes", "stretch_bytes")
+    Guards: memory beyond what is needed to write from is made only while it has taken no more than its share of the time; until then older
+    blobs make way although there might be more.
+    """
 
-    def __init__(self, bytes_max: int) -> None:
+    __slots__ = (
+        "_arena",
+        "_begun_at",
+        "_blobs",
+        "_bytes_max",
+        "_clock",
+        "_growing_s",
+        "_lock",
+        "block_bytes",
+        "stretch_bytes",
+    )
+
+    def __init__(self, bytes_max: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        """bytes_max: 0 keeps none, and has memory to write from all the same."""
         little = -(-bytes_max // LITTLE_SHARE // BLOCK_BYTES) * BLOCK_BYTES
         self.block_bytes: Final = min(little or LARGE_PAGE_BYTES, LARGE_PAGE_BYTES)
         self.stretch_bytes: Final = STRETCH_BLOCKS * self.block_bytes
@@ -72,16 +90,36 @@ class KeptBlobs:
         self._arena: Final = Arena(block_bytes=self.block_bytes, blocks_max=blocks_max)
         self._blobs: Final[OrderedDict[str, KeptBytes]] = OrderedDict()
         self._lock: Final = Lock()
+        self._clock = clock
+        self._begun_at: float | None = None
+        self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
         """A block to be filled, for which the oldest blobs make way; None where there is no memory for it."""
-        while True:
-            try:
-                block = self._arena.take_free(self.block_bytes)
-            except (OSError, MemoryError):  # what others have of it will do
-                block = None
-            if block is not None or not self._make_way():
-                return block
+        if self._begun_at is None:
+            self._begun_at = self._clock.monotonic()
+        while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
+            grown = self._grow() if self._may_grow() else None
+            if grown is not None or not self._make_way():
+                return grown or self._grow()
+        return block
+
+    def _may_grow(self) -> bool:
+        assert self._begun_at is not None, "somebody takes memory"
+        is_needed = self._arena.block_count < WRITTEN_BLOCKS_MIN
+        return is_needed or self._growing_s <= GROWING_SHARE * (self._clock.monotonic() - self._begun_at)
+
+    def _grow(self) -> memoryview | None:
+        """A block of new memory, if there is any, and there may be more."""
+        begun_at = self._clock.monotonic()
+        try:
+            block = self._arena.take_free(self.block_bytes)
+        except (OSError, MemoryError):  # what others have of it will do
+            return None
+        if block is not None:
+            touch(block)
+            self._growing_s += self._clock.monotonic() - begun_at
+        return block
 
     def may_grow(self, size: int) -> bool:
         """Whether a blob of this size may be kept, and a stretch more of it."""

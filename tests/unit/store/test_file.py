@@ -21,6 +21,7 @@ from polywire.store.base import BLOCK_BYTES as PAGE
 from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
 from polywire.store.kept import KeptBlobs
+from polywire.testing.clock import SimulatedClock
 
 STRETCH_BYTES = KeptBlobs(0).stretch_bytes
 
@@ -223,7 +224,7 @@ def no_disk(*_: object) -> int:
 
 
 def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, kept_bytes=16 * PAGE)
+    store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
     for name in "abcd":
         store.put_new(name, [bytes(4 * PAGE)])
     assert [name for name in "abcd" if store.open(name).is_kept] == ["a", "b", "c", "d"]
@@ -274,8 +275,42 @@ def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest
     assert not blob.read_now(bytearray(1), 0)
 
 
+class SlowMemory:
+    """A clock by which each block of new memory takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.made = 0.0, 0
+        monkeypatch.setattr("polywire.store.kept.touch", self._touch)
+
+    def _touch(self, _: memoryview) -> None:
+        self.now += 1.0
+        self.made += 1
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def now_us(self) -> int:
+        return int(self.now * 1e6)
+
+
+def test_memory_that_takes_long_grows_while_there_is_time_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SlowMemory(monkeypatch)
+    store = FileStore(tmp_path, kept_bytes=64 * PAGE, clock=memory)  # 16 blocks of 4 pages
+    for number in range(40):
+        store.put_new(f"b{number}", [bytes(4 * PAGE)])
+    assert memory.made == 12, "as much as is needed to write from"
+    assert [number for number in range(40) if store.open(f"b{number}").is_kept] == list(range(28, 40))
+    memory.now += 1000.0
+    for number in range(40, 60):
+        store.put_new(f"b{number}", [bytes(4 * PAGE)])
+    assert memory.made == 16
+    assert [number for number in range(60) if store.open(f"b{number}").is_kept] == list(range(44, 60))
+
+
 def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
-    kept = KeptBlobs(16 * PAGE)
+    kept = KeptBlobs(16 * PAGE, SimulatedClock())
     blocks = [kept.take() for _ in range(16)]
     assert None not in blocks
     assert kept.take() is None, "all of it is taken"
@@ -299,7 +334,7 @@ def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
 def test_without_memory_a_blob_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = random.Random(8).randbytes(9 * PAGE + 5)
     parts = [content[at : at + 1000] for at in range(0, len(content), 1000)]
-    store = FileStore(tmp_path, kept_bytes=16 * PAGE)
+    store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
     allocate, left = allocate_lasting, [3]
 
     def refuse(size: int) -> object:
