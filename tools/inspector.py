@@ -392,7 +392,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "LAST_SIZE": _DRAWN,
     "put_chunks": "put_more in one call, for property tests and the fuzz target",
     "BALANCED": "a partitioning that users of the codec may ask for",
-    "Arena.block_count": _SHOWN,
     "crc32_at": _ORACLE,
     "crc32_column": _ORACLE,
     "BATCH_MAGIC": _DRAWN,

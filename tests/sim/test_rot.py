@@ -54,7 +54,7 @@ class JournalRot(LogWorld):
 
 def test_whichever_group_is_damaged_a_start_names_its_file() -> None:
     refused = 0
-    for seed in range(4):
+    for seed in range(7):
         world = JournalRot(seed)
         world.run()
         refused += world.refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -88,10 +89,22 @@ def test_processes_of_a_directory_are_reached_beside_the_port_that_all_share() -
         parent.close()
 
 
+def free_ports(count: int) -> int:
+    """The first of so many ports that nobody listens on, below those that the system gives to connections."""
+    for first in range(20_000, 32_000, count):
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+            try:
+                for number, one in enumerate(sockets):
+                    one.bind(("127.0.0.1", first + number))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("some of so many ports are free")
+
+
 def test_chosen_ports_are_for_clients_of_cursus_too() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        first = min(free.getsockname()[1], 60_000)
+    first = free_ports(2 * PORTS_EACH)
     config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", cursus="127.0.0.1:0", flux="off", processes=2)
     parent = Parent(replace(config, shard_port=first), bytes(KEY_BYTES))
     try:
