@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -91,16 +90,12 @@ def test_processes_of_a_directory_are_reached_beside_the_port_that_all_share() -
 
 def free_ports(count: int) -> int:
     """The first of so many ports that nobody listens on, below those that the system gives to connections."""
-    for first in range(20_000, 32_000, count):
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-            try:
-                for number, one in enumerate(sockets):
-                    one.bind(("127.0.0.1", first + number))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("some of so many ports are free")
+    return next(first for first in range(20_000, 32_000, count) if all(map(is_free, range(first, first + count))))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_chosen_ports_are_for_clients_of_cursus_too() -> None:
