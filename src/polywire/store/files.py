@@ -188,11 +188,16 @@ def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cach
     while views:
         count = file.write(views, position, past_cache=past_cache)
         position += count
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if views:
-            views[0] = views[0][count:]
+        take_off(views, count)
     return position
+
+
+def take_off(views: list[memoryview], count: int) -> None:
+    """Leave out of these views the first ``count`` bytes, which were written."""
+    while views and count >= len(views[0]):
+        count -= len(views.pop(0))
+    if views:
+        views[0] = views[0][count:]
 
 
 def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary: Path, mode: int) -> None:

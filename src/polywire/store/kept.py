@@ -99,12 +99,12 @@ class KeptBlobs:
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
-            grown = self._grow() if self._may_grow() else None
+            grown = self._grow() if self._has_time_to_grow() else None
             if grown is not None or not self._make_way():
                 return grown or self._grow()
         return block
 
-    def _may_grow(self) -> bool:
+    def _has_time_to_grow(self) -> bool:
         assert self._begun_at is not None, "somebody takes memory"
         is_needed = self._arena.block_count < WRITTEN_BLOCKS_MIN
         return is_needed or self._growing_s <= GROWING_SHARE * (self._clock.monotonic() - self._begun_at)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.store.address import address_of
-from polywire.store.files import NEW_MODE, Access, Hint
+from polywire.store.files import NEW_MODE, Access, Hint, take_off
 from polywire.store.libc import find_call
 from polywire.types import Buffer
 
@@ -138,10 +138,7 @@ class SystemFile:
                 self._pass_by(False)  # the file system takes no such writes, or not behind one that was cut short
                 continue
             position += count
-            while views and count >= len(views[0]):
-                count -= len(views.pop(0))
-            if count:
-                views[0] = views[0][count:]
+            take_off(views, count)
 
     def _settle(self) -> None:
         """Wait for what is being written. Raises OSError where it could not be."""
