@@ -136,6 +136,7 @@ class Nemesis:
         self._note("kill -9")
         os.kill(self._broker.pid, signal.SIGKILL)
         await starting
+        await asyncio.to_thread(self._broker.kill)  # which waits: one that has much memory takes a while to be gone
 
     async def _kill_a_client(self) -> None:
         self._chance.choice(self._clients).kill()

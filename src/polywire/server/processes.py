@@ -316,19 +316,15 @@ class Parent:
     def _kept(self, name: str, address: Address) -> Address:
         """The address with its real port, which is ours from now on although the parent does not listen there."""
         try:
-            for is_shared in (False, True):  # without sharing first: nobody else listens there, sharing or not
-                kept = _bound(address, shared=is_shared)
-                address = Address(address.host, kept.getsockname()[1])
-                if is_shared:
-                    self._sockets.append(kept)
-                else:
-                    kept.close()
+            kept = _bound(address)  # without sharing: nobody else listens there, sharing or not
         except OSError as error:
             raise cannot_listen(name, address, error) from error
-        return address
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on, with those whom we start
+        self._sockets.append(kept)
+        return Address(address.host, kept.getsockname()[1])
 
 
-def _bound(address: Address, *, shared: bool) -> socket.socket:
+def _bound(address: Address) -> socket.socket:
     """Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -336,8 +332,6 @@ def _bound(address: Address, *, shared: bool) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind(place)
     except OSError:
         made.close()
@@ -347,7 +341,7 @@ def _bound(address: Address, *, shared: bool) -> socket.socket:
 
 def _inside() -> socket.socket:
     """Where one process listens for the others: as little protected as any address of this machine, and as much."""
-    made = _bound(Address("127.0.0.1", 0), shared=False)
+    made = _bound(Address("127.0.0.1", 0))
     made.setblocking(False)
     made.listen(ACCEPT_BACKLOG)
     return made
