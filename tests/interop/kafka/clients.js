@@ -37,15 +37,43 @@ async function write(kafka, prefix, codecs, count) {
   await producer.disconnect();
 }
 
-async function transact(kafka, topic, codec, count) {
+async function transactOne(producer, topic, number) {
+  const transaction = await producer.transaction();
+  const messages = [0, 1, 2].map((partition) => ({ value: `${number}`, partition }));
+  await transaction.send({ topic, messages, compression: CompressionTypes.GZIP });
+  await transaction.sendOffsets({ consumerGroupId: topic, topics: [{ topic, partitions: [{ partition: 0, offset: `${number}` }] }] });
+  await (number % 3 === 2 ? transaction.abort() : transaction.commit());
+}
+
+async function transacting(kafka, topic) {
   const producer = kafka.producer({ transactionalId: `kafkajs-${topic}`, idempotent: true, maxInFlightRequests: 1 });
   await producer.connect();
+  return producer;
+}
+
+async function committed(kafka, topic) {
+  const admin = kafka.admin();
+  await admin.connect();
+  const [found] = await admin.fetchOffsets({ groupId: topic, topics: [topic] });
+  await admin.disconnect();
+  return Math.max(...found.partitions.map(({ offset }) => Number(offset)));
+}
+
+// KafkaJS sends no part of a transaction again when its connection is lost, so its application does, whatever the error says: the position
+// that was committed with the records says how far it has come, once a new producer has ended what the one before left open.
+async function transact(kafka, topic, codec, count) {
+  let failuresLeft = 3;
+  let producer = await transacting(kafka, topic);
   for (let number = 0; number < Number(count); number++) {
-    const transaction = await producer.transaction();
-    const messages = [0, 1, 2].map((partition) => ({ value: `${number}`, partition }));
-    await transaction.send({ topic, messages, compression: CompressionTypes.GZIP });
-    await transaction.sendOffsets({ consumerGroupId: topic, topics: [{ topic, partitions: [{ partition: 0, offset: `${number}` }] }] });
-    await (number % 3 === 2 ? transaction.abort() : transaction.commit());
+    try {
+      await transactOne(producer, topic, number);
+    } catch (error) {
+      if (--failuresLeft < 0) throw error;
+      await producer.disconnect();
+      producer = await transacting(kafka, topic);
+      await transactOne(producer, topic, 2);
+      if (number % 3 !== 2 && (await committed(kafka, topic)) < number) number--;
+    }
   }
   await producer.disconnect();
 }

@@ -39,6 +39,12 @@ class Process(ABC):
         self.files: Final = SimulatedFiles(disk, chance, story)
         self.loop: Final = Schedule(clock, chance, story)
         self._clock = clock
+        self._faults_before: Final = story.counts["fault"]
+
+    @property
+    def had_faults(self) -> bool:
+        """Whether anything has failed since it began."""
+        return self.files.story.counts["fault"] > self._faults_before
 
     @abstractmethod
     def open(self) -> None:

@@ -61,8 +61,6 @@ class LogWorld(World):
     _model: Model
     _decay: Decay
     _weights: list[float]
-    _faults_before: int
-    """Calls that had failed when the process began to start."""
 
     def _small(self) -> AbstractContextManager[None]:
         return small_compaction()
@@ -88,7 +86,6 @@ class LogWorld(World):
         return f"seed={self.seed} durability={self._settings.durability.name}"
 
     def _make_process(self) -> LogProcess:
-        self._faults_before = self.story.counts["fault"]
         return LogProcess(self._disk, self._settings, self._clock, self._chance, self.story)
 
     def _meet(self) -> None:
@@ -178,7 +175,7 @@ class LogWorld(World):
 
     def _check_snapshots(self) -> None:
         """Of the snapshots that this process has written the last one is left, unless something failed."""
-        if self.story.counts["fault"] > self._faults_before:
+        if self._process.had_faults:
             return
         self._process.until(lambda: sum(name.endswith(".pwt") for name, _ in self._disk.files()) <= 1)
 
