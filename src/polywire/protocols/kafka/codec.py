@@ -31,6 +31,11 @@ def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[R
 
     Raises PeerError for bytes that are none and for versions that are not served.
     """
+    api, version, correlation_id, client_id, at = _head(frame, served)
+    return Request(api, version, correlation_id, client_id, None), at
+
+
+def _head(frame: Buffer, served: Mapping[Api, Served]) -> tuple[Api, int, int, str | None, int]:
     view = memoryview(frame)
     if len(view) < HEAD_BYTES_MIN:
         raise PeerError(f"a request ends early bytes={len(view)}", fatal=True)
@@ -49,7 +54,7 @@ def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[R
         at = 0
     elif schema.is_flexible(api, version):
         at = skip_tags(view, at)
-    return Request(api, version, correlation_id, client_id, None), at
+    return api, version, correlation_id, client_id, at
 
 
 def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
@@ -57,11 +62,8 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
 
     Raises PeerError for bytes that are none and for versions that are not served, and Wide where there is more than is read at once.
     """
-    head, at = decode_head(frame, served)
-    if not at:
-        return head
-    api, version, correlation_id, client_id, _ = head
-    body = decode(schema.request_program(api, version), frame, at, elements_max=AT_ONCE_MAX)
+    api, version, correlation_id, client_id, at = _head(frame, served)
+    body = decode(schema.request_program(api, version), frame, at, elements_max=AT_ONCE_MAX) if at else None
     return Request(api, version, correlation_id, client_id, body)
 
 

@@ -93,11 +93,13 @@ def message(api: Api) -> Message:
     return _messages()[api]
 
 
+@cache
 def request(api: Api) -> RecordType:
     """The type of an api's requests."""
     return message(api).request.record
 
 
+@cache
 def response(api: Api) -> RecordType:
     """The type of an api's answers."""
     return message(api).response.record

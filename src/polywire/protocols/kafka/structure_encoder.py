@@ -16,6 +16,7 @@ from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING, PyByteArray_Resize
+    from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
     from cython.cimports.polywire.protocols.kafka.structures import Program, Step
     from cython.cimports.polywire.records.memory import Lent, lend, move
 else:
@@ -250,7 +251,7 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
     w.at = 0
     _put(w, whole - 4 + w.outside, 4)
     if not w.cuts:
-        return [bytes(memoryview(w.out)[:whole])]
+        return [_written(w, whole)]
     view = memoryview(w.out)
     parts: list[Buffer] = []
     for at, part in w.cuts:
@@ -291,10 +292,20 @@ def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
 
 
 @cython.cfunc
+def _written(w: _Writer, size: cython.Py_ssize_t) -> bytes:
+    """A copy of the first bytes."""
+    if cython.compiled:
+        copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, w.p), size)
+    else:
+        copy = bytes(w.p[:size])
+    return copy
+
+
+@cython.cfunc
 def _entry_bytes(program: Program, entry: object) -> bytes:
     w: _Writer = _Writer(64)
     _put_structure(w, program, entry)
-    return bytes(memoryview(w.out)[: w.at])
+    return _written(w, w.at)
 
 
 @cython.cfunc
