@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -36,19 +37,47 @@ func (peer franz) write(topic, codec string, count int) {
 	must(client.ProduceSync(context.Background(), records...).FirstErr())
 }
 
-// The position is moved by what it offers for reading and writing in one; without a member there is none to move.
+// The position is moved by what it offers for reading and writing in one; without a member there is none to move. An end that fails with the
+// connection is not sent again by the client: its application aborts, and looks whether the commit had been carried out.
 func (peer franz) transact(topic string, count int) {
 	client := peer.client(kgo.AllowAutoTopicCreation(), kgo.TransactionalID("franz-"+topic), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	defer client.Close()
 	ctx := context.Background()
-	for number := range count {
+	for number := 0; number < count; number++ {
 		must(client.BeginTransaction())
 		for partition := range int32(3) {
 			record := &kgo.Record{Topic: topic, Partition: partition, Value: fmt.Appendf(nil, "%d", number)}
 			must(client.ProduceSync(ctx, record).FirstErr())
 		}
-		must(client.EndTransaction(ctx, kgo.TransactionEndTry(number%3 != 2)))
+		commits := number%3 != 2
+		err := client.EndTransaction(ctx, kgo.TransactionEndTry(commits))
+		isKnown := err == nil
+		for tries := 0; err != nil && tries < 20; tries++ {
+			time.Sleep(500 * time.Millisecond)
+			err = client.EndTransaction(ctx, kgo.TryAbort)
+		}
+		must(err)
+		if commits && !isKnown && peer.last(topic) != number {
+			number--
+		}
 	}
+}
+
+func (peer franz) last(topic string) int {
+	admin, ctx := kadm.NewClient(peer.client()), context.Background()
+	defer admin.Close()
+	ends, err := admin.ListEndOffsets(ctx, topic)
+	must(err)
+	end, _ := ends.Lookup(topic, 0)
+	if end.Offset == 0 {
+		return -1
+	}
+	from := map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().At(end.Offset - 1)}}
+	client := peer.client(kgo.ConsumePartitions(from))
+	defer client.Close()
+	number, err := strconv.Atoi(string(client.PollFetches(ctx).Records()[0].Value))
+	must(err)
+	return number
 }
 
 func (franz) say(record *kgo.Record) {
