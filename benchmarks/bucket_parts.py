@@ -27,39 +27,43 @@ ROUND_BYTES: Final = 4 * SLOT_BYTES
 TIMEOUT_S: Final = 120.0
 
 
-def parts_of(folder: Path, url: str, number: int) -> dict[str, Callable[[], None]]:
-    """What is done with ``ROUND_BYTES``, by what it is; number: of the round."""
-    objects = open_bucket(url, timeout_s=TIMEOUT_S)
-    directory = folder / str(number)
-    for name in ("cache", "files"):
-        (directory / name).mkdir(parents=True)
-    with (directory / "slot").open("w+b") as file:
-        file.truncate(SLOT_BYTES)
-        mapped = mmap.mmap(file.fileno(), SLOT_BYTES)
-    mapped[:] = os.urandom(SLOT_BYTES)
-    view, store = (
-        memoryview(mapped),
-        BucketStore(objects, directory / "cache", SYSTEM_FILES, cache_bytes=2 * ROUND_BYTES),
-    )
-    files = FileStore(directory / "files", files=SYSTEM_FILES)
-    pieces = [view[start : start + MEBI] for start in range(0, SLOT_BYTES, MEBI)]
+class Parts:
+    """What a broker writes beside a bucket, one by one. Stores go on from round to round, with their memory, as those of a broker do."""
 
-    def put(size: int) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
+        self._objects = open_bucket(url, timeout_s=TIMEOUT_S)
+        for name in ("cache", "files"):
+            (folder / name).mkdir()
+        memory = 2 * SLOT_BYTES
+        self._store = BucketStore(
+            self._objects, folder / "cache", SYSTEM_FILES, cache_bytes=2 * ROUND_BYTES, memory_bytes=memory
+        )
+        self._files = FileStore(folder / "files", files=SYSTEM_FILES, kept_bytes=memory)
+        with (folder / "slot").open("w+b") as file:
+            file.truncate(SLOT_BYTES)
+            mapped = mmap.mmap(file.fileno(), SLOT_BYTES)
+        mapped[:] = os.urandom(SLOT_BYTES)
+        self._slot = memoryview(mapped)
+
+    def of_round(self, number: int) -> dict[str, Callable[[], None]]:
+        """What is done with ``ROUND_BYTES``, by what it is."""
+        return {
+            "journal objects of 8 MiB, from a mapped slot": lambda: self._put(number, 8 * MEBI),
+            "journal objects of 1 MiB, from a mapped slot": lambda: self._put(number, MEBI),
+            "segments of 64 MiB, mapped": lambda: self._put(number, SLOT_BYTES),
+            "segments, written to the cache and put": lambda: self._seal(number, self._store),
+            "segments, written to a directory and synced": lambda: self._seal(number, self._files),
+        }
+
+    def _put(self, number: int, size: int) -> None:
         for at in range(0, ROUND_BYTES, size):
             start = at % SLOT_BYTES
-            objects.create(f"{number}/{size}/{at}", [view[start : start + size]])
+            self._objects.create(f"{number}/{size}/{at}", [self._slot[start : start + size]])
 
-    def seal(whole: BucketStore | FileStore) -> None:
+    def _seal(self, number: int, whole: BucketStore | FileStore) -> None:
+        pieces = [self._slot[start : start + MEBI] for start in range(0, SLOT_BYTES, MEBI)]
         for segment in range(ROUND_BYTES // SLOT_BYTES):
             whole.put_new(f"segments/{number:016x}-{segment:08x}.pws", pieces)
-
-    return {
-        "journal objects of 8 MiB, from a mapped slot": lambda: put(8 * MEBI),
-        "journal objects of 1 MiB, from a mapped slot": lambda: put(MEBI),
-        "segments of 64 MiB, mapped": lambda: put(SLOT_BYTES),
-        "segments, written to the cache and put": lambda: seal(store),
-        "segments, written to a directory and synced": lambda: seal(files),
-    }
 
 
 def main() -> None:
@@ -70,11 +74,13 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     with bucket() as (folder, url, kind):
         open_bucket(url).put("warm", b"-")
-        for number in range(given.rounds):
-            for name, work in parts_of(folder, url, number).items():
+        parts = Parts(folder, url)
+        for number in range(1 + given.rounds):
+            for name, work in parts.of_round(number).items():
                 begun = time.process_time()
                 work()
-                found.setdefault(name, []).append((time.process_time() - begun) / (ROUND_BYTES / 1e9))
+                if number:  # the first brings memory in
+                    found.setdefault(name, []).append((time.process_time() - begun) / (ROUND_BYTES / 1e9))
     console.print(f"processor seconds per GB, {kind}, {given.rounds} rounds: median (least to most)")
     for name, used in found.items():
         console.print(f"{name}: {statistics.median(used):.2f} ({min(used):.2f} to {max(used):.2f})")

@@ -97,12 +97,15 @@ class KeptBlob:
 class BucketStore:
     """Implements ``Store``. Guards: ``_kept`` are the blobs whose files are whole, least recently used first, and what they take."""
 
-    def __init__(self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int) -> None:
-        """objects: of this shard. directory: for the files; whatever lies there is removed."""
+    def __init__(
+        self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int, memory_bytes: int = 0
+    ) -> None:
+        """objects: of this shard. directory: for the files; whatever lies there is removed. memory_bytes: of what was written last, to be put
+        and to be read."""
         self._objects = objects
         self._directory = directory
         self._files = files
-        self._cache = FileStore(directory, files=files)
+        self._cache = FileStore(directory, files=files, kept_bytes=memory_bytes)
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._kept_bytes = 0
@@ -127,27 +130,31 @@ class BucketStore:
         return Tail(start, size, self._fetch(name, start, size))
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        self._cache.put(name, self._making_way(parts))
-        file = self._files.open(self._directory / name, Access.READ)
+        content = self._cache.put_kept(name, self._making_way(parts)) or [self._mapped(name)]
+        size = sum(map(len, content))
         try:
-            size, view = file.size, file.map().view
-        finally:
-            file.close()
-        try:
-            self._create(name, view, size)
+            self._create(name, content, size)
         except (BrokerError, BlobExists):
             self._cache.delete(name)
             raise
         self._keep(name, size)
 
-    def _create(self, name: str, content: memoryview, size: int) -> None:
+    def _mapped(self, name: str) -> memoryview:
+        """The file of a blob, as memory."""
+        file = self._files.open(self._directory / name, Access.READ)
+        try:
+            return file.map().view
+        finally:
+            file.close()
+
+    def _create(self, name: str, content: Sequence[Buffer], size: int) -> None:
         """A name is one start's own: where it exists after a try of ours, that was it."""
         tried = False
 
         def create() -> None:
             nonlocal tried
             try:
-                self._objects.create(name, [content])
+                self._objects.create(name, content)
             except BlobExists:
                 if not tried or self._objects.size(name) != size:
                     raise

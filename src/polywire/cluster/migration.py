@@ -46,6 +46,7 @@ NODE: Final = "import"
 COPIED_AT_ONCE: Final = 4  # segments, each in memory whole
 READ_BACK_BYTES: Final = 8 * 1024 * 1024  # at once, of each of them
 CACHE_BYTES: Final = 1 << 30  # of the segment that is written
+MEMORY_BYTES: Final = 1 << 27  # the same, to be put from there
 START_NUMBER: Final = 1
 NAMING_NUMBER: Final = 2
 JOURNAL_S: Final = 120.0  # for its few small objects, however often they are asked for
@@ -219,7 +220,7 @@ class _Migration:
     def _store(self, folder: Path) -> BucketStore:
         for directory in (SEGMENTS, SNAPSHOTS, CHUNKS):
             make_directories(SYSTEM_FILES, folder / directory)
-        return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES)
+        return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
         """Whether an earlier try wrote the snapshot, which comes last."""

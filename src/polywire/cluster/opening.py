@@ -137,7 +137,13 @@ class ShardOpening:
         self._make_worker = make_worker
         cache = place.directory / CACHE
         self._bucket = JournalObjects(of_shard(place.objects, place.shard))
-        self._store = BucketStore(of_shard(place.blobs, place.shard), cache, files, cache_bytes=place.cache_bytes)
+        self._store = BucketStore(
+            of_shard(place.blobs, place.shard),
+            cache,
+            files,
+            cache_bytes=place.cache_bytes,
+            memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is put from there
+        )
         self._journal = FileJournal(
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S: Final = 8  # of a journal object and all that is small: longer, and others take over meanwhile
 CONNECT_TIMEOUT_S: Final = 4
+JOINED_BYTES_MAX: Final = 256 * 1024  # of an object that is copied rather than sent from many places
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
 _SEPARATOR: Final = "/"
 
@@ -69,7 +70,7 @@ class Bucket:
         import obstore
 
         check_object_name(name)
-        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        content = b"".join(parts) if sum(map(len, parts)) < JOINED_BYTES_MAX else iter(parts)
         with _errors("create", name):
             obstore.put(self._store, name, content, mode="create", use_multipart=False)
 

@@ -260,6 +260,10 @@ class FileStore:
         return remains
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        self.put_kept(name, parts)
+
+    def put_kept(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
+        """The same; returns memory that holds the blob, or nothing where there is none for all of it."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
@@ -274,8 +278,11 @@ class FileStore:
             finally:
                 remove(files, temporary)
             files.sync_directory(path.parent)
-        if blocks:
-            self._kept.add(name, blocks, size)
+        if not blocks:
+            return ()
+        self._kept.add(name, blocks, size)
+        first = (len(blocks) - 1) * len(blocks[0])
+        return [*blocks[:-1], blocks[-1][: size - first]]
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         files, path = self._files, self._path(name)

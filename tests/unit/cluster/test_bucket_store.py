@@ -68,6 +68,31 @@ def test_files_take_no_more_than_they_may_even_while_they_are_written(tmp_path: 
     assert store.size("segments/large.pws") == limit + 1
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 600 * KIB, 20_000 * KIB])
+def test_a_blob_is_put_and_read_from_memory_where_that_holds_it(tmp_path: Path, memory_bytes: int) -> None:
+    objects, chance, directory = MemoryObjects(), Random(3), tmp_path / "cache"
+    directory.mkdir()
+    store = BucketStore(
+        of_shard(objects, FIRST), directory, SYSTEM_FILES, cache_bytes=1 << 30, memory_bytes=memory_bytes
+    )
+    contents = {f"segments/{size}.pws": chance.randbytes(size) for size in (1, 4096, 70_000, 300_001, 5_000_003)}
+    for name, content in contents.items():
+        pieces = [content[at : at + 33_333] for at in range(0, len(content), 33_333)]
+        store.put_new(name, pieces)
+        assert objects.read(SHARD + name).content == content
+        out = bytearray(len(content))
+        assert store.open(name).is_kept == (memory_bytes > 2 * len(content))
+        assert store.open(name).pread_into(out, 0) == len(content)
+        assert out == content
+    names = [name for name in contents if store.open(name).is_kept]
+    assert names == (list(contents) if memory_bytes > 10_000 * KIB else []), "the large one needs what others had"
+    for name in names:
+        (directory / name).write_bytes(b"")
+        out = bytearray(len(contents[name]))
+        assert store.open(name).read_now(out, 0), "the file was not asked"
+        assert out == contents[name]
+
+
 @pytest.mark.parametrize("cache_bytes", [0, 3 * CHUNK_BYTES, 100 * CHUNK_BYTES])
 def test_a_little_at_a_time_is_read_right(tmp_path: Path, cache_bytes: int) -> None:
     objects, chance = MemoryObjects(), Random(7)
