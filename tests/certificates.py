@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -49,6 +50,16 @@ class Certificates:
         if own is not None:
             context.load_cert_chain(self.path(own), self.path(own, "key"))
         return context
+
+    def serial_shown(self, place: tuple[str, int], own: str) -> str:
+        """Serial number of the certificate that is shown there, to who shows ``own``."""
+        with (
+            socket.create_connection(place, timeout=60) as plain,
+            self.context(own).wrap_socket(plain, server_hostname="localhost") as peer,
+        ):
+            found = peer.getpeercert()
+            assert found is not None
+            return str(found["serialNumber"])
 
     def _key(self, name: str, out: Path | None = None) -> tuple[str, ...]:
         curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")

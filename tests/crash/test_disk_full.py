@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
@@ -46,8 +47,11 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     broker = Broker.open(tmp_path / "data", BrokerSettings(), loop, SystemClock(), log_settings=SETTINGS)
     monkeypatch.setattr(os, "statvfs", SmallDisk(tmp_path))
     topic = broker.create_topic(TopicName("default", "full"), 1)
-    refused = _fill(broker, loop, "full")
+    with structlog.testing.capture_logs() as logged:
+        refused = _fill(broker, loop, "full")
     assert refused.code is ErrorCode.DISK_FULL
+    [told_of] = [line for line in logged if line["event"].startswith("the disk is full: records are refused")]
+    assert told_of["free_bytes"] < told_of["kept_free_bytes"] == SETTINGS.disk_reserve_bytes
     found: list[Read | BrokerError] = []
     read = broker.fetch(topic.partitions[0], 0, bytes_max=1000, then=found.append)
     loop.run_until(lambda: isinstance(read, Read) or found)
@@ -58,7 +62,9 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     broker.delete_topic(topic, done=told.append)
     loop.run_until(lambda: told)
     assert told == [NO_OFFSET]
-    loop.run_until(lambda: _has_room(broker))
+    with structlog.testing.capture_logs() as logged:
+        loop.run_until(lambda: _has_room(broker))
+    assert [line["log_level"] for line in logged if line["event"].startswith("the disk has space again")] == ["info"]
     broker.close()
 
 

@@ -66,17 +66,6 @@ def asked(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
     return b""
 
 
-def serial(place: tuple[str, int], certificates: Certificates, shown: str) -> str:
-    context = certificates.context(shown)
-    with (
-        socket.create_connection(place, timeout=60) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as peer,
-    ):
-        found = peer.getpeercert()
-        assert found is not None
-        return str(found["serialNumber"])
-
-
 def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certificates: Certificates) -> None:
     url = url_of(tmp_path)
     with (
@@ -110,7 +99,7 @@ def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certi
 def _renew(tmp_path: Path, certificates: Certificates, *brokers: BrokerProcess) -> None:
     """Another authority, step by step: who still showed, or took, only what the old one has signed would be alone in the end."""
     place, authority = leader_of(tmp_path, 0).addresses[INSIDE_TLS], Path(certificates.path("authority"))
-    before = serial(place, certificates, "two")
+    before = certificates.serial_shown(place, "two")
     certificates.make_authority("next")
     following = Path(certificates.path("next")).read_bytes()
     authority.write_bytes(authority.read_bytes() + following)
@@ -120,7 +109,7 @@ def _renew(tmp_path: Path, certificates: Certificates, *brokers: BrokerProcess) 
     _reload(brokers, times=2)
     authority.write_bytes(following)
     _reload(brokers, times=3)
-    assert serial(place, certificates, "two") != before
+    assert certificates.serial_shown(place, "two") != before
 
 
 def _reload(brokers: Sequence[BrokerProcess], *, times: int) -> None:

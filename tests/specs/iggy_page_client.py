@@ -149,3 +149,12 @@ class Client:
                 self.ask(JOIN_GROUP, joined)
         except OSError:
             time.sleep(PAUSE_S)
+
+
+def status(client: Client, code: int, *fields: bytes) -> int:
+    """What a command is answered with."""
+    try:
+        client.ask(code, b"".join(fields))
+    except Refused as refused:
+        return refused.status
+    return 0

@@ -26,12 +26,6 @@ GONE = "what a topic was called by is no place for its bytes: who asks for a del
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def dropping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that drops what it has had in the last 30 minutes."""
     options = ("--any", "127.0.0.1:0", "--cursus-dedup-minutes", "30")

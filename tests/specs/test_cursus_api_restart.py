@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.specs.cursus_api_client import PATIENCE_S, Client, Refused
+from tests.specs.steady_producer import SteadyProducer
 
 KILLS = 2
 BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
@@ -20,7 +20,8 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
     with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
         reader = Reader(Client(broker.addresses[port]))
         reader.client.create("orders", PARTITIONS)
-        producer = Producer(Client(broker.addresses[port]))
+        client = Client(broker.addresses[port])
+        producer = SteadyProducer(lambda number: client.publish("orders", f"v{number:06}"), PATIENCE_S)
         producer.start()
         for kills in range(KILLS + 1):
             producer.reach((kills + 1) * BETWEEN)
@@ -39,32 +40,9 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
         assert reader.client.topics() == ["orders"]
         reader.client.delete("orders")
         with pytest.raises(Refused, match="topic 'orders' does not exist"):
-            producer.client.publish("orders", "late")
-        producer.client.close()
+            client.publish("orders", "late")
+        client.close()
         reader.client.close()
-
-
-class Producer(threading.Thread):
-    """Publishes one message after the other until it is told to end, whatever becomes of the broker."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.ending = threading.Event()
-        self.acknowledged = 0
-        self._changed = threading.Condition()
-
-    def run(self) -> None:
-        while not self.ending.is_set():
-            self.client.publish("orders", f"v{self.acknowledged + 1:06}")
-            with self._changed:
-                self.acknowledged += 1
-                self._changed.notify_all()
-
-    def reach(self, count: int) -> None:
-        """Wait until so many are acknowledged."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.acknowledged >= count, PATIENCE_S)
 
 
 class Reader:

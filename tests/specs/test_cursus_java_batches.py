@@ -28,12 +28,6 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 LONGEST_PAYLOAD = 10_000_000
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("java") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=PORTS)
 def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Client]:
     client = Client(broker.addresses[request.param])

@@ -25,12 +25,6 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 STILL_S = 0.3  # a stream that says nothing for so long says nothing
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("java") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=PORTS)
 def address(broker: BrokerProcess, request: pytest.FixtureRequest) -> tuple[str, int]:
     return broker.addresses[request.param]

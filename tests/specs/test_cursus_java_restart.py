@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.specs.cursus_java_client import PATIENCE_S, Batch, Client, Message
+from tests.specs.steady_producer import SteadyProducer
 
 KILLS = 2
 BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
@@ -18,7 +18,8 @@ BETWEEN = 50  # messages acknowledged before the broker is killed, and before th
 def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> None:
     with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
         reader = Reader(Client(broker.addresses[port]))
-        producer = Producer(Client(broker.addresses[port]))
+        client = Client(broker.addresses[port])
+        producer = SteadyProducer(lambda number: produce(client, number), PATIENCE_S)
         producer.start()
         for _ in range(KILLS):
             producer.reach(len(reader.received) + BETWEEN)
@@ -33,34 +34,15 @@ def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> 
         assert reader.received == [f"v{n}" for n in range(1, producer.acknowledged + 1)]
         reader.live()
         assert reader.generation > 0
-        producer.client.close()
+        client.close()
         reader.client.close()
 
 
-class Producer(threading.Thread):
-    """Produces one message after the other until it is told to end, whatever becomes of the broker."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.ending = threading.Event()
-        self.acknowledged = 0
-        self._changed = threading.Condition()
-
-    def run(self) -> None:
-        while not self.ending.is_set():
-            number = self.acknowledged + 1
-            message = Message(sequence=number, producer="p", epoch=1, payload=f"v{number}")
-            told = self.client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
-            assert (told["status"], told["last_offset"]) == ("OK", self.acknowledged), told
-            with self._changed:
-                self.acknowledged = number
-                self._changed.notify_all()
-
-    def reach(self, count: int) -> None:
-        """Wait until so many messages are acknowledged."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.acknowledged >= count, PATIENCE_S), "the producer has stopped"
+def produce(client: Client, number: int) -> None:
+    """Have the message of this number stored, which is the next."""
+    message = Message(sequence=number, producer="p", epoch=1, payload=f"v{number}")
+    told = client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
+    assert (told["status"], told["last_offset"]) == ("OK", number - 1), told
 
 
 class Reader:

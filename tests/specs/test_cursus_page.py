@@ -17,12 +17,6 @@ from tests.unit.protocols.cursus.test_produce import batch
 PORTS = ("cursus", "any")
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=PORTS)
 def peer(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Peer]:
     with Peer(broker, request.param) as peer:

@@ -76,13 +76,6 @@ class Peer:
         return bytes(taken)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=["iggy", "any"])
 def address(request: pytest.FixtureRequest, broker: BrokerProcess) -> tuple[str, int]:
     """The wire's own port, and the one that recognises it."""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.broker_process import BrokerProcess
-from tests.specs.iggy_page_client import Client, Refused, consumer, identifier, message, name, strategy, u32
+from tests.specs.iggy_page_client import Client, consumer, identifier, message, name, status, strategy, u32
 from tests.specs.pages import IGGY, Row
 
 NUMBERS: Final = count(1)  # of streams: each test has its own
@@ -102,28 +102,12 @@ COMMANDS: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=["iggy", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
     """A client of the wire's own port, and of the one that recognises it."""
     found = Client(broker.addresses[request.param])
     yield found
     found.socket.close()
-
-
-def status(client: Client, code: int, *fields: bytes) -> int:
-    """What a command is answered with."""
-    try:
-        client.ask(code, b"".join(fields))
-    except Refused as refused:
-        return refused.status
-    return 0
 
 
 @IGGY.rows(

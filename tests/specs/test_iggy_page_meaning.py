@@ -36,6 +36,7 @@ from tests.specs.iggy_page_client import (
     message,
     name,
     polled,
+    status,
     strategy,
     u32,
 )
@@ -49,28 +50,12 @@ WHOLE_NUMBERS: Final = [(f"{sign}{bits}", bits // 8) for sign in ("Int", "Uint")
 KINDS: Final = [("Raw", 5), ("String", 5), ("Bool", 1), *WHOLE_NUMBERS, ("Float32", 4), ("Float64", 8)]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=["iggy", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
     """A client of the wire's own port, and of the one that recognises it."""
     found = Client(broker.addresses[request.param])
     yield found
     found.socket.close()
-
-
-def status(client: Client, code: int, *fields: bytes) -> int:
-    """What a command is answered with."""
-    try:
-        client.ask(code, b"".join(fields))
-    except Refused as refused:
-        return refused.status
-    return 0
 
 
 def new_stream(client: Client) -> bytes:

@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,12 +37,6 @@ MEMORY_GROWN_MAX = (
 )  # 64 MiB of unfinished requests, one of 128 beside them, one that is expanded, the journal's
 PATIENCE_S = 60.0
 SENDERS = 6
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("kafka07") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
 
 
 class Peer:

@@ -45,13 +45,6 @@ Asked = Callable[[bytes], bytes]
 """A request about a topic of two messages, of 15 and 13 bytes, in its partition 0."""
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
-        yield process
-
-
 @pytest.fixture(params=["kafka07", "any"])
 def client(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Client]:
     """A client of the wire's own port, and of the one that recognises it, that has said something."""

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.backup_files import find_backup, list_backups, read_facts, restore_backup, take_backup
+from polywire.cli.backup_files import FACTS, find_backup, list_backups, read_facts, restore_backup, take_backup
 from polywire.cli.doctor import EXIT_DAMAGED, EXITS, exit_code, print_findings, unsound
 from polywire.cli.log import empty_state, logs_on_stderr, opened
 from polywire.cli.output import Failed, ListFormat, note, print_list
@@ -50,7 +50,7 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 def create(shelf: Shelf, *, data_dir: DataDir) -> int:
     """Copy a data directory, whether a broker runs there or not. Segments that an earlier backup has are not copied again."""
     make_private()
-    close_to_others(shelf)
+    close_to_others(shelf, marks=(f"*/{FACTS}",))
     with loop() as running:
         taken = take_backup(data_dir, shelf, replay=empty_state, loop=running, clock=SystemClock())
     facts = taken.facts

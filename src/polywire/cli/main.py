@@ -17,7 +17,7 @@ from polywire.build_info import VERSION
 from polywire.cli.completion import completion_of
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode
 
 # In the order of their help. Each is loaded when it is used, since a client needs no broker; so what it is for is told here.
 NOUNS: Final = {
@@ -57,6 +57,14 @@ NOUNS: Final = {
     """,
     "config": "Show and check the settings of polywire serve.",
 }
+
+REMEDIES: Final = {
+    ErrorCode.TOPIC_MISSING: " (polywire topic list shows which there are)",
+    ErrorCode.GROUP_MISSING: " (polywire group list shows which there are)",
+    ErrorCode.TRANSACTION_MISSING: " (polywire transaction list shows which there are)",
+    ErrorCode.WRITER_MISSING: " (polywire writer list shows which there are)",
+}
+"""What helps, where a broker's words cannot name the command."""
 
 POSIX_MODULES: Final = frozenset(
     {"fcntl", "resource"}
@@ -99,7 +107,7 @@ def run(words: Sequence[str]) -> int:
         note(f"error: {error}", style="red")
         return EXIT_FAILED
     except BrokerError as error:
-        note(f"error: {error.message} code={error.code.value}", style="red")
+        note(f"error: {error.message} code={error.code.value}{REMEDIES.get(error.code, '')}", style="red")
         return EXIT_FAILED
     except BrokenPipeError:
         # The reader went away (a pager, head): not an error. Python would complain once more while flushing at exit.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
 from polywire.client.consumer import Consumer
@@ -163,6 +163,15 @@ class Connecting:
     async def _open(self) -> Client:
         await self._client.open()
         return self._client
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            """Tell who takes it for a client what it is."""
+            raise AttributeError(
+                f"not connected yet: enter it with 'async with polywire.connect(...) as client', or await it, and then use {name!r};"
+                " without asyncio there is polywire.connect_sync"
+            )
 
 
 def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> Connecting:

@@ -5,16 +5,15 @@ Promises: one thread and one loop per connection; calls may come from any thread
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo, WireClient
 from polywire.client.connect import connect as connect_asynchronously
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
+from polywire.client.loop_thread import LoopThread
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
@@ -31,15 +30,13 @@ class SyncClient:
                 print(delivered.value)
     """
 
-    __slots__ = ("_client", "_loop", "_thread")
+    __slots__ = ("_client", "_thread")
 
     def __init__(self, url: str) -> None:
         """Connect to ``url``, as ``client.connect.connect`` does. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
-        self._loop: Final = asyncio.new_event_loop()
-        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
-        self._thread.start()
+        self._thread: Final = LoopThread()
         with ExitStack() as undo:
-            undo.callback(self._stop)
+            undo.callback(self._thread.end)
             self._client: Final[WireClient] = self._run(connect_asynchronously(url))
             undo.pop_all()
 
@@ -58,9 +55,9 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the connection and end the thread; calling it again does nothing."""
-        if not self._loop.is_closed():
+        if not self._thread.ended:
             self._run(self._client.close())
-            self._stop()
+            self._thread.end()
 
     def create_topic(self, topic: str, partition_count: int) -> None:
         """Make a topic; see ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
@@ -146,7 +143,7 @@ class SyncClient:
             while True:
                 yield self._run(_next(records))
         finally:
-            if not self._loop.is_closed():
+            if not self._thread.ended:
                 self._run(records.aclose())
 
     def run(self, work: Callable[[WireClient], Coroutine[Any, Any, T]]) -> T:
@@ -154,19 +151,7 @@ class SyncClient:
         return self._run(work(self._client))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        finally:
-            # An interrupted caller must not leave its request running; one that is done cannot be cancelled.
-            future.cancel()
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        with suppress(RuntimeError):
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        return self._thread.run(coroutine)
 
 
 def connect(url: str) -> SyncClient:

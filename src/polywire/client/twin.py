@@ -5,10 +5,8 @@ Promises: calls may come from any thread; one thread of a client's own does the 
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -17,42 +15,11 @@ from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer
 from polywire.client.link import CONNECT_S, RECONNECT_S
+from polywire.client.loop_thread import LoopThread
 from polywire.client.producer import Producer, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text
 
 T = TypeVar("T")
-
-
-class LoopThread:
-    """A loop on a thread of its own. Guards: what is called after its end fails and does not wait for ever."""
-
-    __slots__ = ("_loop", "_thread")
-
-    def __init__(self) -> None:
-        self._loop: Final = asyncio.new_event_loop()
-        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        """Whether it runs nothing any more."""
-        return self._loop.is_closed()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something there, and return its result. Raises what it raises."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # of a caller that was interrupted; one that is done cannot be cancelled
-
-    def end(self) -> None:
-        """Stop the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        with suppress(RuntimeError):
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
 
 
 class SyncReceipt(Generic[T]):

@@ -1,6 +1,6 @@
 """Whether there is space, and who frees it: appends are refused before the disk is full, so that retention and sealing still find some.
 
-Promises: ``full`` goes away by itself when there is space again. Must not know: the log.
+Promises: ``full`` goes away by itself when there is space again; both are told of. Must not know: the log.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class Disk:
 
     def measure(self) -> None:
         """See how much is free."""
-        self.full = self._refused or self._files.free_bytes(self._path) < self._reserve_bytes
+        free_bytes = self._files.free_bytes(self._path)
+        self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
     def refused(self, error: Busy) -> None:
         """A segment found no space, whatever the system says is free; or no descriptor, which fills no disk."""
         if error.code is ErrorCode.DISK_FULL:
-            self._refused = self.full = True
+            self._refused = True
+            self.measure()
         else:
             logger.warning("segment write postponed", reason=error.message)
 
@@ -61,3 +63,13 @@ class Disk:
         """A segment was written."""
         self._refused = False
         self.measure()
+
+    def _see(self, full: bool, free_bytes: int) -> None:
+        if full == self.full:
+            return
+        self.full = full
+        facts = {"path": str(self._path), "free_bytes": free_bytes, "kept_free_bytes": self._reserve_bytes}
+        if full:
+            logger.warning("the disk is full: records are refused until there is space", **facts)
+        else:
+            logger.info("the disk has space again: records are taken", **facts)

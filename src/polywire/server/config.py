@@ -264,6 +264,7 @@ class ServeConfig:
             ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
             ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
             ("balance_s", self.balance_s, DELETE_GRACE_S_MAX),
+            ("drain_timeout", self.drain_timeout_s, DELETE_GRACE_S_MAX),
             ("shard_port", self.shard_port, PORT_MAX - 20 * SHARDS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
             ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),

@@ -52,6 +52,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.reload import Reload, users_taken
 from polywire.server.shard import Shard
+from polywire.server.shard_directories import DATA_MARKS
 from polywire.server.signals import Signals
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -128,7 +129,7 @@ async def serve(
     """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
     config.listeners()  # what cannot be is refused before anything is opened
     users = None if config.users is None else load_users(config.users)
-    close_to_others(config.data_dir)
+    close_to_others(config.data_dir, marks=DATA_MARKS)
     audit = AuditLog(SystemClock(), config.audit_log)
     server = Server(config, lines, audit, None if others is None else others.watch)
     broker = await server.open_broker()

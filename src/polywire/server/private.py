@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 
 OTHERS: Final = 0o077
+FOUND_ON_DISKS: Final = "lost+found"  # in the uppermost directory of one that is new
 PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 ROOT_UID: Final = 0
@@ -28,19 +30,33 @@ def make_private() -> None:
     os.umask(OTHERS)
 
 
-def close_to_others(directory: Path) -> None:
+def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
     """Make a directory, or take others' rights to it away where it is ours; what is not ours is told of.
 
-    Raises Invalid(INVALID_REQUEST) for a file, OSError.
+    marks: patterns of names, any of which shows that the directory is what it is said to be, and not, say, the system's for temporary files.
+    Raises Invalid(INVALID_REQUEST) for a file, and for a directory of something else that others may enter; OSError.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"the data directory is, or lies below, a file path={str(directory)!r}"
+            ErrorCode.INVALID_REQUEST, f"the directory is, or lies below, a file path={str(directory)!r}"
         ) from None
+    _refuse_foreign(directory, marks)
     for path in (directory, *directory.glob("seed*"), *directory.glob("*/seed*")):
         _tighten(path)
+
+
+def _refuse_foreign(directory: Path, marks: Collection[str]) -> None:
+    if not stat.S_IMODE(directory.stat().st_mode) & OTHERS:
+        return
+    held = min((path.name for path in directory.iterdir() if path.name != FOUND_ON_DISKS), default=None)
+    if held is not None and not any(found for mark in marks for found in directory.glob(mark)):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "the directory holds something else, and others may enter it, who could not any more: choose another, or, if it is for"
+            f" this alone, chmod 700 path={str(directory.absolute())!r} holds={held!r}",
+        )
 
 
 def _tighten(path: Path) -> None:

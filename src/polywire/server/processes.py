@@ -35,7 +35,7 @@ from polywire.server.placement import HashedNames, Placement
 from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
 from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import NAMES, SHARDS, check_count, directory_of
+from polywire.server.shard_directories import DATA_MARKS, NAMES, SHARDS, check_count, directory_of
 from polywire.store.libc import find_call
 from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 
@@ -78,7 +78,7 @@ def _run(config: ServeConfig, lines: LineLimit) -> int:
         return startup.run_alone(config, lines)
     config = replace(config, processes=count)
     _check(config)
-    close_to_others(config.data_dir)
+    close_to_others(config.data_dir, marks=DATA_MARKS)
     if not config.bucket:
         check_count(config.data_dir, count)
     shards = config.data_dir / SHARDS

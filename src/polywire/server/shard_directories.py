@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.store.mark import MARK_FILE
 from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
+DATA_MARKS: Final = (MARK_FILE, SHARDS)  # names by which a data directory is known
 NAMES: Final = "names"  # below it, the links by which names are found
 
 

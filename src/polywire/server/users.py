@@ -42,9 +42,15 @@ def read_users(path: Path) -> list[ConfiguredUser]:
 def load_users(path: Path) -> list[ConfiguredUser]:
     """The users a broker starts with, at least one: who asks for a login must never get an open broker.
 
-    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for a file without users, or one that others may read or change.
+    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for no file, one without users, or one that others may read or change.
     """
-    check_secret(path)
+    try:
+        check_secret(path)
+    except FileNotFoundError:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"there is no users file; make one: polywire user add NAME --users {path} file={str(path)!r}",
+        ) from None
     users = read_users(path)
     if not users:
         raise Invalid(

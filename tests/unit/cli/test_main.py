@@ -13,12 +13,13 @@ from typing import get_args, get_type_hints
 import pytest
 from cyclopts import App
 
+from polywire.__main__ import main
 from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
 from polywire.cli.main import POSIX_MODULES, app, run
 from polywire.cli.serve import Durability, Wires
 from polywire.cli.topic import Settings
-from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level
@@ -208,6 +209,17 @@ def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
     assert message in captured.err
+
+
+def test_who_interrupts_it_while_it_is_loaded_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading:
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "polywire.cli.main", Loading())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_INTERRUPTED
 
 
 def test_every_durability_is_a_level() -> None:

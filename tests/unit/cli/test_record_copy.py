@@ -52,7 +52,7 @@ def test_a_topic_is_copied_and_what_it_loses_is_told(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["nowhere", "b"], "code=topic_missing"),
+        (["nowhere", "b"], "code=topic_missing (polywire topic list shows which there are)"),
         (["orders", "polywire://127.0.0.1:1"], "a topic is missing: scheme://host:port/topic"),
         (["orders", "polywire://127.0.0.1:1/b"], "cannot connect: connection refused"),
         (["orders", "orders"], "a topic cannot be copied to itself"),

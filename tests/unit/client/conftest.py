@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.client.served import Served
+import polywire
+from tests.unit.client.served import Play, Scenario, Served
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     with Served() as server:
         yield server
+
+
+@pytest.fixture
+def play(served: Served) -> Play:
+    """Runs what somebody does with a client of that broker."""
+
+    def played(scenario: Scenario) -> None:
+        async def whole() -> None:
+            async with polywire.connect(served.address) as client:
+                await asyncio.wait_for(scenario(client), 120)
+
+        asyncio.run(whole())
+
+    return played

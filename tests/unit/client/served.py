@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from polywire import Client
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import Clock, SystemClock
@@ -20,6 +21,9 @@ from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.testing.memory_broker import MemoryBroker
 
 T = TypeVar("T")
+Scenario = Callable[[Client], Awaitable[None]]
+"""What somebody does with a client."""
+Play = Callable[[Scenario], None]
 
 
 class Served:

@@ -14,22 +14,7 @@ from polywire import Client, Consumer
 from polywire.client.consumer import FETCHES_MAX
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
-from tests.unit.client.served import Served
-
-Scenario = Callable[[Client], Awaitable[None]]
-Play = Callable[[Scenario], None]
-
-
-@pytest.fixture
-def play(served: Served) -> Play:
-    def played(scenario: Scenario) -> None:
-        async def whole() -> None:
-            async with polywire.connect(served.address) as client:
-                await asyncio.wait_for(scenario(client), 120)
-
-        asyncio.run(whole())
-
-    return played
+from tests.unit.client.served import Play, Served
 
 
 async def fill(client: Client, topic: str, count: int, *, first: int = 0, partition: int | None = 0) -> None:

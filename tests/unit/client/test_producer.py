@@ -14,22 +14,7 @@ from polywire.client.base import Produced
 from polywire.client.lane import Delivery
 from polywire.errors import BrokerError, Invalid, Missing, Unavailable
 from polywire.records.columns import BATCH_BYTES_MAX
-from tests.unit.client.served import Served
-
-Scenario = Callable[[Client], Awaitable[None]]
-Play = Callable[[Scenario], None]
-
-
-@pytest.fixture
-def play(served: Served) -> Play:
-    def played(scenario: Scenario) -> None:
-        async def whole() -> None:
-            async with polywire.connect(served.address) as client:
-                await asyncio.wait_for(scenario(client), 120)
-
-        asyncio.run(whole())
-
-    return played
+from tests.unit.client.served import Play, Served
 
 
 async def values_of(client: Client, topic: str) -> dict[int, list[bytes | None]]:

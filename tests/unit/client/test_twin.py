@@ -71,3 +71,18 @@ def test_errors_are_raised_where_it_was_called(served: Served) -> None:
         polywire.connect_sync("127.0.0.1:1")
     with pytest.raises(Invalid):
         polywire.connect_sync(5)  # type: ignore[arg-type]  # what is wanted is said
+
+
+def test_what_is_called_behind_the_end_is_told_so(served: Served) -> None:
+    client = polywire.connect_sync(served.address)
+    client.close()
+    client.close()
+    with pytest.raises(Unavailable, match="client was closed"):
+        client.topics()
+
+
+def test_who_forgets_to_connect_is_told_how() -> None:
+    with pytest.raises(
+        AttributeError, match=r"'async with polywire\.connect\(\.\.\.\) as client'.* 'topics'.*polywire\.connect_sync"
+    ):
+        connect("127.0.0.1:1").topics()  # type: ignore[attr-defined]  # so does a type checker

@@ -1,4 +1,4 @@
-"""Brokers in memory that have topics between them, and links that are sessions of the other brokers without sockets."""
+"""Brokers in memory that have topics between them, links that are sessions of the other brokers without sockets, and connections to them."""
 
 from __future__ import annotations
 
@@ -135,3 +135,41 @@ class MemoryShards:
     def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
         self.links.append(MemoryLink(self.loop, self.factories[shard], peer))
         return self.links[-1]
+
+
+class ShardedConversation:
+    """One connection to one of the processes that have these shards."""
+
+    def __init__(self, shards: MemoryShards, factory: SessionFactory, output: CapturedOutput | None = None) -> None:
+        self.shards = shards
+        self.output = output or CapturedOutput()
+        self.resumes = 0
+        self.session: Session = factory.open(self.output, self._resume)
+        self._unread = bytearray()
+
+    def _resume(self) -> None:
+        self.resumes += 1
+
+    def feed(self, data: bytes) -> None:
+        """Bytes come; nothing else happens."""
+        self._unread += data
+        if not self.session.paused():
+            taken = self.session.receive(memoryview(bytearray(self._unread)))
+            del self._unread[:taken]
+
+    def pass_by(self, seconds: float = 0) -> None:
+        """What is due happens, until nothing more does; what waited is taken up."""
+        self.shards.loop.clock.advance(seconds)
+        for _ in range(10_000):
+            before = len(self._unread), self.resumes, len(self.output.written)
+            self.feed(b"")
+            self.session.paused()
+            self.shards.loop.run_due()
+            if before == (len(self._unread), self.resumes, len(self.output.written)) and not self.output.pins:
+                return
+
+    def take(self) -> bytes:
+        """What has come since."""
+        data = bytes(self.output.written)
+        self.output.written.clear()
+        return data

@@ -73,6 +73,7 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(idle_poll_us=10_001), "out of range name=idle_poll_us value=10001 limit=10000"),
         (ServeConfig(retention_hours=-1.0), "out of range name=retention_hours"),
         (ServeConfig(retention_hours=float("nan")), "out of range name=retention_hours"),
+        (ServeConfig(drain_timeout_s=float("nan")), "out of range name=drain_timeout"),
         (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
         (

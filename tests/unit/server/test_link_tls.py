@@ -287,28 +287,18 @@ def test_files_are_taken_up_anew(certificates: Certificates, tmp_path: Path) -> 
     assert config.tls_key is not None
     tls = LinkTls(config, HERE)
 
-    def serial(place: Place) -> str:
-        context = certificates.context("client")
-        with (
-            socket.create_connection(place, timeout=60) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as peer,
-        ):
-            certificate = peer.getpeercert()
-            assert certificate is not None
-            return str(certificate["serialNumber"])
-
     async def run() -> None:
         async with asked(tls) as place:
-            first = await asyncio.to_thread(serial, place)
+            first = await asyncio.to_thread(certificates.serial_shown, place, "client")
             certificates.sign("machine", "IP:127.0.0.1,DNS:localhost")
             tls.reload()
-            second = await asyncio.to_thread(serial, place)
+            second = await asyncio.to_thread(certificates.serial_shown, place, "client")
             assert first != second
             assert (await answered(tls, place)).startswith(b"V1|1|"), "it shows the new one, too"
             certificates.sign("machine", "IP:127.0.0.1", days=-1)
             with pytest.raises(Invalid, match="would refuse"):
                 tls.reload()
-            assert await asyncio.to_thread(serial, place) == second
+            assert await asyncio.to_thread(certificates.serial_shown, place, "client") == second
 
     asyncio.run(run())
     certificates.sign("machine", "IP:127.0.0.1,DNS:localhost")

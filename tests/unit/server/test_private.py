@@ -19,22 +19,45 @@ def mode_of(path: Path) -> int:
 
 def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
     directory = tmp_path / "above" / "data"
-    close_to_others(directory)
+    close_to_others(directory, marks=("journal",))
     assert mode_of(directory) == 0o700
     (directory / "journal").mkdir()
     seed = directory / "journal" / "seed"
     seed.touch(0o644)
     seed.chmod(0o644)
     directory.chmod(0o755)
-    close_to_others(directory)
+    close_to_others(directory, marks=("journal",))
     assert (mode_of(directory), mode_of(seed)) == (0o700, 0o600)
 
 
 @pytest.mark.parametrize("name", ["taken", "taken/below"])
 def test_a_data_directory_that_is_a_file_is_told_as_such(tmp_path: Path, name: str) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(Invalid, match="the data directory is, or lies below, a file path="):
-        close_to_others(tmp_path / name)
+    with pytest.raises(Invalid, match="the directory is, or lies below, a file path="):
+        close_to_others(tmp_path / name, marks=())
+
+
+@pytest.mark.parametrize(
+    ("held", "is_taken"), [(None, True), ("lost+found", True), ("journal", True), ("letters", False)]
+)
+def test_a_directory_of_something_else_is_not_closed_to_others(
+    tmp_path: Path, held: str | None, is_taken: bool
+) -> None:
+    """The system's directory for temporary files, say, or the working directory where the name of another was empty."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    directory.chmod(0o755)
+    if held is not None:
+        (directory / held).mkdir()
+    if is_taken:
+        close_to_others(directory, marks=("journal",))
+        assert mode_of(directory) == 0o700
+        return
+    with pytest.raises(Invalid, match=r"holds something else.* chmod 700 path='.*there' holds='letters'"):
+        close_to_others(directory, marks=("journal",))
+    assert mode_of(directory) == 0o755
+    directory.chmod(0o700)
+    close_to_others(directory, marks=("journal",))
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604, 0o602, 0o777])
@@ -45,6 +68,11 @@ def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
     users.chmod(mode)
     with pytest.raises(Invalid, match=f"chmod 600 .* mode={mode:o}"):
         load_users(users)
+
+
+def test_no_users_file_is_told_with_what_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"no users file; make one: polywire user add NAME --users .*users file="):
+        load_users(tmp_path / "users")
 
 
 def test_the_group_may_read_what_root_hands_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

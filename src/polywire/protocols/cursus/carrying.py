@@ -19,6 +19,7 @@ from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.shard_link import STREAM, STREAM_END, UNUSED, Context, CursusLink, LinkRequest
+from polywire.protocols.runtime.carrying import CarryingSession
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
@@ -37,7 +38,7 @@ _TRANSACTION_FAILURES: Final = {
 SPANS: Final = "what one transaction writes to must lie in one process of this broker"
 
 
-class CarryingCursusSession(CursusSession):
+class CarryingCursusSession(CarryingSession, CursusSession):
     """One connection. ``_body``: of the text frame in hand. ``_login``: the AUTH that came last. ``_staged_in``: which shard has what was
     staged over this connection, by transactional id. ``stream_asked``: the link over which a stream was asked for that has not begun."""
 
@@ -148,26 +149,9 @@ class CarryingCursusSession(CursusSession):
     def answers_came(self) -> None:
         """A shard has answered; where the peer takes no more, shards wait."""
         self.answered()
-        if self.output.backlog > self.output.backlog_max:
-            self._links.pause()
-
-    def link_lost(self, shard: int) -> None:
-        """A shard answers nothing any more."""
-        self._links.forget(shard)
-
-    def relieved(self) -> None:
-        """A shard takes more again."""
-        self._go_on()
+        super().answers_came()
 
     # The peer's side
-
-    def _waits(self) -> bool:
-        return super()._waits() or self._links.are_clogged
-
-    def drained(self) -> None:
-        """The peer reads again."""
-        self._links.resume()
-        super().drained()
 
     def close(self) -> None:
         """The connection is gone."""

@@ -7,9 +7,8 @@ has which topic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Literal
 
-from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm, algorithm
 from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.cursus.long_frame import Stored
@@ -18,7 +17,6 @@ from polywire.protocols.cursus.reply_slots import Answer, ReplyOwner
 from polywire.protocols.cursus.session import Command, CursusSession, Pushing, TakeBatch
 from polywire.protocols.cursus.shard_link import (
     MAGIC,
-    OPENING_BYTES,
     REQUEST_HEAD_BYTES_MAX,
     STREAM,
     STREAM_END,
@@ -29,6 +27,7 @@ from polywire.protocols.cursus.shard_link import (
     decode_context,
     decode_head,
 )
+from polywire.protocols.runtime import carrying
 from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.off_loop import LONG_BYTES
 from polywire.protocols.runtime.session import Output
@@ -51,15 +50,13 @@ class LinkedAnswer(Answer):
         super().fill([answer_head(sum(map(len, parts)), self.flags), *parts], released)
 
 
-class LinkedSession(CursusSession):
-    """One link. Guards: nothing is read before the key has come.
+class LinkedSession(carrying.LinkedSession, CursusSession):
+    """One link. ``_packing``: what the peer's frame in hand was compressed with."""
 
-    ``_packing``: what the peer's frame in hand was compressed with.
-    """
-
+    byte_order: ClassVar[Literal["big", "little"]] = "big"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
 
-    __slots__ = ("_context", "_epoch_min", "_is_open", "_key", "_packing")
+    __slots__ = ("_context", "_epoch_min", "_opening", "_packing")
 
     def __init__(
         self,
@@ -71,8 +68,7 @@ class LinkedSession(CursusSession):
         resume: Callable[[], None],
     ) -> None:
         super().__init__(state, commands, take_batch, output, resume)
-        self._key: Final = key
-        self._is_open = False
+        self._opening = MAGIC + key
         self._context = Context("", 0, "", "", frozenset())
         self._epoch_min = 0
         self._packing: Algorithm | None = None
@@ -82,20 +78,10 @@ class LinkedSession(CursusSession):
         """Longest frame; whoever has the key has looked how long it may be."""
         return PREFIX_BYTES + REQUEST_HEAD_BYTES_MAX + self.state.settings.frame_bytes_max
 
-    def _frame_bytes(self, data: memoryview, at: int) -> int:
-        if not self._is_open:
-            return OPENING_BYTES
-        if len(data) - at < PREFIX_BYTES:
-            return 0
-        size = PREFIX_BYTES + int.from_bytes(data[at : at + PREFIX_BYTES], "big")
-        if size > self.frame_bytes_max:
-            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
-        return size
-
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        if not self._is_open:
-            check_opening(bytes(data[at:end]), MAGIC + self._key)
-            self._is_open = True
+        if self._opening:
+            check_opening(bytes(data[at:end]), self._opening)
+            self._opening = b""
             return True
         head = decode_head(data, at)
         body = data[head.begin : end]

@@ -13,18 +13,16 @@ Promises: an answer is handed on when all of it is there; the peer is logged in 
 from __future__ import annotations
 
 import json
-from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect
-from polywire.protocols.runtime.links import LinksOwner, WireLink
-from polywire.protocols.runtime.shards import KEY_BYTES, Shards
+from polywire.protocols.runtime.links import AnsweredLink, LinksOwner
+from polywire.protocols.runtime.shards import Shards
 
 MAGIC: Final = b"\xf3CURSUS\1"
-OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 STREAM_END: Final = b"\xff\xff\xff\xff"
 DIALECTS: Final = (None, *Dialect)
 UNUSED: Final = 1
@@ -141,15 +139,13 @@ class Nobody:
         """See ``Asked``."""
 
 
-class CursusLink(WireLink):
-    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests; ``_told`` is the context as the shard knows it."""
+class CursusLink(AnsweredLink[Asked]):
+    """A link to one shard. Guards: ``_told`` is the context as the shard knows it."""
 
     def __init__(self, shards: Shards, shard: int, owner: AnswersOwner, login: LinkRequest | None) -> None:
         """login: the request by which the peer has logged in."""
         super().__init__(shards, shard, owner)
         self._answers: Final = owner
-        self._asked: deque[Asked] = deque()
-        self._received = bytearray()
         self._told: Context | None = None
         self.write(MAGIC + shards.key)
         if login is not None:
@@ -164,30 +160,18 @@ class CursusLink(WireLink):
         self._asked.append(asked)
         self.write(request.encode())
 
-    def received(self, data: bytes) -> None:
-        """Hand on whole answers."""
-        self._received += data
-        at, came = 0, False
-        while self._asked and (end := _answer_end(self._received, at)) is not None:
-            _, flags = _ANSWER.unpack_from(self._received, at)
-            frames = bytes(memoryview(self._received)[at + _ANSWER.size : end])
-            at, came = end, True
-            self._asked.popleft().answered(flags, frames)
-        del self._received[:at]
-        if came:
-            self._answers.answers_came()
+    def _take_answer(self, received: bytearray, at: int) -> int:
+        if len(received) - at < _ANSWER.size:
+            return 0
+        size, flags = _ANSWER.unpack_from(received, at)
+        end: int = at + PREFIX_BYTES + size
+        if end > len(received):
+            return 0
+        self._asked.popleft().answered(flags, bytes(memoryview(received)[at + _ANSWER.size : end]))
+        return end
 
-    def lost(self) -> None:
-        """The process at the other end has gone."""
-        asked, self._asked = self._asked, deque()
-        super().lost()
-        for waiting in asked:
-            waiting.lost()
+    def _not_answered(self, asked: Asked) -> None:
+        asked.lost()
 
-
-def _answer_end(received: bytearray, at: int) -> int | None:
-    """Where the answer at ``at`` ends, None while not all of it is there."""
-    if len(received) - at < _ANSWER.size:
-        return None
-    end: int = at + PREFIX_BYTES + _ANSWER.unpack_from(received, at)[0]
-    return end if end <= len(received) else None
+    def _handed_on(self) -> None:
+        self._answers.answers_came()

@@ -28,6 +28,7 @@ from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.search import Named, Place, Replies, Search, named_by, own_topic
 from polywire.protocols.iggy.session import Command, IggySession
 from polywire.protocols.iggy.shard_link import NO_STREAM, Context, IggyLink, Kind, LinkRequest, Reply
+from polywire.protocols.runtime.carrying import CarryingSession
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
@@ -47,7 +48,7 @@ _GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_
 _PLACES_MAX: Final = 1_000  # of one connection: where topics are, before it is found out anew
 
 
-class CarryingIggySession(IggySession):
+class CarryingIggySession(CarryingSession, IggySession):
     """One connection. ``_stream``: what the request in hand names. ``_streams``, ``_places``: what requests have named before, as long as
     ``_version`` is that of the streams. ``_found``: where the request belongs that is offered again. ``_joined``: requests by which the
     peer is a member of groups in other shards; ``_offered``: the login in hand, ``_login``: the one that counts."""
@@ -301,19 +302,6 @@ class CarryingIggySession(IggySession):
         """Who asks."""
         return Context(self.peer, self.client_id)
 
-    def answers_came(self) -> None:
-        """A shard has answered; where the peer takes no more, shards wait."""
-        if self.output.backlog > self.output.backlog_max:
-            self._links.pause()
-
-    def link_lost(self, shard: int) -> None:
-        """A shard answers nothing any more."""
-        self._links.forget(shard)
-
-    def relieved(self) -> None:
-        """A shard takes more again."""
-        self._go_on()
-
     # Who asks
 
     def logged_in(self, principal: Principal) -> None:
@@ -367,14 +355,6 @@ class CarryingIggySession(IggySession):
         self.ask_all({shard for shard, _ in self._joined.values()}, LinkRequest(Kind.MEMBERSHIPS), told)
 
     # The peer's side
-
-    def _waits(self) -> bool:
-        return super()._waits() or self._links.are_clogged
-
-    def drained(self) -> None:
-        """The peer reads again."""
-        self._links.resume()
-        super().drained()
 
     def close(self) -> None:
         """The connection is gone."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
 from polywire.broker.topics import Topic
-from polywire.errors import BrokerError, PeerError
+from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Shared
 from polywire.protocols.iggy.dialect import Dialect
@@ -24,15 +24,14 @@ from polywire.protocols.iggy.server import client_bytes, count_all
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.iggy.shard_link import (
     MAGIC,
-    OPENING_BYTES,
     REQUEST_HEAD_BYTES_MAX,
-    SIZE_BYTES,
     Context,
     Kind,
     RequestHead,
     decode_head,
 )
 from polywire.protocols.iggy.topics import bytes_of, messages_of, topic_bytes
+from polywire.protocols.runtime import carrying
 from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.session import Output
 
@@ -54,12 +53,13 @@ class LinkedAnswer(Answer):
         self.status(errors.NOT_LOGGED_IN)
 
 
-class LinkedSession(IggySession):
-    """One link. Guards: nothing is read before the key has come. ``_head``: of the request in hand."""
+class LinkedSession(carrying.LinkedSession, IggySession):
+    """One link. ``_head``: of the request in hand."""
 
+    byte_order: ClassVar[Literal["big", "little"]] = "little"
     answer_type: ClassVar[type[Answer]] = LinkedAnswer
 
-    __slots__ = ("_context", "_head", "_is_open", "_key")
+    __slots__ = ("_context", "_head", "_opening")
 
     def __init__(
         self,
@@ -70,8 +70,7 @@ class LinkedSession(IggySession):
         resume: Callable[[], None],
     ) -> None:
         super().__init__(shared, commands, output, resume)
-        self._key: Final = key
-        self._is_open = False
+        self._opening = MAGIC + key
         self._context = Context("", 0)
         self._head: RequestHead | None = None
 
@@ -82,20 +81,10 @@ class LinkedSession(IggySession):
         """Longest frame; whoever has the key has looked how long it may be."""
         return LINK_FRAME_BYTES_MAX
 
-    def _frame_bytes(self, data: memoryview, at: int) -> int:
-        if not self._is_open:
-            return OPENING_BYTES
-        if len(data) - at < SIZE_BYTES:
-            return 0
-        size = SIZE_BYTES + int.from_bytes(data[at : at + SIZE_BYTES], "little")
-        if size > LINK_FRAME_BYTES_MAX:
-            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
-        return size
-
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        if not self._is_open:
-            check_opening(bytes(data[at:end]), MAGIC + self._key)
-            self._is_open = True
+        if self._opening:
+            check_opening(bytes(data[at:end]), self._opening)
+            self._opening = b""
             return True
         head = self._head = decode_head(data, at)
         payload = data[head.begin : end]

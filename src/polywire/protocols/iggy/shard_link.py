@@ -13,7 +13,6 @@ Promises: an answer is handed on when all of it is there; the peer is logged in 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,12 +23,11 @@ import msgspec
 
 from polywire.protocols.iggy.dialect import D3, DIALECTS, Dialect
 from polywire.protocols.iggy.messages import HEAD
-from polywire.protocols.runtime.links import LinksOwner, WireLink
-from polywire.protocols.runtime.shards import KEY_BYTES, Shards
+from polywire.protocols.runtime.carrying import SIZE_BYTES
+from polywire.protocols.runtime.links import AnsweredLink, LinksOwner
+from polywire.protocols.runtime.shards import Shards
 
 MAGIC: Final = b"\xf3IGGY\0\1"
-OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
-SIZE_BYTES: Final = 4
 NO_STREAM: Final = 2**32 - 1  # the number of a stream that is not known
 _REQUEST: Final = Struct("<IBBIIB")
 REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
@@ -135,14 +133,12 @@ class AnswersOwner(LinksOwner, Protocol):
         """Answers were handed on."""
 
 
-class IggyLink(WireLink):
-    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests."""
+class IggyLink(AnsweredLink[Asked]):
+    """A link to one shard."""
 
     def __init__(self, shards: Shards, shard: int, owner: AnswersOwner) -> None:
         super().__init__(shards, shard, owner)
         self._answers: Final = owner
-        self._asked: deque[Asked] = deque()
-        self._received = bytearray()
         self.write(MAGIC + shards.key)
         self.write(LinkRequest(Kind.CONTEXT, msgspec.msgpack.encode(owner.context)).encode())
 
@@ -151,25 +147,19 @@ class IggyLink(WireLink):
         self._asked.append(asked)
         self.write(request.encode())
 
-    def received(self, data: bytes) -> None:
-        """Hand on whole answers."""
-        self._received += data
-        received, at, came = self._received, 0, False
-        while self._asked and len(received) - at >= HEAD.size:
-            status, size = HEAD.unpack_from(received, at)
-            begin = at + HEAD.size
-            if size > len(received) - begin:
-                break
-            payload = bytes(memoryview(received)[begin : begin + size])
-            at, came = begin + size, True
-            self._asked.popleft()(Reply(status, payload))
-        del received[:at]
-        if came:
-            self._answers.answers_came()
+    def _take_answer(self, received: bytearray, at: int) -> int:
+        begin = at + HEAD.size
+        if len(received) < begin:
+            return 0
+        status, size = HEAD.unpack_from(received, at)
+        end: int = begin + size
+        if end > len(received):
+            return 0
+        self._asked.popleft()(Reply(status, bytes(memoryview(received)[begin:end])))
+        return end
 
-    def lost(self) -> None:
-        """The process at the other end has gone."""
-        asked, self._asked = self._asked, deque()
-        super().lost()
-        for waiting in asked:
-            waiting(None)
+    def _not_answered(self, asked: Asked) -> None:
+        asked(None)
+
+    def _handed_on(self) -> None:
+        self._answers.answers_came()

@@ -33,7 +33,8 @@ from polywire.protocols.kafka07.messages import (
 )
 from polywire.protocols.kafka07.produce import Producer, topic_name
 from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX, LENGTH_BYTES, Command, KafkaSession
-from polywire.protocols.runtime.links import Links, LinksOwner, WireLink
+from polywire.protocols.runtime.carrying import CarryingSession
+from polywire.protocols.runtime.links import AnsweredLink, Links, LinksOwner
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.sequential import ENDING
@@ -50,14 +51,12 @@ Then = Callable[[bytes], None]
 """Takes a whole answer."""
 
 
-class KafkaLink(WireLink):
-    """Guards: ``_asked`` are those who wait for an answer, in the order of their requests, each with how many sets were sent before;
-    ``_settled`` of the ``_sent`` are known to be stored."""
+class KafkaLink(AnsweredLink[tuple[Then, int]]):
+    """A link to one shard. Guards: ``_settled`` of the ``_sent`` sets are known to be stored; who asks does so with how many were sent
+    before."""
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         super().__init__(shards, shard, owner)
-        self._asked: deque[tuple[Then, int]] = deque()
-        self._received = bytearray()
         self._sent = self._settled = 0
         self._topic = b""
 
@@ -86,20 +85,22 @@ class KafkaLink(WireLink):
         """Whether its end would be somebody's loss."""
         return self.is_dirty or bool(self._asked)
 
-    def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
-        self._received += data
-        while self._asked and len(self._received) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
-            if end > len(self._received):
-                break
-            answer = bytes(memoryview(self._received)[:end])
-            del self._received[:end]
-            then, self._settled = self._asked.popleft()
-            then(answer)
+    def _take_answer(self, received: bytearray, at: int) -> int:
+        begin = at + LENGTH_BYTES
+        if len(received) < begin:
+            return 0
+        end = begin + int.from_bytes(received[at:begin], "big")
+        if end > len(received):
+            return 0
+        then, self._settled = self._asked.popleft()
+        then(bytes(memoryview(received)[at:end]))
+        return end
+
+    def _not_answered(self, asked: tuple[Then, int]) -> None:
+        """The connection has ended with the link."""
 
 
-class CarryingKafkaSession(KafkaSession):
+class CarryingKafkaSession(CarryingSession, KafkaSession):
     """One peer. ``_owed``: how many answers of other shards are waited for; nothing is handled meanwhile."""
 
     __slots__ = ("_links", "_owed", "_shards")
@@ -123,9 +124,6 @@ class CarryingKafkaSession(KafkaSession):
     def owes(self) -> bool:
         """Whether something that was asked for is not answered yet."""
         return self._owed > 0 or super().owes()
-
-    def _waits(self) -> bool:
-        return super()._waits() or self._links.are_clogged
 
     # Where frames go
 
@@ -293,10 +291,6 @@ class CarryingKafkaSession(KafkaSession):
         link = self._links.forget(shard)
         if link is not None and link.owes:
             self._fail(PeerError("the process that has a topic has ended, or refuses a set", fatal=True))
-
-    def relieved(self) -> None:
-        """A shard takes more again."""
-        self._go_on()
 
     # The end
 

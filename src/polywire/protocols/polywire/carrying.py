@@ -26,6 +26,7 @@ from polywire.protocols.polywire.gathering import Gathered, gathering
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.protocols.polywire.shard_link import ShardLink
+from polywire.protocols.runtime import carrying
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.sequential import Wait
 from polywire.protocols.runtime.session import Output
@@ -45,7 +46,7 @@ class Carried(Protocol):
         """No answer comes from a shard any more."""
 
 
-class CarryingSession(PolywireSession):
+class CarryingSession(carrying.CarryingSession, PolywireSession):
     """One connection. Guards: ``_carried`` are the requests that shards owe an answer to, by shard and correlation."""
 
     __slots__ = ("_carried", "_links", "_login", "shards")
@@ -177,31 +178,18 @@ class CarryingSession(PolywireSession):
             self._flush()
         if self._ready:
             self._schedule()
-        if self.output.backlog > self.output.backlog_max:
-            self._links.pause()
+        self.answers_came()
         self._go_on()
 
     def link_lost(self, shard: int, error: BrokerError | None = None) -> None:
         """A shard answers nothing any more."""
-        self._links.forget(shard)
+        super().link_lost(shard)
         for place in [place for place in self._carried if place[0] == shard]:
             carried = self._carried.pop(place, None)
             if carried is not None:
                 carried.failed(error or Unavailable(ErrorCode.STOPPING, LOST))
 
-    def relieved(self) -> None:
-        """A shard takes more again."""
-        self._go_on()
-
     # The peer's side
-
-    def _waits(self) -> bool:
-        return super()._waits() or self._links.are_clogged
-
-    def drained(self) -> None:
-        """The peer reads again."""
-        self._links.resume()
-        super().drained()
 
     def close(self) -> None:
         """The connection is gone."""

@@ -1,12 +1,13 @@
 """The links of one session to the shards that it carries requests to, and what makes such sessions (decision 0076).
 
 Promises: a session has one link to a shard at most, whose bytes keep their order; where a shard takes none, or the peer does not read,
-all of them stop. Must not know: any wire's bytes, sockets, how topics are placed.
+all of them stop; who asked is told once, in the order of requests. Must not know: any wire's bytes, sockets, how topics are placed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from hmac import compare_digest
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
@@ -130,6 +131,47 @@ class WireLink(ABC):
     def lost(self) -> None:
         """See ``LinkPeer``."""
         self._owner.link_lost(self.shard)
+
+
+_Asked = TypeVar("_Asked")
+
+
+class AnsweredLink(WireLink, Generic[_Asked]):
+    """A link whose answers come in the order of its requests. Guards: ``_asked`` are those who wait for one, in that order."""
+
+    def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
+        super().__init__(shards, shard, owner)
+        self._asked: deque[_Asked] = deque()
+        self._received = bytearray()
+
+    @abstractmethod
+    def _take_answer(self, received: bytearray, at: int) -> int:
+        """Hand the answer at ``at`` to who is first in ``_asked``; returns where it ends, 0 while not all of it is there."""
+
+    @abstractmethod
+    def _not_answered(self, asked: _Asked) -> None:
+        """Tell that no answer comes any more."""
+
+    def _handed_on(self) -> None:
+        """All whole answers among what came were handed on."""
+
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+        received = self._received
+        received += data
+        at = 0
+        while self._asked and (end := self._take_answer(received, at)):
+            at = end
+        del received[:at]
+        if at:
+            self._handed_on()
+
+    def lost(self) -> None:
+        """See ``LinkPeer``."""
+        super().lost()
+        asked, self._asked = self._asked, deque()
+        for waiting in asked:
+            self._not_answered(waiting)
 
 
 _Link = TypeVar("_Link", bound=WireLink)

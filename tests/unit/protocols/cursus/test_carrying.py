@@ -18,11 +18,10 @@ from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFacto
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.cursus.transactions import producer_of
 from polywire.protocols.runtime.off_loop import LONG_BYTES
-from polywire.protocols.runtime.session import Session
 from polywire.protocols.runtime.shards import KEY_BYTES
 from tests.unit.protocols.cursus.test_produce import batch, messages
 from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards
+from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
 KEY = bytes(range(KEY_BYTES))
 TOPICS = ("a", "bb", "ccc", "dddd")
@@ -62,41 +61,17 @@ LINES = (
 )
 
 
-class Conversation:
+class Conversation(ShardedConversation):
     """One connection; ``count`` shards behind it."""
 
     def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
-        self.shards = shards or make_shards(count)
-        self.output = CapturedOutput()
-        self.output.local = ("10.0.0.7", 9000)
-        self.resumes = 0
-        link = self.shards.factories[0]
+        shards = shards or make_shards(count)
+        link = shards.factories[0]
         assert isinstance(link, CursusLinkFactory)
         own = link._inside
-        factory = own if count == 1 else CarryingCursusFactory(own, self.shards)
-        self.session: Session = factory.open(self.output, self._resume)
-        self._unread = bytearray()
-
-    def _resume(self) -> None:
-        self.resumes += 1
-
-    def feed(self, data: bytes) -> None:
-        """Bytes come; nothing else happens."""
-        self._unread += data
-        if not self.session.paused():
-            taken = self.session.receive(memoryview(bytearray(self._unread)))
-            del self._unread[:taken]
-
-    def pass_by(self, seconds: float = 0) -> None:
-        """What is due happens; what waited is taken up."""
-        self.shards.loop.clock.advance(seconds)
-        for _ in range(10_000):
-            before = len(self._unread), self.resumes, len(self.output.written)
-            self.feed(b"")
-            self.session.paused()
-            self.shards.loop.run_due()
-            if before == (len(self._unread), self.resumes, len(self.output.written)):
-                return
+        output = CapturedOutput()
+        output.local = ("10.0.0.7", 9000)
+        super().__init__(shards, own if count == 1 else CarryingCursusFactory(own, shards), output)
 
     def say(self, *bodies: bytes) -> None:
         self.feed(b"".join(map(frame, bodies)))
@@ -106,8 +81,7 @@ class Conversation:
 
     def heard(self) -> list[bytes]:
         """Bodies of frames that came."""
-        data, found = bytes(self.output.written), []
-        self.output.written.clear()
+        data, found = self.take(), []
         while data:
             size = int.from_bytes(data[:4], "big")
             found.append(data[4 : 4 + size])

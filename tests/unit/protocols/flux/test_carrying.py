@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from polywire.errors import PeerError
 from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
 from polywire.protocols.flux.part_replies import HELD_BYTES_MAX, Lines, Merged, Replies, merged
-from polywire.protocols.runtime.session import Session
-from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards
+from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
 TOPICS = ("a", "bb", "ccc", "dddd")
 LINES = (
@@ -30,37 +28,21 @@ LINES = (
 )
 
 
-class Conversation:
+class Conversation(ShardedConversation):
     """One connection; ``count`` shards behind it."""
 
     def __init__(self, count: int) -> None:
-        self.shards = MemoryShards(FluxFactory, count)
-        self.output = CapturedOutput()
-        self.resumes = 0
-        own = self.shards.factories[0]
+        shards = MemoryShards(FluxFactory, count)
+        own = shards.factories[0]
         assert isinstance(own, FluxFactory)
-        factory = own if count == 1 else CarryingFluxFactory(own, self.shards)
-        self.session: Session = factory.open(self.output, self._resume)
-        self._unread = bytearray()
-
-    def _resume(self) -> None:
-        self.resumes += 1
+        super().__init__(shards, own if count == 1 else CarryingFluxFactory(own, shards))
 
     def say(self, data: bytes) -> None:
-        self._unread += data
-        for _ in range(1000):
-            if self._unread and not self.session.paused():
-                taken = self.session.receive(memoryview(bytearray(self._unread)))
-                del self._unread[:taken]
-            self.session.paused()
-            self.shards.loop.run_due()
-            if not self._unread or not (taken or self.resumes):
-                break
+        self.feed(data)
+        self.pass_by()
 
     def heard(self) -> list[str]:
-        data = bytes(self.output.written).decode()
-        self.output.written.clear()
-        return data.splitlines()
+        return self.take().decode().splitlines()
 
     def ask(self, line: str) -> str:
         self.say(f"V1|1|{line}\n".encode())

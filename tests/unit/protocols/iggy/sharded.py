@@ -9,11 +9,10 @@ from struct import pack, unpack_from
 from polywire.errors import PeerError
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
-from polywire.protocols.runtime.session import Session
 from polywire.protocols.runtime.shards import KEY_BYTES
 from tests.unit.protocols.iggy.dialogue import classic, headered
 from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards
+from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
 KEY = bytes(range(KEY_BYTES))
 WAIT_S = 10.0
@@ -28,39 +27,25 @@ class Output(CapturedOutput):
         self.failed = error
 
 
-class Conversation:
+class Conversation(ShardedConversation):
     """One connection to the process that has shard ``own``."""
 
+    output: Output
+
     def __init__(self, shards: MemoryShards, own: int = 0, *, dialect: str = "auto") -> None:
-        self.shards = shards
-        self.output = Output()
-        self.output.peer = f"10.0.0.{own}:{id(self) % 60_000}"
+        output = Output()
+        output.peer = f"10.0.0.{own}:{id(self) % 60_000}"
         seen = MemoryShards.__new__(MemoryShards)  # the same shards, as this process sees them
         seen.__dict__.update(shards.__dict__, own=own)
         link = shards.factories[own]
         assert isinstance(link, IggyLinkFactory)
         self.factory = link._inside
         factory = self.factory if shards.count == 1 else CarryingIggyFactory(self.factory, seen)
-        self.session: Session = factory.open(self.output, lambda: None)
-        self._unread = bytearray()
-
-    def pass_by(self, rounds: int = 60) -> None:
-        """What is due happens; what waited is taken up."""
-        for _ in range(rounds):
-            if self._unread and not self.session.paused():
-                taken = self.session.receive(memoryview(bytearray(self._unread)))
-                del self._unread[:taken]
-            self.session.paused()
-            self.shards.loop.run_due()
+        super().__init__(shards, factory, output)
 
     def say(self, *frames: bytes) -> None:
-        self._unread += b"".join(frames)
+        self.feed(b"".join(frames))
         self.pass_by()
-
-    def take(self) -> bytes:
-        data = bytes(self.output.written)
-        self.output.written.clear()
-        return data
 
     def wait(self) -> bytes:
         """What comes; a password may have to be hashed meanwhile."""

@@ -278,7 +278,7 @@ def test_a_user_that_one_process_knows_is_nobody(shards: MemoryShards) -> None:
     end = time.monotonic() + WAIT_S
     while not made:
         assert time.monotonic() < end
-        peer.pass_by(1)
+        peer.pass_by()
     assert peer.ask(Code.LOGIN, name("alice") + name("wonderland"))[0] == errors.BAD_CREDENTIALS
 
 
@@ -297,8 +297,7 @@ def test_numbers_that_clients_choose_are_unique() -> None:
     at_once = [create(peers[0], 6, "ccc"), create(peers[1], 6, "dddd")]
     for peer, payload in zip(peers, at_once, strict=False):
         peer.take()
-        peer._unread += classic(Code.CREATE_TOPIC, payload)
-        peer.pass_by(1)
+        peer.feed(classic(Code.CREATE_TOPIC, payload))
     for peer in peers:
         peer.pass_by()
     statuses = sorted(unpack_from("<I", peer.take())[0] for peer in peers[:2])

@@ -23,9 +23,7 @@ from polywire.protocols.kafka07.messages import (
     split_multifetch_answer,
 )
 from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
-from polywire.protocols.runtime.session import Session
-from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards
+from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
 TOPICS = (b"a", b"bb", b"ccc", b"dddd")  # of shards 1, 2, 0 and 1
 FRAMES = (
@@ -40,50 +38,21 @@ FRAMES = (
 )
 
 
-class Conversation:
+class Conversation(ShardedConversation):
     """One connection; ``count`` shards behind it."""
 
     def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
-        self.shards = shards or MemoryShards(Kafka07Factory, count)
-        self.output = CapturedOutput()
-        self.resumes = 0
-        broker = self.shards.brokers[0]
-        factory = Kafka07Factory(broker, shards=self.shards if count > 1 else None)
-        self.session: Session = factory.open(self.output, self._resume)
-        self._unread = bytearray()
-
-    def _resume(self) -> None:
-        self.resumes += 1
-
-    def feed(self, data: bytes) -> None:
-        self._unread += data
-        if not self.session.paused():
-            buffer = bytearray(self._unread)
-            taken = self.session.receive(memoryview(buffer))
-            del self._unread[:taken]
-
-    def pass_by(self) -> None:
-        for _ in range(10_000):
-            before = len(self._unread), self.resumes, len(self.output.written)
-            self.feed(b"")
-            self.session.paused()
-            self.shards.loop.run_due()
-            if before == (len(self._unread), self.resumes, len(self.output.written)) and not self.output.pins:
-                return
+        shards = shards or MemoryShards(Kafka07Factory, count)
+        super().__init__(shards, Kafka07Factory(shards.brokers[0], shards=shards if count > 1 else None))
 
     def say(self, *frames: bytes) -> None:
         for frame in frames:
             self.feed(frame)
         self.pass_by()
 
-    def heard(self) -> bytes:
-        data = bytes(self.output.written)
-        self.output.written.clear()
-        return data
-
     def fetched(self, topic: bytes) -> bytes:
         self.say(encode_fetch(topic, 0, 0, 1 << 20))
-        answer = self.heard()
+        answer = self.take()
         assert answer[:6] == struct.pack(">ih", len(answer) - 4, 0)
         return answer[6:]
 
@@ -99,7 +68,7 @@ def test_requests_are_answered_as_by_one_broker(chosen: list[bytes], size: int) 
             conversation.feed(data[at : at + size])
             conversation.pass_by()
         conversation.pass_by()
-        heard.append(conversation.heard())
+        heard.append(conversation.take())
     assert heard[0] == heard[1]
 
 
@@ -123,7 +92,7 @@ def test_a_read_waits_for_what_was_produced_elsewhere() -> None:
     conversation.feed(encode_offsets(b"ccc", 0, LATEST, 1))
     assert conversation.session.paused(), "what is there of another topic acknowledges all that was sent"
     conversation.pass_by()
-    assert conversation.heard()
+    assert conversation.take()
     assert conversation.fetched(b"a") == encode_set([b"1", b"2"])
 
 
@@ -184,7 +153,7 @@ def test_a_request_of_very_many_entries_is_spread() -> None:
     one = encode_set([b"x"])
     assert conversation.fetched(b"a") == conversation.fetched(b"ccc") == one * count
     conversation.say(encode_multifetch([FetchEntry(topic, 0, 0, 100) for _ in range(count) for topic in (b"a", b"bb")]))
-    entries = split_multifetch_answer(memoryview(conversation.heard())[4:])
+    entries = split_multifetch_answer(memoryview(conversation.take())[4:])
     assert len(entries) == 2 * count
     assert bytes(entries[0][1]).startswith(one)
     assert not entries[1][1]

@@ -1,0 +1,52 @@
+"""A loop on a thread of its own, for clients whose calls block.
+
+Promises: calls may come from any thread and are carried out concurrently; one that is interrupted leaves nothing running. Must not know:
+what is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from polywire.errors import ErrorCode, Unavailable
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A loop on a thread of its own. Guards: what is called after its end fails and does not wait for ever."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop: Final = asyncio.new_event_loop()
+        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs nothing any more."""
+        return self._loop.is_closed()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something there, and return its result. Raises what it raises, and Unavailable(STOPPING) behind the end."""
+        if self.ended:
+            work.close()
+            raise Unavailable(ErrorCode.STOPPING, "client was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # of a caller that was interrupted; one that is done cannot be cancelled
+
+    def end(self) -> None:
+        """Stop the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        with suppress(RuntimeError):
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
