@@ -66,6 +66,16 @@ class Parts:
             whole.put_new(f"segments/{number:016x}-{segment:08x}.pws", pieces)
 
 
+def measure(parts: Parts, number: int) -> dict[str, float]:
+    """A round: processor seconds per GB, by what was done."""
+    used: dict[str, float] = {}
+    for name, work in parts.of_round(number).items():
+        begun = time.process_time()
+        work()
+        used[name] = (time.process_time() - begun) / (ROUND_BYTES / 1e9)
+    return used
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bucket_parts", description=__doc__)
@@ -75,15 +85,13 @@ def main() -> None:
     with bucket() as (folder, url, kind):
         open_bucket(url).put("warm", b"-")
         parts = Parts(folder, url)
-        for number in range(1 + given.rounds):
-            for name, work in parts.of_round(number).items():
-                begun = time.process_time()
-                work()
-                if number:  # the first brings memory in
-                    found.setdefault(name, []).append((time.process_time() - begun) / (ROUND_BYTES / 1e9))
+        measure(parts, 0)  # brings memory in
+        for number in range(1, 1 + given.rounds):
+            for name, used in measure(parts, number).items():
+                found.setdefault(name, []).append(used)
     console.print(f"processor seconds per GB, {kind}, {given.rounds} rounds: median (least to most)")
-    for name, used in found.items():
-        console.print(f"{name}: {statistics.median(used):.2f} ({min(used):.2f} to {max(used):.2f})")
+    for name, rounds in found.items():
+        console.print(f"{name}: {statistics.median(rounds):.2f} ({min(rounds):.2f} to {max(rounds):.2f})")
 
 
 if __name__ == "__main__":
