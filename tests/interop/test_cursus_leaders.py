@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polywire.server.processes import PORTS_EACH
+from polywire.testing.process import lasting_port
 from tests.broker_process import BrokerProcess
 from tests.crash.test_processes import pid_of
 from tests.crash.test_shards import SHARDS, TOPICS, leaders, machine, url_of
@@ -44,10 +44,12 @@ def ports_of(producers: list[Any]) -> set[int]:
 
 
 def first_port() -> int:
-    """Behind which there are probably some that nobody has."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return min(int(free.getsockname()[1]), 60_000)
+    """Of as many in a row as the processes may have, all free."""
+    ports = [lasting_port()]
+    while len(ports) < SHARDS * PORTS_EACH:
+        port = lasting_port()
+        ports = [*ports, port] if port == ports[-1] + 1 else [port]
+    return ports[0]
 
 
 def test_producers_outlive_who_led_when_they_asked(sdk: Any, tmp_path: Path) -> None:
