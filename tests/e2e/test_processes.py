@@ -20,6 +20,7 @@ from polywire.protocols.kafka07.messages import encode_produce, encode_set
 from polywire.records.columns import Record
 from polywire.server.config import WIRES
 from tests.broker_process import BrokerProcess
+from tests.crash.kafka_transactor import Counting, Transactor, nothing
 
 TOPICS = 4
 WAIT_S = 60.0
@@ -93,6 +94,26 @@ async def _fetched(client: WireClient, topic: str, count: int) -> list[bytes | N
         with suppress(Missing):
             found = [record.value for record in await client.fetch(topic, 0, 0)]
     return found
+
+
+@pytest.mark.parametrize("dialect", [1, 2])
+def test_a_transaction_of_kafka_lies_in_all_processes(broker: BrokerProcess, dialect: int) -> None:
+    names = [f"counted-{dialect}-{number}" for number in range(TOPICS)]
+    asyncio.run(_make(broker, names))
+    with closing(Transactor(broker.addresses["kafka"], f"counter-{dialect}", dialect)) as transactor:
+        counting = Counting(transactor, names)
+        for _ in range(3):
+            counting.one(nothing)
+    asyncio.run(_until_counted(broker, names, counting.done))
+
+
+async def _until_counted(broker: BrokerProcess, names: list[str], count: int) -> None:
+    client = await connect(broker.url("polywire"))
+    try:
+        for name in names:
+            assert await _fetched(client, name, count) == [b"%d" % number for number in range(1, count + 1)]
+    finally:
+        await client.close()
 
 
 def test_http_tells_of_all(broker: BrokerProcess) -> None:

@@ -10,7 +10,9 @@ import msgspec
 from hypothesis import given, settings
 
 from polywire.broker import changes
+from polywire.broker.branches import Joined
 from polywire.broker.broker import Broker
+from polywire.broker.changes import TransactionalProducer
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.transaction_state import Scope
 from polywire.errors import BrokerError
@@ -74,6 +76,30 @@ def transact(id_: str, topic: str, act: str, number: int) -> Step:
     return step
 
 
+def share(id_: str, topic: str, act: str, number: int) -> Step:
+    """What several shards have parts of."""
+    token = bytes([number + 1]) * 16
+
+    def step(broker: Broker) -> None:
+        held, branch = broker.transactions.find(id_), broker.branches.find(id_)
+        if act == "join" and held is not None and held.is_open:
+            broker.branches.join(held, (number,), done=lambda _: None)
+        elif act == "enter":
+            producer = TransactionalProducer(7, 0, -1, 10**9)
+            broker.branches.enter(Joined(id_, 1, token, number, producer, 0))
+        elif act == "stage" and branch is not None and branch.is_open:
+            partition = broker.ensure_topic(topic).partitions[0]
+            first = branch.sequences.get(partition.incarnation, -1) + 1
+            broker.transactions.stage(branch, partition, batch_of(b"t"), first=first, last=first, done=None)
+        elif act == "end" and branch is not None:
+            broker.branches.end(id_, branch.token, commits=number % 2 == 0, done=lambda _: None)
+        elif act == "settle":
+            for decided in list(broker._state.transactions.decisions)[:1]:
+                broker.branches.end("none", decided, commits=True, done=lambda _: None)
+
+    return step
+
+
 STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(produce, NAMES, SMALL, st.integers(-1, 2), st.integers(0, 6), SMALL),
     st.builds(stage_and_publish, NAMES, SMALL, SMALL),
@@ -81,6 +107,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(
         transact, NAMES, NAMES, st.sampled_from(["epoch", "stage", "offsets", "abort", "commit", "commit"]), SMALL
     ),
+    st.builds(share, NAMES, NAMES, st.sampled_from(["join", "enter", "stage", "end", "settle"]), SMALL),
     NAMES.map(lambda name: lambda broker: broker.create_topic(TopicName("default", name))),
     NAMES.map(lambda name: lambda broker: broker.delete_topic(broker.topic(name))),
     NAMES.map(lambda name: lambda broker: broker.purge_topic(broker.topic(name))),

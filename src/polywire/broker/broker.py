@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Access
+from polywire.broker.branches import Branches
 from polywire.broker.catalog import Catalog
 from polywire.broker.claims import ALONE
 from polywire.broker.events import Events
@@ -62,6 +63,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         "_state",
         "_topic_work",
         "access",
+        "branches",
         "claims",
         "classic",
         "clock",
@@ -71,6 +73,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         "groups",
         "loop",
         "owners",
+        "producer_shard",
         "publish_work",
         "settings",
         "sliced",
@@ -92,13 +95,12 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         self._state = state
         self._catalog: Catalog = state.catalog
         self.streams: Final = state.catalog.streams
-        elapsed = state.begin(clock)
-        self.elapsed = elapsed
+        self.elapsed = elapsed = state.begin(clock)
         log.expire_by(elapsed, age_us_max=settings.stage_expiry_us)
         self.access: Final = Access(self, settings, loop, clock)
         self.owners = Owners(self.access)
         self._admission = Admission(log, state, settings, elapsed, self.owners)
-        self.appended = 0
+        self.appended = self.producer_shard = 0
         self._producer_ids: Iterator[int] = count(1)
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
@@ -130,6 +132,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
             loop=loop,
             work=self.publish_work,
         )
+        self.branches: Final = Branches(log, state, self.transactions, self.staging, clock=elapsed, loop=loop)
         self._expiry = Expiry(
             self, state, self.groups, settings, loop, elapsed, groups.table, abort_late=self.transactions.abort_late
         )
@@ -201,5 +204,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         """Commit, sync and stop; every pending callback is called first."""
         self._retention.stop()
         self._expiry.stop()
+        self.branches.stop()
         self.access.close()
         self._log.close()

@@ -21,6 +21,9 @@ from polywire.errors import Corrupt, ErrorCode
 from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
+DECIDED_VERSION: Final = 2
+"""Of a snapshot with ``decisions``: who does not know them must not go on from it."""
+NO_SHARD: Final = -1
 
 TopicKey = bytes | str
 """A topic's id, or its full name while it does not exist."""
@@ -227,6 +230,8 @@ class TransactionState(Enum):
 
     EMPTY = "empty"
     OPEN = "open"
+    SHARED = "shared"
+    """Open, and several shards have parts of it."""
     COMMITTED = "committed"
     ABORTED = "aborted"
 
@@ -248,7 +253,10 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """A transactional id has this epoch, and a transaction in this state, which holds nothing; ``token`` is what it stages under. Sequences
-    go on as long as epoch and producer stay the same; without a producer they begin anew."""
+    go on as long as epoch and producer stay the same; without a producer they begin anew. home: of a branch, the shard that decides.
+
+    Where it ends a transaction that other shards have branches of, it is the decision that they abort (see ``TransactionDecided``).
+    """
 
     id: str
     epoch: int
@@ -257,6 +265,7 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
     at_us: int
     owner: int = UNOWNED
     producer: TransactionalProducer | None = None
+    home: int = NO_SHARD
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -283,7 +292,8 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """A transaction was published, and with it what is ``stored`` and ``others``, or what an older broker stored singly. raised: how the
-    transactional id stands now, where the end has begun an epoch."""
+    transactional id stands now, where the end has begun an epoch. Where other shards have branches of it, it is the decision that they
+    commit (see ``TransactionDecided``)."""
 
     id: str
     at_us: int
@@ -298,6 +308,19 @@ class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31
 
     id: str
     incarnations: tuple[int, ...]
+
+
+class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    """Further shards may have branches of an open transaction: what is decided is theirs, too."""
+
+    id: str
+    shards: tuple[int, ...]
+
+
+class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """All shards have ended their branches of the transaction that staged under this token; where nothing is known of it, nothing changes."""
+
+    token: bytes
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
@@ -396,6 +419,8 @@ Change = (
     | TransactionPartitions
     | ClassicGroupStored
     | ClassicGroupDeleted
+    | TransactionJoined
+    | TransactionSettled
 )
 
 
@@ -447,7 +472,7 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
 class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot. scope, offsets: without a producer, topic, group, member and generation of
     the first positions it holds, and these; others are ``held``. batches, began_at_us: an older broker wrote 0 for as many as records, and
-    -1."""
+    -1. home, shards: see ``Transaction``."""
 
     id: str
     epoch: int
@@ -464,6 +489,17 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     began_at_us: int = -1
     partitions: tuple[int, ...] = ()
     held: tuple[TransactionOffsets, ...] = ()
+    home: int = NO_SHARD
+    shards: tuple[int, ...] = ()
+
+
+class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
+    """How a transaction ended of which these shards have branches that may not have ended yet. token: what all of them stage it under."""
+
+    token: bytes
+    id: str
+    commits: bool
+    shards: tuple[int, ...]
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -482,6 +518,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     aggregate_snapshots: tuple[SnapshotSaved, ...] = ()
     transactions: tuple[TransactionalIdState, ...] = ()
     classic_groups: tuple[ClassicGroupStored, ...] = ()
+    decisions: tuple[TransactionDecided, ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -494,10 +531,10 @@ def encode(value: Change | Snapshot) -> bytes:
     return _ENCODER.encode(value)
 
 
-def encoded_head(next_incarnation: int) -> Iterator[bytes]:
+def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
     """How an encoded ``Snapshot`` begins: its tables follow, each an array, in the order of the fields."""
     tables = len(Snapshot.__struct_fields__) - 2
-    bare = _ENCODER.encode((SNAPSHOT_VERSION, next_incarnation, *[0] * tables))
+    bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
     yield bare[: len(bare) - tables]
 
 
@@ -515,7 +552,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _newer("the broker's state", f"bytes={len(data)} reason={error}") from error
-    if snapshot.version != SNAPSHOT_VERSION:
+    if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION):
         raise _newer("the broker's state", f"version={snapshot.version}")
     return snapshot
 

@@ -15,6 +15,7 @@ from polywire.clock import ElapsedClock
 from polywire.log.base import Log
 
 _PRODUCER_COUNT_BITS: Final = 32  # of a producer's id: how many one start gives out
+_SHARD_BIT: Final = 57  # below it there are 2^25 starts of a shard's broker
 
 
 class ProducerVerbs(Protocol):
@@ -23,13 +24,15 @@ class ProducerVerbs(Protocol):
     __slots__ = ()
 
     elapsed: ElapsedClock
+    producer_shard: int
+    """Which of several shards this broker has: no two give the same number."""
     _log: Log
     _producer_ids: Iterator[int]
     _state: State
 
     def new_producer_id(self) -> int:
         """A number of 63 bits that no producer has had here, and none will have: the number of this start, and a count."""
-        return self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
+        return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
         """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""

@@ -24,7 +24,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Completion, Publication, Ranges, Staging
+from polywire.log.base import NEVER_US, Completion, Publication, Ranges, Staging
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
@@ -173,8 +173,9 @@ class StagedPublish:
         by: Caller,
         level: Level,
         done: Completion[int] | None,
+        expires: bool = True,
     ) -> None:
-        """Store a batch under a token, as ``Broker.stage`` says."""
+        """Store a batch under a token, as ``Broker.stage`` says. expires: whether it does by itself."""
         self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
@@ -185,7 +186,8 @@ class StagedPublish:
         now_us = self._clock.now_us()
         self._admit_staged(by, len(batch), now_us)
         expires_at_us = now_us + self._settings.stage_expiry_us
-        self._log.stage(token, partition.log, batch, expires_at_us=expires_at_us, level=level, done=done)
+        kept_until_us = expires_at_us if expires else NEVER_US
+        self._log.stage(token, partition.log, batch, expires_at_us=kept_until_us, level=level, done=done)
         self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
     def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:

@@ -329,8 +329,9 @@ class State:
         values = {wire: dict(held) for wire, held in self._wire_state.items()}
         owners = dict(self._wire_owners)
         classic = list(self.classic_groups.values())
+        version = changes.DECIDED_VERSION if self.transactions.decisions else changes.SNAPSHOT_VERSION
         return chain(
-            changes.encoded_head(self.catalog.next_incarnation),
+            changes.encoded_head(self.catalog.next_incarnation, version),
             self.catalog.encoded_topics(),
             self.positions.encoded(),
             encoded(len(groups), ((stored(group, group.at_us),) for group in groups), lambda group: len(group.members)),
@@ -353,6 +354,7 @@ class State:
             self.aggregates.encoded_snapshots(),
             self.transactions.encoded(),
             encoded(len(classic), ((group,) for group in classic), weight),
+            self.transactions.encoded_decisions(),
         )
 
     def restore(self, snapshot: bytes) -> None:
@@ -375,4 +377,4 @@ class State:
             self.apply_change(change)
         self.producers.restore(was.producers)
         self.aggregates.restore(was.aggregates)
-        self.transactions.restore(was.transactions)
+        self.transactions.restore(was.transactions, was.decisions)

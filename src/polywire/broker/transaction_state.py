@@ -1,22 +1,24 @@
-"""Transactional ids, each with the epoch that fences whoever held it before, and what its latest transaction holds.
+"""Transactional ids, each with the epoch that fences whoever held it before, and what its latest transaction holds; and of transactions
+that several shards have parts of, what was decided (decision 0079).
 
 Promises: follows from the changes alone, also what is forgotten when. Must not know: the log, staged bytes, wires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from polywire.broker import changes
-from polywire.broker.changes import TransactionalProducer, TransactionState
+from polywire.broker.changes import NO_SHARD, TransactionalProducer, TransactionDecided, TransactionState
 from polywire.broker.owners import UNOWNED
 from polywire.broker.producers import WRAP
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.view import Views, encoded
+from polywire.broker.view import Views, encoded, one_by_one
 from polywire.errors import ErrorCode, Invalid
+from polywire.types import Level
 
 PRODUCER_EPOCHS: Final = 32_767  # of one producer number: its wire has 15 bits for them, and keeps the last one free
 
@@ -28,7 +30,13 @@ TransactionChange = (
     | changes.TransactionStaged
     | changes.TransactionOffsets
     | changes.TransactionCommitted
+    | changes.TransactionJoined
+    | changes.TransactionSettled
 )
+
+BRANCH: Final = "\0"
+"""Before the id of a transaction, the name of its branch in another shard than its home: nobody can hold an id that begins so."""
+_OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Transaction:
 
     at_us: when it last began, staged records or ended. token: what its records are staged under. messages, batches: how many.
     sequences: the last one by partition incarnation. positions: what is committed with it. producer: who holds the id, where its wire numbers
-    producers; only then ``partitions`` are those that it may stage for, and sequences go on over the transactions of an epoch.
+    producers; only then ``partitions`` are those that it may stage for, and sequences go on over the transactions of an epoch. shards: others
+    that may have a branch of it. home: of a branch, the shard that decides what becomes of it.
     """
 
     id: str
@@ -76,6 +85,8 @@ class Transaction:
     batches: int = 0
     began_at_us: int = 0
     partitions: dict[int, None] = field(default_factory=dict)
+    shards: dict[int, None] = field(default_factory=dict)
+    home: int = NO_SHARD
 
     @property
     def size(self) -> int:
@@ -88,7 +99,17 @@ class Transaction:
     @property
     def is_open(self) -> bool:
         """Whether its transaction is under way."""
-        return self.state is TransactionState.OPEN
+        return self.state in _OPEN
+
+    @property
+    def phase(self) -> TransactionState:
+        """How it stands, for who does not mind where its parts are."""
+        return TransactionState.OPEN if self.is_open else self.state
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether another shard decides what becomes of it."""
+        return self.home != NO_SHARD
 
     @property
     def position_count(self) -> int:
@@ -119,20 +140,33 @@ class Transaction:
         return True
 
 
+def is_branch(name: str) -> bool:
+    """Whether this is the name of a branch, and no transactional id."""
+    return name.startswith(BRANCH)
+
+
+def level_of(transaction: Transaction, level: Level) -> Level:
+    """What a transaction stages and its end have, where one shard would be content with ``level``."""
+    return Level.SYNCED if transaction.state is TransactionState.SHARED else level
+
+
 class TransactionTable:
     """All transactional ids, longest idle first.
 
     Invariant: one is forgotten only when it has been idle for ``transactional_id_expiry_us``: its epoch keeps older ones out. ``_moving``
-    are those that hold positions of a group, by its name.
+    are those that hold positions of a group, by its name. ``decisions``, by token, are kept until every shard has followed: whatever becomes
+    of the id meanwhile.
     """
 
-    __slots__ = ("_by_id", "_moving", "_settings", "_usage", "_views", "open")
+    __slots__ = ("_by_id", "_deciding", "_moving", "_settings", "_usage", "_views", "decisions", "open")
 
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
         self._usage = usage
         self._by_id: dict[str, Transaction] = {}
         self._moving: dict[str, dict[str, None]] = {}
+        self.decisions: Final[dict[bytes, TransactionDecided]] = {}
+        self._deciding: dict[str, int] = {}  # how many of them an id has
         self.open: Final[dict[str, None]] = {}  # ids whose transaction is under way, the longest first
         self._views: Final = Views(self._stored)
 
@@ -162,12 +196,19 @@ class TransactionTable:
                 self.apply_committed(change)
             case changes.TransactionalIdDeleted():
                 self.forget(change.id)
+            case changes.TransactionJoined():
+                self.apply_joined(change)
+            case changes.TransactionSettled():
+                self._settle(change.token)
             case _:
                 assert_never(change)
 
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
         """A transactional id is as the change says; those idle for too long are forgotten."""
         was = self._by_id.get(change.id)
+        if was is not None:
+            self._views.changing(change.id)
+            self._decide(was, commits=False)
         made = Transaction(
             change.id,
             change.epoch,
@@ -177,8 +218,9 @@ class TransactionTable:
             owner=change.owner,
             producer=change.producer,
             began_at_us=change.at_us,
+            home=change.home,
         )
-        if was is not None and change.producer is not None and was.epoch == change.epoch:
+        if was is not None and change.producer is not None and was.epoch == change.epoch and _is_held_on(was, change):
             made.sequences = was.sequences
         self.forget(change.id)
         self._put(made)
@@ -188,6 +230,8 @@ class TransactionTable:
         """Forget those that have been idle for too long: what they staged has expired long ago."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
+            if oldest.state is TransactionState.SHARED:  # it is not ours alone to forget
+                return
             if now_us - oldest.at_us <= self._settings.transactional_id_expiry_us:
                 return
             self.forget(oldest.id)
@@ -216,6 +260,35 @@ class TransactionTable:
             moving.pop(transaction.id, None)
             if not moving:
                 self._moving.pop(scope.group, None)
+
+    def apply_joined(self, change: changes.TransactionJoined) -> None:
+        """Others may have branches of it."""
+        self._views.changing(change.id)
+        found = self._by_id[change.id]
+        found.state = TransactionState.SHARED
+        found.shards.update(dict.fromkeys(change.shards))
+
+    def _decide(self, transaction: Transaction, *, commits: bool) -> None:
+        """It ends, for all that have branches of it."""
+        if transaction.shards:
+            shards, transaction.shards = tuple(transaction.shards), {}
+            self._put_decision(TransactionDecided(transaction.token, transaction.id, commits, shards))
+
+    def _put_decision(self, decided: TransactionDecided) -> None:
+        self.decisions[decided.token] = decided
+        self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
+
+    def _settle(self, token: bytes) -> None:
+        """All have followed a decision, if there was one."""
+        decided = self.decisions.pop(token, None)
+        if decided is not None:
+            self._deciding[decided.id] -= 1
+            if not self._deciding[decided.id]:
+                del self._deciding[decided.id]
+
+    def is_deciding(self, id_: str) -> bool:
+        """Whether a transaction of this id has been decided and some shard may not have followed."""
+        return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
         """It may stage for further partitions."""
@@ -248,6 +321,8 @@ class TransactionTable:
 
     def apply_committed(self, change: changes.TransactionCommitted) -> None:
         """Its transaction was published."""
+        self._views.changing(change.id)
+        self._decide(self._by_id[change.id], commits=True)
         if change.raised is not None:
             self.apply_stored(change.raised)
             return
@@ -280,6 +355,10 @@ class TransactionTable:
         """All transactional ids as they are now, longest idle first, encoded in pieces."""
         found = self._views.open(list(self._by_id))
         return encoded(len(self._by_id), found, _weight)
+
+    def encoded_decisions(self) -> Iterator[bytes]:
+        """What was decided and not settled, as it is now."""
+        return one_by_one(list(self.decisions.values()))
 
     def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
         known = self._by_id.get(id_)
@@ -317,11 +396,17 @@ class TransactionTable:
                         for scope, held in others
                     ]
                 ),
+                home=known.home,
+                shards=tuple(known.shards),
             ),
         )
 
-    def restore(self, states: tuple[changes.TransactionalIdState, ...]) -> None:
-        """Take over transactional ids as they were."""
+    def restore(
+        self, states: Iterable[changes.TransactionalIdState], decisions: Iterable[TransactionDecided] = ()
+    ) -> None:
+        """Take over transactional ids as they were, and what was decided."""
+        for decided in decisions:
+            self._put_decision(decided)
         for state in states:
             transaction = Transaction(
                 id=state.id,
@@ -336,6 +421,8 @@ class TransactionTable:
                 batches=state.batches or state.messages,
                 began_at_us=state.at_us if state.began_at_us < 0 else state.began_at_us,
                 partitions=dict.fromkeys(state.partitions),
+                shards=dict.fromkeys(state.shards),
+                home=state.home,
             )
             for held in state.held:
                 _hold(transaction, held)
@@ -355,6 +442,11 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
     held = transaction.positions.setdefault(own, HeldOffsets())
     held.offsets.update(change.offsets)
     held.notes.update(change.notes)
+
+
+def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
+    """Whether who holds the id is who held it: a branch may have had another home, which had counted epochs of its own."""
+    return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:

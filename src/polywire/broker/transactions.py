@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -24,9 +25,9 @@ from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction
+from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction, is_branch, level_of
 from polywire.clock import ElapsedClock
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.log.base import NO_OFFSET, Completion, Loop, Need, Publication, Ranges, Staging
 from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level, PositionKind
@@ -67,7 +68,8 @@ class Transactions:
     """The transactions of all transactional ids.
 
     Unless a caller says less, everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then
-    committing the rest, would tear it apart. So a transaction whose producer is content with less has aborted when the broker starts again.
+    committing the rest, would tear it apart. So a transaction whose producer is content with less has aborted when the broker starts again;
+    what several shards have parts of is always synced (decision 0079). A branch is ended by ``Branches`` alone.
     Invariant: ``_left_open`` are the tokens of those; ``_endings`` are the commits on their way, by transactional id: one is broken off
     before its transaction changes otherwise.
     """
@@ -81,6 +83,7 @@ class Transactions:
         "_log",
         "_loop",
         "_new_producer_id",
+        "_on_decided",
         "_owners",
         "_settings",
         "_staging",
@@ -118,11 +121,16 @@ class Transactions:
         self._owners = owners
         self._new_producer_id = new_producer_id
         self._unchecked: list[str] = []
+        self._on_decided: Callable[[], None] = _nothing
         self._left_open = {
             known.token
             for known in state.transactions
             if known.is_open and known.producer is not None and not known.producer.synced
         }
+
+    def on_decided(self, notify: Callable[[], None]) -> None:
+        """Have somebody notified when a transaction has ended that other shards have branches of, from inside the call that ends it."""
+        self._on_decided = notify
 
     # Transactional ids
 
@@ -141,7 +149,7 @@ class Transactions:
 
     def _is_over(self, transaction: Transaction) -> bool:
         """Whether an open transaction has taken too long, or what it staged may have expired or be lost."""
-        if not transaction.is_open or transaction.id in self._endings:
+        if not transaction.is_open or transaction.is_branch or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
         if transaction.messages and now_us >= transaction.at_us + self._settings.stage_expiry_us:
@@ -193,6 +201,7 @@ class Transactions:
         """
         known = self._admit_holder(id_, by)
         made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
+        kept_at = level if known is None else level_of(known, level)
         if known is not None:
             made.epoch, made.producer, made.owner = known.epoch, known.producer, heir(known.owner, by)
             self._raise_epoch(made, asked_by_holder=asks_again)
@@ -200,7 +209,7 @@ class Transactions:
         if made.producer is not None:
             number, first, asked = made.producer.id, made.producer.first_epoch, made.producer.asked_epoch
         made.producer = TransactionalProducer(number, first, asked, timeout_us, level >= Level.SYNCED)
-        return self._store(made, done, level)
+        return self._store(made, done, kept_at)
 
     def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:
         """Begin the next epoch, with a new number when the present one has no more."""
@@ -217,6 +226,8 @@ class Transactions:
     def _admit_holder(self, id_: str, by: Caller) -> Transaction | None:
         """Let somebody hold an id: what is open is abandoned. Returns how it stood. Raises as ``begin_epoch``."""
         check_name(id_, self._settings.name_bytes_max)
+        if is_branch(id_):
+            raise Invalid(ErrorCode.INVALID_NAME, f"a transactional id begins otherwise id={id_!r}")
         self._state.transactions.forget_idle(self._clock.now_us())
         known = self._state.transactions.find(id_)
         if known is not None:
@@ -229,9 +240,11 @@ class Transactions:
             self._staging.abandon([known.token], by=ITSELF)
         return known
 
-    def visible(self, *, by: Caller) -> list[Transaction]:
-        """The transactional ids that somebody may use, each with its latest transaction, by id; not to be changed."""
-        found = [known for known in self._state.transactions if self._owners.may_use(by, known.owner)]
+    def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
+        """The transactional ids that somebody may use, each with its latest transaction, by id; not to be changed. branches: and those of
+        other homes' ids."""
+        known, may_use = self._state.transactions, self._owners.may_use
+        found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
         return sorted(found, key=lambda known: known.id)
 
     def delete(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None = None) -> None:
@@ -239,7 +252,7 @@ class Transactions:
 
         Raises Missing(TRANSACTION_MISSING), Denied(DENIED), Busy(DISK_FULL).
         """
-        found = self.find(id_, by=by)
+        found = None if is_branch(id_) else self.find(id_, by=by)
         if found is None:
             raise Missing(ErrorCode.TRANSACTION_MISSING, f"no such transactional id id={id_!r}")
         if found.is_open:
@@ -254,10 +267,16 @@ class Transactions:
         """Journal how a transactional id stands, with a transaction that holds nothing."""
         change = self._change_of(transaction)
         self._log.change(changes.encode(change), level=level, done=done)
-        self._state.apply_change(change)
+        self._apply_end(change)
         stored = self._state.transactions.find(transaction.id)
         assert stored is not None, "it was just stored"
         return stored
+
+    def _apply_end(self, change: changes.TransactionalIdStored | changes.TransactionCommitted) -> None:
+        """Make true what may have ended a transaction."""
+        self._state.apply_change(change)
+        if self._state.transactions.decisions:
+            self._on_decided()
 
     def _change_of(self, transaction: Transaction) -> changes.TransactionalIdStored:
         return changes.TransactionalIdStored(
@@ -268,6 +287,7 @@ class Transactions:
             self._clock.now_us(),
             transaction.owner,
             transaction.producer,
+            transaction.home,
         )
 
     # One transaction
@@ -340,11 +360,18 @@ class Transactions:
         added = [held for held in (transaction.sequences, transaction.partitions) if partition.incarnation not in held]
         for held in added:
             self._admit_partitions(transaction, held, 1)
+        level = level_of(transaction, level)
         now_us = (
             self._clock.now_us()
         )  # before the staging reads the clock: its records outlive ``at_us`` by their whole time
         self._staging.stage(
-            transaction.token, partition, batch, by=Caller(None, transaction.owner), level=level, done=done
+            transaction.token,
+            partition,
+            batch,
+            by=Caller(None, transaction.owner),
+            level=level,
+            done=done,
+            expires=not transaction.is_branch,
         )
         (count,) = _record_count(batch)
         change = changes.TransactionStaged(
@@ -395,6 +422,7 @@ class Transactions:
             raise Busy(
                 ErrorCode.BUSY, f"too many groups and topics in one transaction limit={limits.transaction_scopes_max}"
             )
+        level = level_of(transaction, level)
         self._admit_numbers(transaction, added, sum([len(metadata) for _, metadata in notes.values()]))
         change = changes.TransactionOffsets(
             id=transaction.id,
@@ -412,6 +440,11 @@ class Transactions:
         """Topics that a transaction writes to, as far as they are there."""
         found = map(self._state.catalog.find_partition, transaction.partitions or transaction.sequences)
         return {partition.topic.id: partition.topic for partition in found if partition is not None}.values()
+
+    def shards_of(self, id_: str) -> Collection[int]:
+        """Other shards that may have branches of the transaction that is open under an id."""
+        found = self._state.transactions.find(id_)
+        return () if found is None else tuple(found.shards)
 
     def undecided(self, group: str, topic: str) -> Set[int]:
         """Partitions of a topic for which open transactions hold positions of a group."""
@@ -444,7 +477,7 @@ class Transactions:
         made = replace(transaction, state=TransactionState.ABORTED, token=_NO_TOKEN)
         if raises_epoch:
             self._raise_epoch(made, asked_by_holder=by_holder)
-        return self._store(made, done, level)
+        return self._store(made, done, level_of(transaction, level))
 
     def is_ending(self, transaction: Transaction) -> bool:
         """Whether a commit is on its way that takes a while."""
@@ -470,6 +503,7 @@ class Transactions:
         ``confirm`` raises; then nothing has happened. Conflict(PRODUCER_FENCED) when it was aborted meanwhile.
         """
         assert transaction.is_open, "there is something to end"
+        level = level_of(transaction, level)
         ending = self._endings.get(transaction.id)
         if ending is not None:
             ending.waiting.append(done)
@@ -535,7 +569,7 @@ class Transactions:
             self._staging.forget([transaction.token])
         else:
             self._log.change(data, level=level, done=done)
-        self._state.apply_change(change)
+        self._apply_end(change)
 
     def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
         """How a transactional id stands that has committed and is in its next epoch."""
@@ -547,7 +581,10 @@ class Transactions:
         """What a commit stores of groups. Raises BrokerError."""
         for scope, held in transaction.positions.items():
             if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
-                yield self._stored(transaction, scope, held, by)
+                with (
+                    suppress(Denied) if transaction.is_branch else nullcontext()
+                ):  # decided: the group is another user's since
+                    yield self._stored(transaction, scope, held, by)
 
     def _stored(self, transaction: Transaction, scope: Scope, held: HeldOffsets, by: Caller) -> changes.PositionsStored:
         return self._commits.stored(

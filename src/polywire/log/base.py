@@ -31,6 +31,9 @@ Completion = Callable[[_Result | BrokerError], None]
 Ranges = Sequence[tuple[int, int, int]]
 """(incarnation, first offset, next offset) of each partition that a publish has added to."""
 
+NEVER_US: Final = 2**63 - 1
+"""When a staged batch expires that waits until somebody publishes or abandons it."""
+
 NO_OFFSET: Final = -1
 """What ``offset_of_address`` finds where no record begins; what a change, a staged batch and a barrier are completed with."""
 
@@ -331,7 +334,8 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches."""
+        """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches, at ``NEVER_US``
+        not at all."""
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
         """The clock that what is staged expires by; without one nothing does. What earlier starts have left has ``age_us_max`` at most: their

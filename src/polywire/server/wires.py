@@ -93,11 +93,12 @@ def shard_factories(
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
+    transactions = KafkaLinkFactory(kafka, shard.key)
     inside: list[SessionFactory] = [
         flux,
         CursusLinkFactory(cursus, shard.key),
         IggyLinkFactory(iggy, shard.key),
-        KafkaLinkFactory(kafka, shard.key),
+        transactions,
         Kafka07Factory(broker, off_loop=off_loop),
         PolywireFactory(broker),
     ]
@@ -109,7 +110,9 @@ def shard_factories(
         Kafka07Factory(broker, off_loop=off_loop, shards=shard),
         PolywireFactory(broker, shard),
     ]
-    return outside, [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
+    spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
+    # Transactions that were decided end also where their wire is spoken no more.
+    return outside, spoken if transactions in spoken else [*spoken, transactions]
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

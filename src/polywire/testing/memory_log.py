@@ -37,7 +37,8 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """One addition. ``parts`` are (incarnation, batch): numbered once they were committed."""
+    """One addition. ``parts`` are (incarnation, batch): numbered once they were committed. staged: a token, its batch, and when that expires.
+    taken: tokens that were published or abandoned."""
 
     kind: _Kind
     incarnation: int = 0
@@ -47,6 +48,8 @@ class _Entry:
     level: Level = Level.MEMORY
     done: Completion[None] | None = None
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    staged: tuple[bytes, tuple[int, bytes], int] | None = None
+    taken: Sequence[bytes] = ()
 
     @property
     def size(self) -> int:
@@ -210,10 +213,15 @@ class MemoryLog:
     ) -> None:
         if token in self._staged and self._staged[token].claimed:
             raise Missing(ErrorCode.STAGE_MISSING, f"token is being published token={token.hex()}")
-        self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
+        entry = _Entry(_Kind.BARRIER, level=level, done=_without_offset(done))
+        entry.staged = token, (partition.incarnation, bytes(batch)), expires_at_us
+        self._add(entry)
+        self._hold(*entry.staged)
+
+    def _hold(self, token: bytes, part: tuple[int, bytes], expires_at_us: int) -> None:
         staged = self._staged.setdefault(token, _Staged([], expires_at_us))
         staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
-        staged.parts.append((partition.incarnation, bytes(batch)))
+        staged.parts.append(part)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
         """Nothing is left of earlier starts."""
@@ -235,7 +243,7 @@ class MemoryLog:
         else:
             assert isinstance(tokens, Sequence), "a publication of this log"
             parts = [part for token in tokens for part in self._find_staged(token).parts]
-        entry = _Entry(_Kind.PUBLISH, change=change, parts=parts, level=level)
+        entry = _Entry(_Kind.PUBLISH, change=change, parts=parts, level=level, taken=tuple(tokens))
         entry.done = lambda error: done(error or entry.ranges)
         try:
             self._add(entry)
@@ -247,9 +255,11 @@ class MemoryLog:
             self._staged.pop(token, None)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        for token in tokens:
-            if token in self._staged and not self._staged[token].claimed:
-                del self._staged[token]
+        taken = [token for token in tokens if token in self._staged and not self._staged[token].claimed]
+        for token in taken:
+            del self._staged[token]
+        if taken and not self._killed:
+            self._put(_Entry(_Kind.BARRIER, taken=taken))
 
     def _find_staged(self, token: bytes) -> _Staged:
         staged = self._staged.get(token)
@@ -267,6 +277,9 @@ class MemoryLog:
         self._check_open()
         if self.disk_full:
             raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
+        self._put(entry)
+
+    def _put(self, entry: _Entry) -> None:
         self._write_batch.append(entry)
         if not self._scheduled:
             self._scheduled = True
@@ -435,14 +448,16 @@ class MemoryLog:
                 again._recover(entry, told=number < skipped)
         again._groups = groups
         again._synced = len(groups)
-        for token, staged in () if synced_only else self._staged.items():
-            again._staged[token] = staged
         return again
 
     def _recover(self, entry: _Entry, *, told: bool) -> None:
         if entry.kind is _Kind.OPEN:
             self._open(entry.incarnation)
         self._make_true(entry)
+        if entry.staged is not None:
+            self._hold(*entry.staged)
+        for token in entry.taken:
+            self._staged.pop(token, None)
         for incarnation, batch in entry.parts:
             self._partitions[incarnation].synced_offset = self._partitions[incarnation].next_offset
             header = batches.read_header(batch)

@@ -8,6 +8,8 @@ sealed), and ``contents.json``, what the code that wrote it read from it: every 
 * ``state-3``: groups of Kafka's newer protocol and classic ones, one shared with another wire; transactions of several partitions and groups
   that were committed, aborted, and are open in a sealed segment and in the journal; a user with verifiers of SCRAM. See ``test_newer``.
 * ``state-4``: the same, and classic groups whose members have settled, in the snapshot and in the journal. See ``test_settled``.
+* ``state-5``: the same, and transactions that several shards have parts of: open ones of ours, branches of others', and decisions that not
+  all have followed, in the snapshot and in the journal. See ``test_shared``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from polywire.log.settings import LogSettings
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchFlags, Record
 from polywire.records.rows import from_records
+from polywire.server.private import PRIVATE_DIRECTORY
 from polywire.testing.clock import SimulatedClock
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
@@ -53,6 +56,7 @@ class Kept:
         self.path = path
         self.expected: dict[str, Any] = json.loads((HERE / name / "contents.json").read_text())
         self.written_at_us: int = self.expected.pop("written_at_us")
+        path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         with tarfile.open(HERE / name / "data.tar.xz") as archive:
             archive.extractall(path, filter="data")
 
@@ -102,7 +106,7 @@ def test_a_difference_is_seen() -> None:
 
 
 def test_there_is_a_directory_of_every_shape_of_the_state() -> None:
-    assert DIRECTORIES == ["state-1", "state-2", "state-3", "state-4"]
+    assert DIRECTORIES == ["state-1", "state-2", "state-3", "state-4", "state-5"]
     for name in DIRECTORIES:
         assert (HERE / name / "data.tar.xz").stat().st_size < 64 * 1024
 

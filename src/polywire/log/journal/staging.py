@@ -11,6 +11,7 @@ from typing import Final
 
 from polywire.clock import ElapsedClock
 from polywire.errors import Busy, ErrorCode, Missing
+from polywire.log.base import NEVER_US
 
 NOWHERE: Final = -1
 
@@ -81,7 +82,8 @@ class Staging:
         self._clock = clock
         latest_us = clock.now_us() + age_us_max
         for staged in self:
-            staged.expires_at_us = min(staged.expires_at_us, latest_us)
+            if staged.expires_at_us != NEVER_US:
+                staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
     def _now_us(self) -> int:
         """What has expired by then is over; nothing is before there is a clock."""

@@ -330,7 +330,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     """TXN_STATUS."""
     name = _name(request)
     found = _find(session, name)
-    state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.state
+    state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.phase
     return encoded(
         f"OK transactional_id={name} state={state.value} messages={found.messages} offsets={found.position_count}"
     )

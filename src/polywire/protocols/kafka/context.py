@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from polywire.broker.branches import Branches
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.positions import PositionVerbs
@@ -44,6 +45,10 @@ class KafkaBroker(
     @property
     def epoch(self) -> int:
         """Number of its start."""
+
+    @property
+    def branches(self) -> Branches:
+        """Transactions that other shards have parts of, too."""
 
     @property
     def classic(self) -> ClassicGroups:
@@ -128,6 +133,10 @@ class Shared:
     def _keep(self, cluster_id: bytes) -> None:
         with suppress(BrokerError):  # the disk is full: it is as good for as long as the broker runs
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
+
+    def is_home(self, name: str) -> bool:
+        """Whether a group or transactional id of this name is at home in our shard; all are where there is one."""
+        return self.shards is None or self.shards.home(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
         """All shards go by the id of the first."""

@@ -27,6 +27,7 @@ from polywire.protocols.kafka import (
     transactions,
     users,
 )
+from polywire.protocols.kafka.between_shards import ShardLinks, between_shards
 from polywire.protocols.kafka.carrying import CarryingKafkaSession
 from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
 from polywire.protocols.kafka.gathering import TOPIC_HANDLERS
@@ -36,6 +37,7 @@ from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
+from polywire.protocols.kafka.transaction_homes import TRANSACTION_HANDLERS
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.links import LinkFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -103,12 +105,6 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 
 TODAY_ONLY: Final = frozenset(
     {
-        Api.ADD_PARTITIONS_TO_TXN,
-        Api.ADD_OFFSETS_TO_TXN,
-        Api.END_TXN,
-        Api.TXN_OFFSET_COMMIT,
-        Api.DESCRIBE_TRANSACTIONS,
-        Api.LIST_TRANSACTIONS,
         Api.ALTER_USER_SCRAM_CREDENTIALS,
         Api.CONSUMER_GROUP_HEARTBEAT,
         Api.CONSUMER_GROUP_DESCRIBE,
@@ -123,7 +119,7 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
         Command(
             api,
-            {**TOPIC_HANDLERS, **GROUP_HANDLERS}.get(api, command.handler),
+            {**TOPIC_HANDLERS, **GROUP_HANDLERS, **TRANSACTION_HANDLERS}.get(api, command.handler),
             command.actions,
             pipelined=command.pipelined,
         )
@@ -136,6 +132,12 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
 LINK_COMMANDS: Final[Mapping[Api, Command]] = {
     **COMMANDS,
     Api.OFFSET_COMMIT: Command(Api.OFFSET_COMMIT, linked.offset_commit, (Action.OFFSET_COMMIT,)),
+    Api.TXN_OFFSET_COMMIT: Command(
+        Api.TXN_OFFSET_COMMIT, linked.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)
+    ),
+    Api.BETWEEN_SHARDS: Command(
+        Api.BETWEEN_SHARDS, between_shards, (Action.CONNECT,)
+    ),  # what it asks for a client is checked
 }
 """What processes ask of each other."""
 
@@ -161,6 +163,9 @@ class KafkaFactory:
         off_loop = off_loop or OffLoopQueue(broker.loop)
         self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop, shards)
         broker.classic.restore(WIRE, WRITING)
+        if shards is not None:
+            broker.producer_shard = shards.own
+            broker.branches.begin(ShardLinks(broker, shards), self.shared.is_home)
 
     @property
     def wire(self) -> str:

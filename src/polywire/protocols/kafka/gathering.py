@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka import producers, schema
+from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed
 from polywire.protocols.kafka.cluster import KEYS_SINCE
 from polywire.protocols.kafka.context import node_of
@@ -21,9 +21,6 @@ from polywire.protocols.kafka.session import Handler, KafkaSession
 
 METADATA_SINCE: Final = 4  # version of Metadata that says whether topics may be made
 TOPIC: Final = 2  # type of a resource with settings
-SHARD_BIT: Final = 57  # of numbers of producers: below it there are 2^25 starts of a shard's broker
-TRANSACTION: Final = 1  # type of key that coordinators are found by
-NO_TRANSACTIONS: Final = "transactions of this wire are served by a broker of one process"
 
 
 def shard_of(session: CarryingKafkaSession, name: str) -> int:
@@ -139,28 +136,11 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
     ask_shards(session, answer, dict.fromkeys(places.unknown | {own}, request), made)
 
 
-def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId: a number that no other process gives; none for transactions."""
-    if request.transactional_id is None:
-        made = producers.init_producer_id(session, answer, request)
-        if not made.error:
-            made.producer_id |= carrying(session).shards.own << SHARD_BIT
-        return made
-    error = WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    return schema.response(Api.INIT_PRODUCER_ID)(error=error, producer_id=-1, producer_epoch=-1)
-
-
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """FindCoordinator: the broker of the shard that a name's hash says, which tells of itself."""
     session = carrying(session)
     response = schema.response(Api.FIND_COORDINATOR)
     nowhere = {"error": WireError.COORDINATOR_NOT_AVAILABLE, "node_id": -1, "host": "", "port": -1}
-    if request.key_type == TRANSACTION:
-        nowhere |= {"error": WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "message": NO_TRANSACTIONS}
-        keys = getattr(request, "coordinator_keys", ())
-        entries = [response.Coordinators(key=key, **nowhere) for key in keys]
-        answer.ok(response(coordinators=entries, **(nowhere if answer.request.version < KEYS_SINCE else {})))
-        return
     if answer.request.version < KEYS_SINCE:
         home = session.shards.home(request.key)
         ask_shards(session, answer, {home: request}, lambda bodies: bodies[home] or response(**nowhere))
@@ -285,7 +265,6 @@ TOPIC_HANDLERS: Final[Mapping[Api, Handler]] = {
     Api.METADATA: metadata,
     Api.DESCRIBE_CLUSTER: describe_cluster,
     Api.FIND_COORDINATOR: find_coordinator,
-    Api.INIT_PRODUCER_ID: init_producer_id,
     Api.CREATE_TOPICS: create_topics,
     Api.DELETE_TOPICS: divided("topic_names", "responses", "", _named(Api.DELETE_TOPICS, "Responses")),
     Api.CREATE_PARTITIONS: divided("topics", "results", "name", _named(Api.CREATE_PARTITIONS, "Results")),

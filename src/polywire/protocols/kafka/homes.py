@@ -30,7 +30,7 @@ _NO_GROUP: Final = frozenset({WireError.NONE, WireError.GROUP_ID_NOT_FOUND})
 
 def is_home(session: CarryingKafkaSession, group: str) -> bool:
     """Whether a group's home is our shard."""
-    return session.shards.home(group) == session.shards.own
+    return session.shared.is_home(group)
 
 
 def at_home(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
@@ -80,7 +80,7 @@ def _failed(made: Any, topic: Any, error: WireError) -> Any:
     return made(name=topic.name, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
-def _divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
+def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
     """Entries that name topics by the shards that have them; our own says of what is nowhere that there is none."""
     by_shard: dict[int, list[Any]] = {}
     for topic in topics:
@@ -92,7 +92,7 @@ def _divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """OffsetCommit: who may do it is checked here, once; each shard stores what is in its topics."""
     session = carrying(session)
-    by_shard = _divided(session, request.topics)
+    by_shard = divided(session, request.topics)
     own = session.shards.own
     if by_shard.keys() <= {own}:
         return positions.offset_commit(session, answer, request)
@@ -169,7 +169,7 @@ def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
     """What is asked of which shard for one group."""
     if asked.topics is None:
         return dict.fromkeys(range(session.shards.count), asked)
-    by_shard = _divided(session, asked.topics) or {session.shards.own: []}
+    by_shard = divided(session, asked.topics) or {session.shards.own: []}
     return {shard: changed(asked, topics=topics) for shard, topics in by_shard.items()}
 
 
@@ -201,7 +201,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     free = [topic for topic in request.topics if topic.name not in read]
     error = WireError.GROUP_SUBSCRIBED_TO_TOPIC
     told = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
-    by_shard = _divided(session, free)
+    by_shard = divided(session, free)
 
     def joined(found: Bodies) -> Any:
         missing = [body for body in found.values() if body is not None and body.error]

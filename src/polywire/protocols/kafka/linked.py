@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from polywire.broker.access import Principal
 from polywire.errors import Busy, PeerError
-from polywire.protocols.kafka import positions
+from polywire.protocols.kafka import positions, transactions
 from polywire.protocols.kafka.context import Shared
-from polywire.protocols.kafka.messages import Api
+from polywire.protocols.kafka.messages import Api, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
 from polywire.protocols.kafka.shard_link import MAGIC, OPENING_BYTES, Context, decode_context
@@ -22,6 +22,7 @@ from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.session import Output
 
 NO_GENERATION: Final = -1
+BETWEEN: Final = {Api.BETWEEN_SHARDS: Served(0, 0, 0)}
 
 
 class LinkedKafkaSession(KafkaSession):
@@ -37,7 +38,7 @@ class LinkedKafkaSession(KafkaSession):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        super().__init__(shared, table, output, resume)
+        super().__init__(shared, table, output, resume, {**shared.served, **BETWEEN})
         self._key: Final = key
         self._is_open = False
         self._context: Context | None = None
@@ -96,3 +97,11 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation)
     request.generation = NO_GENERATION  # it means something at home only
     positions.store(session, answer, request, fence)
+
+
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """The same for TxnOffsetCommit, behind the permission of the transaction's home."""
+    assert isinstance(session, LinkedKafkaSession), "it is for links"
+    fence = partial(session.shared.fences.check, request.group_id, session.context.start, request.generation_id)
+    request.generation_id = NO_GENERATION
+    transactions.move(session, answer, request, fence)

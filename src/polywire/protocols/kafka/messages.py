@@ -71,6 +71,7 @@ class Api(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    BETWEEN_SHARDS = 1000  # ours, over links: see ``between_shards``
 
 
 class Served(NamedTuple):

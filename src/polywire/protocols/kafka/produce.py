@@ -78,11 +78,14 @@ class Producing:
         "_is_wide",
         "_large",
         "_left",
+        "_refused",
         "_session",
         "_transactional_id",
     )
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
+        """refused: why nothing of its transaction can be staged, where that is known."""
+        self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
         self._acks: Final = request.acks
@@ -252,6 +255,8 @@ class Producing:
         """Hold the records of one partition back for the end of their transaction. Raises Refused, BrokerError."""
         id_, version = self._transactional_id, self._answer.request.version
         assert id_ is not None, "a transactional batch has one"
+        if self._refused is not None:
+            raise _kept(self._refused)
         transactions.stage(self._session, id_, version, partition, head, batch, partial(self._staged, entry, partition))
         self._left += 1
 

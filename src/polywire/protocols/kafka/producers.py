@@ -122,7 +122,7 @@ class _Active:
 
     def _gather_transactional(self) -> Iterator[None]:
         """Holders of transactional ids: their sequences go on over transactions; the records of one that is open come behind the end."""
-        for known in self._session.broker.transactions.visible(by=ITSELF):
+        for known in self._session.broker.transactions.visible(by=ITSELF, branches=True):
             if known.producer is not None:
                 self._add_holder(known)
             yield None

@@ -87,8 +87,14 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     )
 
     def __init__(
-        self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
+        self,
+        shared: Shared,
+        table: Mapping[Api, Command],
+        output: Output,
+        resume: Callable[[], None],
+        served: Mapping[Api, Served] | None = None,
     ) -> None:
+        """served: what may be asked for, where that is not what clients may."""
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
@@ -97,7 +103,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.fetch_session: FetchSession | None = None
         self.work: Work | None = None
         self._commands: Final = table
-        self._served: Final[Mapping[Api, Served]] = shared.served
+        self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served
         self._principal: Principal | None = None
         self._lingers = False
         self._caller: Caller | None = None

@@ -19,13 +19,14 @@ from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.transactions import transaction_error
+from polywire.protocols.kafka.transactions import find_transaction, transaction_error
 
 NO_PRODUCER: Final = -1
 _US_PER_MS: Final = 1_000
 _WORDS: Final = {
     TransactionState.EMPTY: "Empty",
     TransactionState.OPEN: "Ongoing",
+    TransactionState.SHARED: "Ongoing",
     TransactionState.COMMITTED: "CompleteCommit",
     TransactionState.ABORTED: "CompleteAbort",
 }
@@ -53,7 +54,8 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     def listed(known: Transaction) -> Any:
         left_out = (
-            (states and _WORDS[known.state] not in states)
+            not session.shared.is_home(known.id)  # Cursus has its ids in all shards
+            or (states and _WORDS[known.state] not in states)
             or (numbers and _number(known) not in numbers)
             or (pattern is not None and not _matches(pattern, known.id))
             or (request.duration_filter > 0 and not (known.is_open and known.began_at_us <= open_since_us))
@@ -90,7 +92,7 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
 def _described(session: KafkaSession, made: Any, id_: str) -> Any:
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
-        known = session.broker.transactions.find(id_, by=session.caller)
+        known = find_transaction(session, id_)
     except BrokerError as error:
         return made(transactional_id=id_, error=transaction_error(error), producer_id=NO_PRODUCER)
     if known is None:

@@ -7,15 +7,17 @@ same way. Must not know: frames, how records are staged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.changes import TransactionState
 from polywire.broker.groups.commits import Commit
+from polywire.broker.owners import ITSELF
 from polywire.broker.producers import WRAP
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transaction_state import Scope, Transaction
+from polywire.broker.transaction_state import Scope, Transaction, level_of
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.kafka import schema
@@ -42,6 +44,7 @@ ADDING_OFFSETS_SINCE: Final = 5  # version of TxnOffsetCommit that adds the grou
 RAISING_SINCE: Final = 5  # version of EndTxn after which the producer is in the next epoch
 NO_PRODUCER: Final = -1
 _NOT_NUMBERED: Final = -1  # epoch of a stored batch whose sequences nobody looks at
+SETTLED_S: Final = 5.0  # that an end waits for other shards to follow: it has been decided, and they will
 _US_PER_MS: Final = 1_000
 _ENDED: Final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
 _ERRORS: Final = {
@@ -64,11 +67,21 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
     return WireError.PRODUCER_FENCED if version >= since else WireError.INVALID_PRODUCER_EPOCH
 
 
+def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
+    """The latest transaction of a transactional id that our shard has: its own, or its branch of one that is at home elsewhere.
+
+    Raises Denied(DENIED).
+    """
+    if session.shared.is_home(id_):
+        return session.broker.transactions.find(id_, by=session.caller)
+    return session.broker.branches.find(id_, by=session.caller)
+
+
 def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
     """The latest transaction of a transactional id, for the producer that holds it. Raises Refused."""
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
-        found = session.broker.transactions.find(id_, by=session.caller)
+        found = find_transaction(session, id_)
     except BrokerError as error:
         raise Refused(transaction_error(error), error.message) from None
     if found is None:
@@ -78,6 +91,44 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
     if found.producer is None or found.producer_epoch != epoch:
         raise Refused(fenced, f"the producer has another epoch current={found.producer_epoch} got={epoch}")
     return found
+
+
+def check_settled(session: KafkaSession, transaction: Transaction) -> None:
+    """Refuse what comes while a transaction is on its way to its end. Raises Refused."""
+    if session.broker.transactions.is_ending(transaction):
+        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
+    if session.broker.branches.is_deciding(transaction.id):
+        raise Refused(
+            WireError.CONCURRENT_TRANSACTIONS, "other processes have yet to follow how the last transaction has ended"
+        )
+
+
+def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limit_s: float = SETTLED_S) -> None:
+    """Go on when all shards have followed how a transaction has ended, or do not in time."""
+    is_waiting = True
+
+    def go_on() -> None:
+        nonlocal is_waiting
+        if is_waiting:
+            is_waiting = False
+            cancel()
+            timer.cancel()
+            then()
+
+    cancel = session.broker.branches.when_settled(id_, go_on)
+    timer = session.broker.loop.call_later(limit_s, go_on)
+
+
+def _told_all(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
+    """Completes once what was stored is true in all shards: a client that then reads what it has committed finds it."""
+
+    def stored(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError) or not session.broker.branches.is_deciding(id_):
+            done(result)
+        else:
+            once_settled(session, id_, partial(done, result))
+
+    return stored
 
 
 # InitProducerId
@@ -95,7 +146,8 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
             answer.ok(response(producer_id=held.producer.id, producer_epoch=held.producer_epoch))
 
     try:
-        held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), done)
+        told = _told_all(session, request.transactional_id or "", done)
+        held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), told)
     except Refused as refused:
         return response(error=refused.error)
     except BrokerError as error:
@@ -174,7 +226,7 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
 
     gathering.expect()
     try:
-        transaction = _asked(session, answer, request)
+        transaction = current(session, answer, request)
         session.broker.transactions.add_partitions(transaction, found, level=Level.WRITTEN, done=done)
     except Refused as refused:
         _refuse(entries, refused.error)
@@ -197,7 +249,7 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
         entry.error = code
 
 
-def _asked(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
+def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
     """The transaction that a request is about, unless it is being committed. Raises Refused."""
     found = held_by(
         session,
@@ -206,8 +258,7 @@ def _asked(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
         epoch=request.producer_epoch,
         fenced=_fenced(answer.request.version),
     )
-    if session.broker.transactions.is_ending(found):
-        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
+    check_settled(session, found)
     return found
 
 
@@ -219,7 +270,7 @@ def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     except BrokerError as error:
         return response(error=group_error(error))
     try:
-        transaction = _asked(session, answer, request)
+        transaction = current(session, answer, request)
         done = _ended(answer, response)
         if transaction.is_open:
             session.broker.settle(Level.WRITTEN, done)
@@ -244,13 +295,20 @@ def _ended(answer: Answer, response: Any) -> Completion[int]:
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """TxnOffsetCommit: positions that are stored when the transaction commits, and not seen before; many are looked at with others' requests
     in between."""
+    move(session, answer, request, partial(check_member, session, request))
+
+
+def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[], None]) -> None:
+    """Answer a TxnOffsetCommit. check: whether its group may store positions now. Raises BrokerError."""
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
     gathering = Gathering(answer, body)
     begins = answer.request.version >= ADDING_OFFSETS_SINCE
-    gathering.ask(session.broker, _move_each(session, request, body, gathering, begins=begins))
+    gathering.ask(session.broker, _move_each(session, request, body, gathering, check, begins=begins))
 
 
-def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gathering, *, begins: bool) -> Iterator[None]:
+def _move_each(
+    session: KafkaSession, request: Any, body: Any, gathering: Gathering, check: Callable[[], None], *, begins: bool
+) -> Iterator[None]:
     """Look at one topic's positions after the other, then hold them for the transaction's end."""
     made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
@@ -275,7 +333,7 @@ def _move_each(session: KafkaSession, request: Any, body: Any, gathering: Gather
         if commits and not isinstance(topic, BrokerError):
             moved.append((topic.name.full, commits))
     entries = [entry for told in body.topics for entry in told.partitions if not entry.error]
-    _move(session, request, moved, entries, gathering, begins=begins)
+    _move(session, request, moved, entries, gathering, check, begins=begins)
 
 
 def _move(
@@ -284,6 +342,7 @@ def _move(
     moved: Iterable[tuple[str, dict[int, Commit]]],
     entries: Sequence[Any],
     gathering: Gathering,
+    check: Callable[[], None],
     *,
     begins: bool,
 ) -> None:
@@ -298,13 +357,13 @@ def _move(
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
         transaction = _open(session, request, begins=begins)
-        _check_member(session, request)
+        check()
         if not transaction.is_open:
             transaction = session.broker.transactions.begin(transaction, level=Level.WRITTEN, done=None)
         for name, commits in moved:
             scope = Scope(name, request.group_id, request.member_id, request.generation_id)
             _hold_offsets(session, transaction, scope, commits)
-        session.broker.settle(session.shared.settings.acks_all, done)
+        session.broker.settle(level_of(transaction, session.shared.settings.acks_all), done)
     except Refused as refused:
         _refuse(entries, refused.error)
         gathering.settled()
@@ -322,14 +381,13 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
         epoch=request.producer_epoch,
         fenced=WireError.INVALID_PRODUCER_EPOCH,
     )
-    if session.broker.transactions.is_ending(transaction):
-        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
-    if not transaction.is_open and not begins:
+    check_settled(session, transaction)
+    if not transaction.is_open and (transaction.is_branch or not begins):
         raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
     return transaction
 
 
-def _check_member(session: KafkaSession, request: Any) -> None:
+def check_member(session: KafkaSession, request: Any) -> None:
     """Refuse a member that is none any more; who says nothing of itself is no member. Raises BrokerError."""
     if request.generation_id < 0 and not request.member_id:
         return
@@ -359,6 +417,12 @@ def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope,
 # Records
 
 
+def not_added(version: int) -> Refused:
+    """Why records are not staged whose partition was not added. version: of the Produce."""
+    error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
+    return Refused(error, "the partition is not in the transaction")
+
+
 def stage(
     session: KafkaSession,
     transactional_id: str,
@@ -379,9 +443,10 @@ def stage(
     )
     if not transaction.is_open or partition.incarnation not in transaction.partitions:
         if version < ADDING_SINCE:
-            error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
-            raise Refused(error, "the partition is not in the transaction")
+            raise not_added(version)
         if not transaction.is_open:
+            if transaction.is_branch or session.broker.branches.is_deciding(transactional_id):
+                raise Refused(WireError.REQUEST_TIMED_OUT, "the last transaction has not ended everywhere")
             transaction = transactions.begin(transaction, level=Level.WRITTEN, done=None)
     stamp_producer(batch, 0, _NOT_NUMBERED, 0)
     transactions.stage(
@@ -405,11 +470,13 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     try:
         known = session.broker.transactions.find(request.transactional_id, by=session.caller) if raises else None
         if known is not None and _has_ended(known, request):
-            session.broker.settle(session.shared.settings.acks_all, _raised(session, answer, known, known.epoch))
+            told = _told_all(session, known.id, _raised(session, answer, known, known.epoch))
+            session.broker.settle(session.shared.settings.acks_all, told)
             return None
-        transaction = _asked(session, answer, request)
+        transaction = current(session, answer, request)
         done = _raised(session, answer, transaction, transaction.epoch + 1) if raises else _ended(answer, response)
-        _end(session, transaction, done, commits=request.committed, raises_epoch=raises)
+        told = _told_all(session, transaction.id, done)
+        _end(session, transaction, told, commits=request.committed, raises_epoch=raises)
     except Refused as refused:
         return response(error=refused.error)
     except BrokerError as error:
@@ -433,7 +500,7 @@ def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epo
         if isinstance(result, BrokerError):
             answer.ok(response(error=transaction_error(result)))
             return
-        known = session.broker.transactions.find(id_)
+        known = session.broker.transactions.find(id_, by=ITSELF)
         if known is None or known.producer is None or (known.epoch, known.producer.asked_epoch) != (epoch, epoch - 1):
             answer.ok(response(error=WireError.PRODUCER_FENCED))
         else:

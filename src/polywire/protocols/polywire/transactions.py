@@ -54,7 +54,7 @@ def _transactions(session: ReplyOwner, after: str) -> messages.KeptList[messages
             messages.TransactionEntry(
                 known.id,
                 known.epoch,
-                known.state.value,
+                known.phase.value,
                 known.messages,
                 known.position_count,
                 _idle_ms(session, known.at_us),

@@ -11,6 +11,7 @@ from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
 from tests.unit.protocols.kafka.dialogue import World
+from tests.unit.protocols.kafka.test_auth import ALICE, PASSWORD, plain
 from tests.unit.protocols.kafka.transaction_dialogue import (
     Producer,
     position,
@@ -148,3 +149,16 @@ def test_the_second_dialect_is_told(world: World) -> None:
     told = [(one.name, one.min_version_level, one.max_version_level) for one in answer.finalized_features]
     assert (told, answer.finalized_features_epoch) == ([("transaction.version", 2, 2)], 0)
     assert [(one.name, one.max_version) for one in answer.supported_features] == [("transaction.version", 2)]
+
+
+def test_an_end_is_answered_where_there_are_users() -> None:
+    world = two_topics()
+    world.memory.broker.access.configure([ALICE])
+    peer = world.connect()
+    assert not plain(peer, ALICE.name, PASSWORD).error
+    made = Producer(peer)
+    assert made.init() == 0
+    for commits in (True, False):
+        assert made.produce(0, b"v", version=12).error == 0
+        assert made.finish(commits=commits) == 0
+    assert made.epoch == 2

@@ -1,0 +1,333 @@
+"""What the processes of a broker say to each other about transactions that lie in several of them (decision 0079).
+
+Each question is one request of a link, ``BETWEEN_SHARDS``, whose body is MessagePack: one of ``Question``; so is its answer.
+
+Promises: home lets nobody stage whom it would not let do so itself, and what it has let in lasts; who asks for a client is checked as that
+client. Must not know: sockets, which process has which topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from polywire.broker.branches import Joined
+from polywire.broker.changes import TransactionalProducer, TransactionDecided
+from polywire.broker.owners import ITSELF
+from polywire.broker.transaction_state import BRANCH, Transaction
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import KafkaBroker
+from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.shard_link import Context, KafkaLink
+from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
+from polywire.protocols.runtime.links import Links
+from polywire.protocols.runtime.shards import Shards
+from polywire.types import Level
+
+LET_IN_S: Final = (
+    2.0  # that home waits for the last transaction to end everywhere, before who asks for the next one gives up
+)
+LIMIT_S: Final = 5.0  # in which a shard answers: it is told again
+
+_Answer = TypeVar("_Answer", bound="Told | Permission | Outcome")
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """To home: may these shards stage for the producer that holds an id? begins: its transaction begins with them, unless one is open."""
+
+    id: str
+    producer_id: int
+    producer_epoch: int
+    shards: tuple[int, ...]
+    begins: bool
+
+
+class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """From home: why not, or what they stage under."""
+
+    error: int = 0
+    message: str = ""
+    id: str = ""
+    home: int = 0
+    token: bytes = b""
+    epoch: int = 0
+    producer: TransactionalProducer | None = None
+    owner: int = 0
+
+    def joined(self) -> Joined:
+        """What was let in. Raises Refused."""
+        if self.error or self.producer is None:
+            raise Refused(WireError(self.error), self.message)
+        return Joined(self.id, self.home, self.token, self.epoch, self.producer, self.owner)
+
+
+class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """To a shard: open a branch of what home has let in."""
+
+    permission: Permission
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """To a shard: end a branch as its home has decided."""
+
+    id: str
+    token: bytes
+    commits: bool
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """To home: how has it ended?"""
+
+    id: str
+    token: bytes
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """From home. commits: None while it is open, or cannot be told."""
+
+    commits: bool | None
+
+
+class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """To a shard: whoever holds an id there in an earlier epoch than this, over a wire whose ids all shards have, holds it no more."""
+
+    id: str
+    epoch: int
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """A shard has done it, or why not."""
+
+    error: int = 0
+    message: str = ""
+
+
+Question = Join | Enter | End | Ask | Fence
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
+
+
+def asked(question: Question) -> Request:
+    """The request of a link that puts a question."""
+    body = schema.request(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(question))
+    return Request(Api.BETWEEN_SHARDS, 0, 0, None, body)
+
+
+def answered(kind: type[_Answer], body: Any) -> _Answer | None:
+    """What a shard has answered; None where it did not."""
+    return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
+
+
+def _answer(answer: Answer, made: Told | Permission | Outcome) -> None:
+    answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
+
+
+# What a shard is asked
+
+
+def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """Answer another process of this broker. Raises PeerError."""
+    try:
+        question = _QUESTIONS.decode(request.body)
+    except msgspec.DecodeError as error:
+        raise PeerError(f"no question of this broker reason={error}", fatal=True) from None
+    try:
+        match question:
+            case Join():
+                let_in(session, question, partial(_answer, answer))
+            case Enter():
+                _enter(session, answer, question)
+            case End():
+                done = _told(answer)
+                session.broker.branches.end(question.id, question.token, commits=question.commits, done=done)
+            case Ask():
+                session.broker.branches.outcome(question.id, question.token, partial(_outcome, answer))
+            case Fence():
+                _fence(session, answer, question)
+    except BrokerError as error:
+        _refuse(answer, question, transaction_error(error), error.message)
+
+
+def _refuse(answer: Answer, question: Question, error: WireError, message: str) -> None:
+    if isinstance(question, Ask):
+        _answer(answer, Outcome(None))
+    else:
+        _answer(answer, (Permission if isinstance(question, Join) else Told)(error, message))
+
+
+def _told(answer: Answer) -> Callable[[int | BrokerError], None]:
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            _answer(answer, Told(transaction_error(result), result.message))
+        else:
+            _answer(answer, Told())
+
+    return done
+
+
+def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
+    _answer(answer, Outcome(None if isinstance(commits, BrokerError) else commits))
+
+
+def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
+    """Let shards stage, as the home of a transactional id, and tell whether. waits: until the last transaction has ended everywhere, before
+    that is why not."""
+    if waits and session.broker.branches.is_deciding(asked.id):
+        once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
+        return
+
+    def done(transaction: Transaction, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            tell(_denied(result))
+        elif not transaction.is_open or session.broker.transactions.find(asked.id, by=ITSELF) is not transaction:
+            tell(Permission(WireError.CONCURRENT_TRANSACTIONS, "the transaction has ended"))
+        else:
+            tell(_permission(session, transaction))
+
+    try:
+        _store(session, asked, done)
+    except Refused as refused:
+        tell(Permission(refused.error, refused.message))
+    except BrokerError as error:
+        tell(_denied(error))
+
+
+def _denied(error: BrokerError) -> Permission:
+    return Permission(transaction_error(error), error.message)
+
+
+def _store(session: KafkaSession, asked: Join, done: Callable[[Transaction, int | BrokerError], None]) -> None:
+    """Keep that these shards may have branches. Raises Refused, BrokerError."""
+    transaction = _current(session, asked)
+    shards = [shard for shard in asked.shards if shard != _own(session)]
+    if shards:
+        session.broker.branches.join(transaction, shards, done=partial(done, transaction))
+    else:
+        session.broker.settle(Level.SYNCED, partial(done, transaction))
+
+
+def _own(session: KafkaSession) -> int:
+    assert session.shared.shards is not None, "there are links"
+    return session.shared.shards.own
+
+
+def _current(session: KafkaSession, asked: Join) -> Transaction:
+    """The open transaction that shards are let into. Raises Refused, BrokerError."""
+    if not session.shared.is_home(asked.id):
+        raise Refused(WireError.NOT_COORDINATOR, "the id is at home elsewhere")
+    transaction = held_by(
+        session,
+        asked.id,
+        producer_id=asked.producer_id,
+        epoch=asked.producer_epoch,
+        fenced=WireError.INVALID_PRODUCER_EPOCH,
+    )
+    check_settled(session, transaction)
+    if not transaction.is_open:
+        if not asked.begins:
+            raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
+        transaction = session.broker.transactions.begin(transaction, level=Level.WRITTEN, done=None)
+    return transaction
+
+
+def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
+    producer = transaction.producer
+    assert producer is not None, "it holds the id"
+    numbered = TransactionalProducer(producer.id, producer.first_epoch, -1, producer.timeout_us)
+    return Permission(
+        id=transaction.id,
+        home=_own(session),
+        token=transaction.token,
+        epoch=transaction.epoch,
+        producer=numbered,
+        owner=transaction.owner,
+    )
+
+
+def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
+    """Raises BrokerError."""
+    joined = asked.permission.joined()
+    if joined.home != _own(session):
+        session.broker.branches.enter(joined)
+    _answer(answer, Told())
+
+
+def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
+    """Raises BrokerError."""
+    transactions = session.broker.transactions
+    known = transactions.find(asked.id, by=session.caller)
+    if known is None or known.producer is not None or known.epoch >= asked.epoch:
+        session.broker.settle(Level.SYNCED, _told(answer))
+    else:
+        transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_told(answer))
+
+
+# What the broker asks by itself
+
+
+class _Once:
+    """Calls back once: with an answer, or None when none has come in time."""
+
+    def __init__(self, broker: KafkaBroker, then: Callable[[Any], None]) -> None:
+        self._then: Callable[[Any], None] | None = then
+        self._timer: Final = broker.loop.call_later(LIMIT_S, self, None)
+
+    def __call__(self, body: Any) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            self._timer.cancel()
+            then(body)
+
+
+class ShardLinks:
+    """Implements ``broker.branches.Shards``: links of the broker's own, for no client. Guards: whoever asks is answered."""
+
+    def __init__(self, broker: KafkaBroker, shards: Shards) -> None:
+        self._broker: Final = broker
+        self._shards: Final = shards
+        self._links: Final = Links(self._make)
+
+    def _make(self, shard: int) -> KafkaLink:
+        return KafkaLink(self._shards, shard, self)
+
+    @property
+    def context(self) -> Context:
+        """What its requests rest on: nobody."""
+        return Context(None, "", "", "", self._shards.own, self._broker.epoch)
+
+    def _ask(self, shard: int, question: Question, then: Callable[[Any], None]) -> None:
+        request = asked(question)
+        once = _Once(self._broker, then)
+        self._links.to(shard).ask(request.api, request.version, request.body, once, client_id=None)
+
+    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+        """See ``broker.branches.Shards``."""
+
+        def came(body: Any) -> None:
+            told = answered(Told, body)
+            then(told is not None and not told.error)
+
+        self._ask(shard, End(decided.id, decided.token, decided.commits), came)
+
+    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+        """See ``broker.branches.Shards``."""
+
+        def came(body: Any) -> None:
+            outcome = answered(Outcome, body)
+            then(None if outcome is None else outcome.commits)
+
+        self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
+
+    def link_lost(self, shard: int) -> None:
+        """A process has ended: who waits for its answers is told behind this."""
+        self._links.forget(shard)
+
+    def relieved(self) -> None:
+        """Nothing waits for that."""

@@ -1,0 +1,400 @@
+"""Transactions where several processes have the topics: a transactional id's name says which of them is its home (decision 0079).
+
+Home numbers the producer, and decides how its transactions end. Records and positions are staged where their topics lie, once home has let
+that shard in; what lies at home needs nobody else.
+
+Promises: who asks elsewhere is told to look for the coordinator; nothing is staged in a shard that home does not know of. Must not know:
+sockets, how shards are told what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from struct import Struct
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import produce as producing
+from polywire.protocols.kafka import producers, schema, transaction_lists, transactions
+from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Told, answered, asked, let_in
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, Question, ask_shards, changed
+from polywire.protocols.kafka.gathering import carrying
+from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.homes import divided
+from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
+from polywire.protocols.kafka.produce import Producing
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import Handler, KafkaSession
+from polywire.protocols.kafka.transactions import transaction_error
+
+_MAGIC: Final = 2
+_HEAD: Final = Struct(
+    ">16x b 4x h 20x q h"
+)  # of a batch: magic, attributes, producer's id and epoch (spec: kafka#record-batches)
+_TRANSACTIONAL: Final = 16  # of its attributes
+_LINK_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}  # the last that begin nothing
+
+Parts = Mapping[int, Any]
+"""Requests by the shard that they are for."""
+
+
+def _at_home(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
+    """A handler for transactional ids whose home is here; refused: the answer for others."""
+
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+        if session.shared.is_home(request.transactional_id):
+            return handler(session, answer, request)
+        return refused(answer.request, WireError.NOT_COORDINATOR)
+
+    return handle
+
+
+def _refused(head: Request, error: WireError) -> Any:
+    return schema.response(head.api)(error=error)
+
+
+def _refused_each(head: Request, error: WireError) -> Any:
+    """An answer that has an entry for each partition."""
+    response = schema.response(head.api)
+    made = response.Topics
+    return response(
+        topics=[
+            made(
+                name=topic.name,
+                partitions=[made.Partitions(index=getattr(one, "index", one), error=error) for one in topic.partitions],
+            )
+            for topic in head.body.topics
+        ]
+    )
+
+
+# InitProducerId
+
+
+def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """InitProducerId: of a transactional id at its home. Who holds it over a wire whose ids all shards have is fenced in all of them."""
+    session = carrying(session)
+    if request.transactional_id is None:
+        return producers.init_producer_id(session, answer, request)
+    if not session.shared.is_home(request.transactional_id):
+        return _refused(answer.request, WireError.NOT_COORDINATOR)
+    try:
+        session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
+        known = session.broker.transactions.find(request.transactional_id, by=session.caller)
+    except BrokerError as error:
+        return _refused(answer.request, transaction_error(error))
+    if known is None or known.producer is not None:
+        return transactions.hold(session, answer, request)
+    others = [shard for shard in range(session.shards.count) if shard != session.shards.own]
+
+    def fenced(found: Bodies) -> Any:
+        told = [answered(Told, body) for body in found.values()]
+        errors = [WireError.COORDINATOR_NOT_AVAILABLE if one is None else one.error for one in told]
+        failed = next((error for error in errors if error), None)
+        return (
+            transactions.hold(session, answer, request)
+            if failed is None
+            else _refused(answer.request, WireError(failed))
+        )
+
+    _ask(session, answer, dict.fromkeys(others, asked(Fence(request.transactional_id, known.epoch + 1))), fenced)
+    return None
+
+
+def _ask(
+    session: CarryingKafkaSession, answer: Answer, requests: Mapping[int, Request], then: Callable[[Bodies], Any]
+) -> None:
+    """Put a request to each shard, anew while a process is away, and answer with what ``then`` makes of what they say."""
+    found: Bodies = {}
+    questions: list[Question] = []
+
+    def came(shard: int, body: Any) -> None:
+        found[shard] = body
+        if len(found) == len(requests):
+            answer.cancel = None
+            made = then(found)
+            if made is not None:
+                answer.ok(made)
+
+    def cancel() -> None:
+        for question in questions:
+            question.cancel()
+
+    answer.cancel = cancel
+    for shard, request in requests.items():
+        questions.append(Question(session, shard, request, partial(came, shard), again=True))
+
+
+# What a transaction is about
+
+
+def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """AddPartitionsToTxn: the shards of the topics are let in, and told which partitions."""
+    session = carrying(session)
+    by_shard = divided(session, request.topics)
+    if by_shard.keys() <= {session.shards.own}:
+        return transactions.add_partitions(session, answer, request)
+    try:
+        transactions.current(session, answer, request)
+    except Refused as refused:
+        return _refused_each(answer.request, refused.error)
+    parts = {shard: changed(request, topics=topics) for shard, topics in by_shard.items()}
+    permission = partial(_refused_each, answer.request)
+    _stage_at(session, answer, request, parts, permission, _added, begins=True)
+    return None
+
+
+def _added(body: Any) -> Any:
+    """All of them, or none."""
+    entries = [entry for topic in body.topics for entry in topic.partitions]
+    if any(entry.error for entry in entries):
+        for entry in entries:
+            entry.error = entry.error or WireError.OPERATION_NOT_ATTEMPTED
+    return body
+
+
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """TxnOffsetCommit: who may do it is checked here, at the home of the group; shards hold what is in their topics."""
+    session = carrying(session)
+    if not session.shared.is_home(request.group_id):
+        return _refused_each(answer.request, WireError.NOT_COORDINATOR)
+    by_shard = divided(session, request.topics)
+    if by_shard.keys() <= {session.shards.own} and session.shared.is_home(request.transactional_id):
+        return transactions.txn_offset_commit(session, answer, request)
+    try:
+        authorize_group(session, Action.OFFSET_COMMIT, ())
+        transactions.check_member(session, request)
+    except BrokerError as error:
+        return _refused_each(answer.request, group_error(error))
+    generation = session.broker.classic.generation(request.group_id)
+    number = session.shared.turns.number(request.group_id, generation)
+    parts = {
+        shard: changed(request, topics=topics, generation_id=number, member_id="") for shard, topics in by_shard.items()
+    }
+    begins = answer.request.version >= transactions.ADDING_OFFSETS_SINCE
+    _stage_at(session, answer, request, parts, partial(_refused_each, answer.request), _same, begins=begins)
+    return None
+
+
+def _same(body: Any) -> Any:
+    return body
+
+
+def _stage_at(
+    session: CarryingKafkaSession,
+    answer: Answer,
+    request: Any,
+    parts: Parts,
+    refuse: Callable[[WireError], Any],
+    finish: Callable[[Any], Any],
+    *,
+    begins: bool,
+) -> None:
+    """Have home let the shards of these parts in, open their branches, and then carry out the parts there, and join what they answer."""
+    api = answer.request.api
+    response = schema.response(api)
+
+    def told(permission: Permission | None) -> Any:
+        if permission is None:
+            return refuse(WireError.COORDINATOR_NOT_AVAILABLE)
+        if permission.error:
+            return refuse(_as_told(api, answer.request.version, WireError(permission.error)))
+        return _ask(session, answer, dict.fromkeys(parts, asked(Enter(permission))), entered)
+
+    def entered(found: Bodies) -> Any:
+        for body in found.values():
+            told = answered(Told, body)
+            if told is None or told.error:
+                return refuse(WireError.COORDINATOR_NOT_AVAILABLE if told is None else WireError(told.error))
+        made = answer.request._replace(version=_LINK_VERSIONS[api])
+        return _ask(session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out)
+
+    def carried_out(found: Bodies) -> Any:
+        topics: list[Any] = []
+        for shard, body in found.items():
+            failed = made_of(parts[shard]) if body is None else body
+            topics += failed.topics
+        return finish(response(topics=topics))
+
+    def made_of(part: Any) -> Any:
+        return _refused_each(answer.request._replace(body=part), WireError.COORDINATOR_NOT_AVAILABLE)
+
+    home = session.shards.home(request.transactional_id)
+    join = Join(request.transactional_id, request.producer_id, request.producer_epoch, tuple(parts), begins)
+    if home == session.shards.own:
+        _let_in_here(session, answer, join, told)
+    else:
+        _ask(session, answer, {home: asked(join)}, lambda found: told(answered(Permission, found[home])))
+
+
+def _let_in_here(
+    session: CarryingKafkaSession, answer: Answer, join: Join, then: Callable[[Permission | None], Any]
+) -> None:
+    """We are home: answer with what ``then`` makes of it, unless the connection ends before."""
+    is_over = False
+
+    def cancel() -> None:
+        nonlocal is_over
+        is_over = True
+
+    def told(permission: Permission) -> None:
+        if not is_over:
+            answer.cancel = None
+            made = then(permission)
+            if made is not None:
+                answer.ok(made)
+
+    answer.cancel = cancel
+    let_in(session, join, told)
+
+
+def _as_told(api: Api, version: int, error: WireError) -> WireError:
+    """Who was fenced is told so in the word that the version has."""
+    if api is Api.ADD_PARTITIONS_TO_TXN and version >= transactions.FENCED_SINCE:
+        return WireError.PRODUCER_FENCED if error is WireError.INVALID_PRODUCER_EPOCH else error
+    return error
+
+
+# Records
+
+
+class _Joining:
+    """What a session waits for while home is asked. release: gives back the bytes of the request."""
+
+    __slots__ = ("_cancel", "_release")
+
+    def __init__(self, cancel: Callable[[], None], release: Callable[[], None]) -> None:
+        self._cancel: Final = cancel
+        self._release: Final = release
+
+    def leave(self) -> None:
+        """Nobody waits for it any more."""
+        self._cancel()
+        self._release()
+
+
+def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """Produce: before the first records of a transaction that is at home elsewhere, home is asked whether they may be staged here."""
+    session = carrying(session)
+    id_ = request.transactional_id
+    holder = None if id_ is None or session.shared.is_home(id_) else _holder(session, request.topics)
+    if holder is None or _is_in(session, id_, *holder):
+        producing.produce(session, answer, request)
+        return
+    begins = answer.request.version >= transactions.ADDING_SINCE  # others have had their partitions added
+    shards = (session.shards.own,) if begins else ()
+
+    def came(body: Any) -> None:
+        refused = None
+        try:
+            _let_in(session, answered(Permission, body), answer.request.version, begins=begins)
+        except Refused as why:
+            refused = why.with_traceback(None)
+        Producing(session, answer, request, refused=refused).begin(request.topics)
+
+    release = session.output.pin()
+    join = asked(Join(id_, *holder, shards, begins))
+    question = Question(session, session.shards.home(id_), join, came, again=True)
+    session.work = _Joining(question.cancel, release)
+
+
+def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
+    """Id and epoch of the producer whose transactional records come for a topic that is here, as its first batch says."""
+    for topic in topics:
+        if _is_here(session, topic):
+            heads = [head for one in topic.partitions if (head := _transactional(one.records)) is not None]
+            if heads:
+                return heads[0]
+    return None
+
+
+def _is_here(session: CarryingKafkaSession, topic: Any) -> bool:
+    broker = session.broker
+    found = broker.find_topic(topic.name) if topic.topic_id == NO_ID else broker.topic_of_id(topic.topic_id)
+    return found is not None
+
+
+def _transactional(records: Any) -> tuple[int, int] | None:
+    """Id and epoch of the producer of a transactional batch."""
+    if records is None or len(records) < _HEAD.size:
+        return None
+    magic, attributes, producer_id, epoch = _HEAD.unpack_from(records)
+    return (producer_id, epoch) if magic == _MAGIC and attributes & _TRANSACTIONAL else None
+
+
+def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
+    """Whether this shard was let into the transaction of this producer."""
+    try:
+        branch = session.broker.branches.find(id_, by=session.caller)
+    except BrokerError:
+        return True  # it is refused where its records are looked at
+    if branch is None or not branch.is_open or branch.producer is None:
+        return False
+    return (branch.producer.id, branch.producer_epoch) == (producer_id, epoch)
+
+
+def _let_in(session: CarryingKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
+    """Open a branch. version: of the Produce. Raises Refused."""
+    if permission is None or permission.error in _AGAIN:
+        raise Refused(WireError.REQUEST_TIMED_OUT, "the home of the transactional id does not let anybody in now")
+    if not begins and permission.error in (WireError.NONE, WireError.INVALID_TXN_STATE):
+        raise transactions.not_added(version)
+    joined = permission.joined()
+    try:
+        session.broker.branches.enter(joined)
+    except BrokerError as error:
+        raise Refused(WireError.REQUEST_TIMED_OUT, error.message) from None
+
+
+_AGAIN: Final = frozenset(
+    {WireError.CONCURRENT_TRANSACTIONS, WireError.COORDINATOR_NOT_AVAILABLE, WireError.NOT_COORDINATOR}
+)
+"""For which producers send again: in a word that they know for records."""
+
+
+# Transactional ids as tools see them
+
+
+def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DescribeTransactions: those that are at home here, with what all shards have of them."""
+    session = carrying(session)
+    response, own = schema.response(Api.DESCRIBE_TRANSACTIONS), session.shards.own
+    names = [id_ for id_ in request.transactional_ids if session.shared.is_home(id_)]
+    by_shard: dict[int, list[str]] = {own: names}
+    for id_ in names:
+        for shard in session.broker.transactions.shards_of(id_):
+            by_shard.setdefault(shard, []).append(id_)
+
+    def joined(found: Bodies) -> Any:
+        ours = found.pop(own)
+        told = {} if ours is None else {one.transactional_id: one for one in ours.transaction_states}
+        branches = (one for body in found.values() if body is not None for one in body.transaction_states)
+        for branch in branches:
+            if not branch.error and branch.transactional_id in told:
+                told[branch.transactional_id].topics = [*told[branch.transactional_id].topics, *branch.topics]
+        lost = WireError.COORDINATOR_NOT_AVAILABLE
+        made = response.TransactionStates
+        return response(
+            transaction_states=[
+                told.get(id_)
+                or made(transactional_id=id_, error=lost if id_ in names else WireError.NOT_COORDINATOR, producer_id=-1)
+                for id_ in request.transactional_ids
+            ]
+        )
+
+    bodies = {shard: changed(request, transactional_ids=ids) for shard, ids in by_shard.items()}
+    ask_shards(session, answer, bodies, joined)
+
+
+TRANSACTION_HANDLERS: Final[Mapping[Api, Handler]] = {
+    Api.PRODUCE: produce,
+    Api.INIT_PRODUCER_ID: init_producer_id,
+    Api.ADD_PARTITIONS_TO_TXN: _at_home(add_partitions, _refused_each),
+    Api.ADD_OFFSETS_TO_TXN: _at_home(transactions.add_offsets, _refused),
+    Api.TXN_OFFSET_COMMIT: txn_offset_commit,
+    Api.END_TXN: _at_home(transactions.end, _refused),
+    Api.DESCRIBE_TRANSACTIONS: describe_transactions,
+    Api.LIST_TRANSACTIONS: transaction_lists.list_transactions,
+}

@@ -1,0 +1,84 @@
+"""What lies in several shards goes on in a data directory that was written before: branches follow, and others are told (decision 0079)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from polywire.broker.changes import TransactionDecided
+from polywire.broker.transaction_state import Transaction
+from tests.vectors.data.test_data import LOG, Kept
+from tests.vectors.data.test_newer import login, position, values
+from tests.vectors.data.world import StoredWorld
+
+PARTS: Final = ("sealed", "journal")
+SHARDS: Final = (1, 3)
+
+
+class Others:
+    """The other shards: they follow, and know nothing of what is asked."""
+
+    def __init__(self) -> None:
+        self.told: set[tuple[int, str, bool]] = set()
+        self.asked: set[tuple[str, int]] = set()
+
+    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+        self.told.add((shard, decided.id, decided.commits))
+        then(True)
+
+    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+        self.asked.add((branch.id[1:], branch.home))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[StoredWorld]:
+    kept = Kept("state-5", tmp_path / "data")
+    world = StoredWorld(kept.path, kept.written_at_us, LOG)
+    world.run()
+    yield world
+    world.broker.close()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("commits", [True, False], ids=["committed", "aborted"])
+def test_a_branch_follows(world: StoredWorld, part: str, commits: bool) -> None:
+    peer, branches = login(world), world.broker.branches
+    branch = branches.find(f"branch-{part}")
+    assert branch is not None
+    before = values(peer, 0)
+    branches.end(f"branch-{part}", branch.token, commits=commits, done=lambda _: None)
+    world.run()
+    assert values(peer, 0) == before + [b"branch %s" % part.encode()] * commits
+    assert position(peer, f"branch-group-{part}", 1) == ((9, "m") if commits else (-1, ""))
+
+
+def test_others_are_told_what_was_decided_and_asked_for_what_is_open(world: StoredWorld) -> None:
+    others, branches = Others(), world.broker.branches
+    branches.begin(others, lambda _: True)
+    world.run()
+    assert others.told == {
+        (shard, f"{word}-{part}", word == "decided")
+        for shard in SHARDS
+        for word in ("decided", "dropped")
+        for part in PARTS
+    }
+    assert others.asked == {(f"branch-{part}", 2) for part in PARTS}
+    assert not any(branches.is_deciding(f"{word}-{part}") for word in ("decided", "dropped") for part in PARTS)
+    branches.stop()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_open_commits_for_all(world: StoredWorld, part: str) -> None:
+    others, broker, before = Others(), world.broker, values(login(world), 0)
+    held = broker.transactions.find(f"shared-{part}")
+    assert held is not None
+    assert held.is_open
+    broker.branches.begin(others, lambda _: True)
+    broker.transactions.commit(held, done=lambda _: None)
+    world.run()
+    assert {(shard, held.id, True) for shard in SHARDS} <= others.told
+    assert values(login(world), 0) == [*before, b"shared %s" % part.encode()]
+    broker.branches.stop()
