@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.log.opening import JOURNAL
 from polywire.store.mark import MARK_FILE
 from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
-DATA_MARKS: Final = (MARK_FILE, SHARDS)  # names by which a data directory is known
+DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
+"""Names by which a data directory is known; one that was copied or restored may have no mark."""
+
 NAMES: Final = "names"  # below it, the links by which names are found
 
 

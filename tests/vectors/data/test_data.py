@@ -33,7 +33,6 @@ from polywire.log.settings import LogSettings
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchFlags, Record
 from polywire.records.rows import from_records
-from polywire.server.private import PRIVATE_DIRECTORY
 from polywire.testing.clock import SimulatedClock
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
@@ -56,7 +55,6 @@ class Kept:
         self.path = path
         self.expected: dict[str, Any] = json.loads((HERE / name / "contents.json").read_text())
         self.written_at_us: int = self.expected.pop("written_at_us")
-        path.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         with tarfile.open(HERE / name / "data.tar.xz") as archive:
             archive.extractall(path, filter="data")
 
