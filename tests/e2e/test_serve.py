@@ -207,7 +207,7 @@ def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "No such file"), ("", "holds no user"), ("# name:hash:permissions\n\n", "holds no user")],
+    [(None, "there is no users file"), ("", "holds no user"), ("# name:hash:permissions\n\n", "holds no user")],
 )
 def test_a_users_file_without_users_opens_nothing(tmp_path: Path, content: str | None, reason: str) -> None:
     users = tmp_path / "users"

@@ -57,7 +57,9 @@ LATER = {
     6: ("denied", "rights", "told"),
 }
 """What comes up in numbers of the world of wires that leave this when divided by sixteen."""
-TROUBLES = ("power loss", "killed", "fault", "short", "rival")
+TROUBLES = ("power loss", "killed", "short", "rival")
+SELDOM = (("log", "refused rot"), *((kind, "fault") for kind in WORLDS))
+"""What comes up in a few of the runs."""
 
 
 def run(kind: str, seed: int) -> World:
@@ -81,8 +83,9 @@ def test_a_file_of_the_journal_that_could_not_be_made_is_asked_for_again() -> No
     WORLDS["wires"](9_801_444).run()
 
 
-def test_rot_that_readers_meet_comes_up() -> None:
-    assert any(run("log", seed).story.counts["refused rot"] for seed in range(RUNS))
+@pytest.mark.parametrize(("kind", "event"), SELDOM)
+def test_what_comes_up_in_a_few_runs(kind: str, event: str) -> None:
+    assert any(run(kind, seed).story.counts[event] for seed in range(RUNS))
 
 
 @pytest.mark.parametrize("rest", LATER)
