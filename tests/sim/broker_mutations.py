@@ -26,7 +26,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import Conflict, Invalid
 from polywire.log.log import FileLog
 from polywire.types import Level
-from tests.sim.mutation import Mutation, in_directory, nothing, replaced, wrapped
+from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.log import test_log
 
 BrokerMutation: Final = partial(Mutation, world="broker")
@@ -158,7 +158,7 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
         "reserve",
         "what belongs together is one group",
         replaced(FileLog, "reserve", nothing),
-        test=in_directory(test_log.test_reserve_keeps_additions_in_one_group),
+        test=prepared(test_log.test_reserve_keeps_additions_in_one_group),
     ),
     BrokerMutation(
         "answers", "a change is answered at its level", wrapped(WriteBatchVerbs, "change_all", _answered_in_memory)

@@ -13,7 +13,9 @@ from polywire.broker.groups import classic_groups
 from polywire.broker.groups.classic import ClassicGroup
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.classic_members import Member
-from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from polywire.testing.memory_broker import MemoryBroker
+from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.broker import test_classic_groups
 
 ClassicMutation: Final = partial(Mutation, world="wires")
 
@@ -59,7 +61,14 @@ def _long_silent(old: Callable[..., ClassicGroup], *args: Any) -> ClassicGroup:
 
 
 CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
-    ClassicMutation("classic-kept", "what members have settled on is kept", replaced(ClassicGroups, "_keep", nothing)),
+    ClassicMutation(
+        "classic-kept",
+        "what members have settled on is kept",
+        replaced(ClassicGroups, "_keep", nothing),
+        test=prepared(
+            test_classic_groups.test_members_have_their_generation_over_a_restart, memory=MemoryBroker, snapshot=bool
+        ),
+    ),
     ClassicMutation(
         "classic-session",
         "members have a whole session from a start",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -30,24 +31,17 @@ class Mutation:
     reason: str = ""
 
 
-def in_directory(test: Callable[[Path], None]) -> Callable[[], None]:
-    """A test that wants a directory, with one."""
+def prepared(test: Callable[..., None], **makers: Callable[[], object]) -> Callable[[], None]:
+    """A test with what it asks for: a directory, what patches, and what one of ``makers`` makes anew each time."""
+    wanted = signature(test).parameters
 
     @wraps(test)
     def run() -> None:
-        with TemporaryDirectory() as directory:
-            test(Path(directory))
-
-    return run
-
-
-def patched(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
-    """A test that makes something small, with what does so."""
-
-    @wraps(test)
-    def run() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            test(patch)
+        with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+            given = {"tmp_path": Path(directory), "monkeypatch": patch} | {
+                name: make() for name, make in makers.items()
+            }
+            test(**{name: given[name] for name in wanted})
 
     return run
 

@@ -34,7 +34,8 @@ from polywire.store.file import FileStore
 from polywire.testing.sim.files import SimulatedFile, SimulatedFiles, SimulatedMapping
 from polywire.types import Level
 from tests.sim import test_failures, test_names, test_starts
-from tests.sim.mutation import Mutation, nothing, patched, replaced, wrapped
+from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.log.segments import test_sealer
 
 # Syncs
 
@@ -303,13 +304,14 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "install-order",
         "slots are installed in the order they were filled",
         replaced(Sealer, "_install_next", _install_any),
+        test=prepared(test_sealer.test_a_later_slot_waits_for_an_earlier_one),
     ),
     Mutation("slot-pins", "a slot is not written again while it is read", replaced(SlotsPin, "__init__", _unpinned)),
     Mutation(
         "sealing-capacity",
         "naming segments finds space in the journal",
         replaced(FileLog, "has_capacity", _always_capacity),
-        test=patched(test_names.test_removals_leave_the_space_that_naming_a_slot_takes),
+        test=prepared(test_names.test_removals_leave_the_space_that_naming_a_slot_takes),
     ),
     Mutation(
         "removal-reserve",

@@ -44,6 +44,7 @@ from tests.sim.mutation import Mutation, nothing, replaced, wrapped
 from tests.unit.broker import test_consumer_groups
 from tests.unit.protocols.kafka import test_auth
 from tests.unit.protocols.kafka.dialogue import World
+from tests.unit.protocols.kafka07 import test_stored
 from tests.unit.protocols.runtime import test_append_queue
 
 WiresMutation: Final = partial(Mutation, world="wires")
@@ -256,6 +257,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "stored-first",
         "over Kafka 0.7 an answer waits for the sets before it",
         replaced(KafkaSession, "_settle", _told_at_once),
+        test=test_stored.test_what_is_asked_behind_sets_waits_until_they_are_as_durable_as_the_broker_is_set,
     ),
     WiresMutation(
         "settled",
