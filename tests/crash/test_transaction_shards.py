@@ -6,116 +6,26 @@ there when the shard starts again. The same client counts on as with real proces
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
 
-from polywire.broker.broker import Broker
-from polywire.broker.settings import BrokerSettings
 from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.kafka.messages import Api
-from polywire.protocols.runtime.shards import LinkPeer
-from polywire.testing.loop import ManualLoop
 from polywire.types import Level
 from tests.crash import kafka_transactor
 from tests.crash.kafka_transactor import COUNTING, Counting, Failed, Transactor, nothing
-from tests.unit.protocols import shards_in_memory
-from tests.unit.protocols.kafka.test_carrying import Client, Processes, Seen
-from tests.unit.protocols.kafka.test_transaction_homes import Deaf, decisions, everywhere
-from tests.unit.protocols.shards_in_memory import MemoryLink
+from tests.crash.mortal_shards import SHARDS, Cluster, interruptible
+from tests.unit.protocols.kafka.test_carrying import Client
+from tests.unit.protocols.kafka.test_transaction_homes import decisions, everywhere
+
+__all__ = ["interruptible"]
 
 TOPICS: Final = ["a", "bb", "ccc"]  # of shards 1, 2 and 0
 ID: Final = "TTT"  # at home in shard 0
-SHARDS: Final = 3
 STEP_S, WAIT_S = 0.02, 10.0
 TIMEOUT_S: Final = 60.0  # of its transactions
 STRIDE: Final = 1  # calls of the loop from one interruption to the next
-
-
-class Interrupted(ManualLoop):
-    """A loop that has something done before its n-th call."""
-
-    __slots__ = ("calls", "interrupt_at", "interruption")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.interrupt_at = -1
-        self.interruption: Callable[[], None] = lambda: None
-
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any:
-        return super().call_soon(self._call, callback, *args)
-
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any:
-        return super().call_later(delay, self._call, callback, *args)
-
-    def _call(self, callback: Callable[..., object], *args: Any) -> None:
-        self.calls += 1
-        if self.calls == self.interrupt_at:
-            self.interruption()
-        callback(*args)
-
-
-class Mortal(Seen):
-    """The shards as one life of a process sees them; a dead one reaches nobody."""
-
-    def __init__(self, shards: shards_in_memory.MemoryShards, own: int) -> None:
-        super().__init__(shards, own)
-        self.links: list[MemoryLink] = []
-        self.is_dead = False
-
-    def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
-        if self.is_dead:
-            return MemoryLink(self._shards.loop, Deaf(), peer)  # type: ignore[arg-type]  # it takes what comes
-        self.links.append(super().connect(shard, peer))
-        return self.links[-1]
-
-
-class Cluster(Processes):
-    """Processes that can be killed."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._lives: dict[int, Mortal] = {}
-        self._settings = settings
-        super().__init__(SHARDS, self._see, settings)
-        self.loop: Interrupted
-        self.make(*TOPICS)
-        self.calm()
-
-    def _see(self, shards: shards_in_memory.MemoryShards, own: int) -> Mortal:
-        self._lives[own] = Mortal(shards, own)
-        return self._lives[own]
-
-    def calm(self) -> None:
-        """Let everything happen that is due."""
-        for _ in range(8):
-            for broker in self.shards.brokers:
-                broker.commit()
-            self.loop.run_due()
-
-    def kill(self, own: int, *, synced_only: bool) -> None:
-        """End a process, and start another in its place."""
-        dead, log = self._lives[own], self.shards.brokers[own]._log
-        dead.is_dead = True
-        self.shards.brokers[own].branches.stop()
-        broker = Broker.over(
-            lambda replay: log.reopen(replay, synced_only=synced_only),  # type: ignore[attr-defined]  # it is in memory
-            settings=BrokerSettings(),
-            loop=self.loop,
-            clock=self.loop.clock,
-        )
-        was, self.shards.brokers[own] = self.outside[own], broker
-        self.outside[own] = KafkaFactory(broker, self._settings, shards=self._see(self.shards, own))
-        self.shards.factories[own] = KafkaLinkFactory(self.outside[own], self.shards.key)
-        for link in list(self.shards.links):
-            if link._peer is None:
-                continue
-            if link in dead.links:
-                link.close()
-            elif link._session.shared is was.shared:  # type: ignore[attr-defined]
-                link.break_off()
 
 
 class InMemory(Transactor):
@@ -161,14 +71,13 @@ class InMemory(Transactor):
 
 
 @pytest.fixture(autouse=True)
-def interruptible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards_in_memory, "ManualLoop", Interrupted)
+def at_once(interruptible: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_transactor, "PAUSE_S", 0.0)
 
 
 def counted(dialect: int, level: Level, victim: int, interrupt_at: int, *, synced_only: bool) -> int:
     """Let a client count while a process ends before this call of the loop; how many calls there were before the last transaction."""
-    cluster = Cluster(KafkaSettings(acks_all=level))
+    cluster = Cluster(KafkaSettings(acks_all=level), *TOPICS)
     counting = Counting(InMemory(cluster, dialect), TOPICS)
     counting.one(nothing)
     cluster.loop.calls = 0

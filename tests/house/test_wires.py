@@ -25,8 +25,8 @@ SEES: Final[Mapping[type, str]] = {
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "TopicVerbs RecordVerbs",
-    KafkaBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs branches classic consumers epoch"
-    " transactions",
+    KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs branches classic"
+    " consumers epoch transactions",
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
 }
 INSIDE: Final = {"change_all", "close", "open", "over"}

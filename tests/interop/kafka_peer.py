@@ -163,6 +163,15 @@ class Member:
         """Partition and offset of each record that it was given, in order."""
         return [(words[2], words[3]) for words in self._said if words[0] == "record"]
 
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """The same with their topics."""
+        return [(words[1], words[2], words[3]) for words in self._said if words[0] == "record"]
+
+    def kill(self) -> None:
+        """End it: its group finds out when its session is over."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Let it end by itself: one that is not static leaves its group."""
         if self._process.stdin is not None:

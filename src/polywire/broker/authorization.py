@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.permissions import Grants
 from polywire.broker.topics import Topic
 from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
-Where = Topic | TopicName | str | None
+Where = Topic | TopicElsewhere | TopicName | str | None
 """What an action is asked for: a topic, one by its name, a stream by its name, or everything."""
 
 
@@ -58,12 +59,15 @@ class Authorization(ABC):
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
         """Whether somebody may do it; nothing any more once it was deleted or made inactive. A topic's access list counts for all."""
+        listed = None
         if type(where) is Topic:
             listed = where.settings.access
-            if listed is not None and action.listed is not None:
-                name = None if principal is None or principal is ROOT else principal.name
-                if not listed.admits(action.listed, name):
-                    return False
+        elif type(where) is TopicElsewhere:
+            listed = where.access
+        if listed is not None and action.listed is not None:
+            name = None if principal is None or principal is ROOT else principal.name
+            if not listed.admits(action.listed, name):
+                return False
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
         return self._holds(principal, action, where)
@@ -85,7 +89,7 @@ class Authorization(ABC):
             return False
         if where is None or isinstance(where, str):
             return rights.allow(action.bits, where, None)
-        name = where.name if isinstance(where, Topic) else where
+        name = where if isinstance(where, TopicName) else where.name
         if not rights.allow(action.bits, name.stream, name.topic):
             return False
         if action is not Action.TOPIC_CREATE or self._streams.exists(name.stream):
@@ -107,6 +111,6 @@ class Authorization(ABC):
 
 def resource_text(where: Where) -> str:
     """Name a resource for logs and errors."""
-    if isinstance(where, Topic):
+    if isinstance(where, Topic | TopicElsewhere):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

@@ -17,8 +17,10 @@ from polywire.broker.access import Access
 from polywire.broker.branches import Branches
 from polywire.broker.catalog import Catalog
 from polywire.broker.claims import ALONE
+from polywire.broker.elsewhere import NOWHERE
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
+from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.opening import open_groups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from polywire.log.worker import MakeWorker
 
 
-class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
+class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
     """One broker over one log. Its verbs are those of its bases, one for each kind of caller; a wire names those that it calls.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.
@@ -69,6 +71,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         "clock",
         "consumers",
         "elapsed",
+        "elsewhere",
         "events",
         "groups",
         "loop",
@@ -86,7 +89,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, RemovalVerbs, PositionVerb
         """Use ``open`` or ``over``: the state must be what ``log`` recovered."""
         self.settings = settings
         self.loop: Final = loop
-        self.clock, self.claims = clock, ALONE
+        self.clock, self.claims, self.elsewhere = clock, ALONE, NOWHERE
         self.sliced = SlicedWork(loop, clock)
         self._topic_work = OrderedWork(self.sliced, loop, clock)
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)

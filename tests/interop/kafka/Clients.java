@@ -133,7 +133,7 @@ public class Clients {
         });
         end.start();
         try (var consumer = consumer(settings, group)) {
-            consumer.subscribe(List.of(topic), new ConsumerRebalanceListener() {
+            consumer.subscribe(List.of(topic.split(",")), new ConsumerRebalanceListener() {
                 public void onPartitionsRevoked(Collection<TopicPartition> revoked) {
                     shown(revoked);
                 }

@@ -376,7 +376,7 @@ def test_everything_that_was_counted_is_given_back(memory: MemoryBroker) -> None
     two.leave()
     memory.broker.groups.delete("g", "t")
     assert memory.broker._state.usage.bytes == before
-    assert memory.broker.groups._holdings == {}
+    assert not memory.broker.groups.holdings
     assert memory.broker.consumers.names() == []
 
 

@@ -9,7 +9,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -430,6 +430,13 @@ class ClassicGroups:
         elif generation >= 0 and not 0 <= self._last_generation(group) <= generation:
             raise Conflict(ErrorCode.GENERATION_STALE, f"the group has no generation group={group!r} got={generation}")
 
+    def check_partitions(
+        self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NOBODY
+    ) -> None:
+        """Refuse what others read, of who passed ``check_commit``. Raises Missing(MEMBER_MISSING) where the name has members of other wires
+        in the topic, Conflict(PARTITION_NOT_ASSIGNED) for what they read, Denied(DENIED)."""
+        self._sharings.check(group, topic, member_id, partitions, by)
+
     def commit(
         self,
         group: str,
@@ -450,7 +457,7 @@ class ClassicGroups:
         refused: dict[str, BrokerError] = {}
         for topic, commits in positions.items():
             try:
-                self._sharings.check(group, topic, member_id, commits, by)
+                self.check_partitions(group, topic, member_id, commits, by=by)
                 made.append(self._commits.stored_of_members(topic, commits, group, generation=generation, by=by))
             except BrokerError as error:
                 refused[topic] = error

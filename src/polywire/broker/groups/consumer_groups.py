@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker import changes
+from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.classic_members import Limits
 from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.consumer import (
@@ -56,7 +57,7 @@ class Host(Protocol):
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
         """Refuse what belongs to another user. Raises Denied(DENIED)."""
 
-    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
         """The topic of this id."""
 
 
@@ -308,6 +309,16 @@ class ConsumerGroups:
         elif not self.has_member(group, member_id):
             raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
 
+    def check_partitions(
+        self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
+    ) -> None:
+        """Refuse what a member that passed ``check_epoch`` does not read. Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED),
+        Missing(GROUP_MISSING, MEMBER_MISSING)."""
+        entry = self._entries.get(group)
+        member = None if entry is None else entry.group.members.get(member_id)
+        seat = member_id if member is None else member.seat.id
+        self._coordinator.check_member(group, topic, seat, None, partitions, wire=wire, by=by)
+
     def commit(
         self,
         group: str,
@@ -325,19 +336,20 @@ class ConsumerGroups:
         Returns why which topics were refused: Conflict(PARTITION_NOT_ASSIGNED), Missing(GROUP_MISSING, MEMBER_MISSING),
         Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
         """
-        entry = self._entries.get(group)
-        member = None if entry is None else entry.group.members.get(member_id)
-        seat = member_id if member is None else member.seat.id
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
         for topic, commits in positions.items():
             try:
-                self._coordinator.check_member(group, topic, seat, None, commits, wire=wire, by=by)
+                self.check_partitions(group, topic, member_id, commits, wire=wire, by=by)
                 made.append(self._commits.stored_of_members(topic, commits, group, generation=epoch, by=by))
             except BrokerError as error:
                 refused[topic] = error
         self._host.change_all(made, level=level, done=done)
         return refused
+
+    def turn(self, group: str) -> int:
+        """Another number than when it was last asked for, if somebody may read now, on any wire, what was another member's then."""
+        return self._coordinator.holdings.turn(group)
 
     # Administration
 
@@ -367,7 +379,9 @@ class ConsumerGroups:
 
     def _member_view(self, group: str, member: Member) -> ConsumerView:
         shares = self._seats.shares(group, member.seat)
-        names = {id_: topic.name.full for id_ in member.told if (topic := self._host.topic_of_id(id_)) is not None}
+        names = {
+            id_: topic.name.full for id_ in member.told if (topic := self._host.group_topic_of_id(id_)) is not None
+        }
         return ConsumerView(
             id=member.id,
             client_id=member.said.client_id,

@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.broker import changes
+from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.group import Group, Member, difference, stored
-from polywire.broker.groups.holdings import Holdings
+from polywire.broker.groups.holdings import AllHoldings
 from polywire.broker.groups.views import GroupView, Membership, MemberView
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.state import State, binding_size, group_size
+from polywire.broker.topics import Topic
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import Busy, Conflict, ErrorCode, Missing
 from polywire.log.base import Completion
@@ -31,8 +33,11 @@ from polywire.types import Assignor, Level, PositionKind
 class Host(Protocol):
     """What the coordinator asks of the broker."""
 
-    def partition_count(self, full_name: str) -> int:
-        """Partitions of the topic, the default count while it does not exist (concepts: groups#positions)."""
+    def group_partition_count(self, full_name: str, last: int | None = None) -> int:
+        """Partitions of the topic, as groups see it. last: how many a group was last dealt."""
+
+    def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
+        """The topic of this full name."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and make them true; with none, ``done`` follows what was journalled before."""
@@ -59,21 +64,21 @@ class Coordinator:
     """All groups of one broker.
 
     Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started, if it could be.
-    ``_changed`` holds when groups that still exist last changed, since the broker started. ``_holdings``, by topic's id and group's name, are
-    of those who let go of partitions before others have them; where nobody does, a partition is its owner's as soon as it is dealt out.
+    ``_changed`` holds when groups that still exist last changed, since the broker started. ``holdings`` are of those who let go of partitions
+    before others have them; where nobody does, a partition is its owner's as soon as it is dealt out.
     """
 
     __slots__ = (
         "_changed",
         "_clock",
         "_elapsed",
-        "_holdings",
         "_host",
         "_meet",
         "_seen",
         "_settings",
         "_started_at",
         "_state",
+        "holdings",
     )
 
     def __init__(
@@ -91,7 +96,7 @@ class Coordinator:
         self._elapsed = elapsed
         self._started_at = clock.monotonic()
         self._meet: Callable[[str, str], None] = lambda group, topic: None
-        self._holdings: dict[tuple[bytes, str], Holdings] = {}
+        self.holdings: Final = AllHoldings()
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
         self._changed: dict[tuple[str, str], int] = {}
 
@@ -145,7 +150,7 @@ class Coordinator:
         if assignor is not None and assignor is not wanted.assignor:
             wanted = wanted.with_assignor(assignor)
         gone = self._expired(wanted, now)
-        wanted = wanted.changed(gone=gone, partition_count=self._host.partition_count(topic))
+        wanted = wanted.changed(gone=gone, partition_count=self._count(wanted))
         wanted = wanted.with_owner(heir(owner, by))
         if joined := [] if wanted.has(member) else [Member(member, wire, connected)]:
             if len(wanted.members) >= self._settings.members_max:
@@ -298,16 +303,6 @@ class Coordinator:
         found = self._state.groups.get((topic, group))
         return None if found is None else self._refreshed(found, self._clock.monotonic())
 
-    def held(self, group: str, topic_id: bytes) -> Holdings:
-        """Who has to let go of which partitions of a topic before others have them."""
-        return self._holdings.setdefault((topic_id, group), Holdings())
-
-    def forget_held(self, group: str, topic_id: bytes) -> None:
-        """Nothing is kept of a group in which nobody has to let go of anything."""
-        held = self._holdings.get((topic_id, group))
-        if held is not None and not held.members:
-            del self._holdings[topic_id, group]
-
     def renew(self, group: str, topic: str) -> None:
         """Begin a generation in which members have what others let go of, so that they ask for it."""
         found = self._state.groups.get((topic, group))
@@ -434,7 +429,7 @@ class Coordinator:
 
     def _view(self, group: Group, now: float) -> GroupView:
         gone = self._expired(group, now)
-        return self._shown(group.changed(gone=gone, partition_count=self._host.partition_count(group.topic)), now)
+        return self._shown(group.changed(gone=gone, partition_count=self._count(group)), now)
 
     def _shown(self, group: Group, now: float) -> GroupView:
         seen = self._seen.get((group.topic, group.name), {})
@@ -459,7 +454,10 @@ class Coordinator:
 
     def _begin(self, topic: str, group: str, generation: int, assignor: Assignor, owner: int) -> Group:
         self._state.quotas.admit(Kind.GROUPS, NOBODY, group_size(group, topic), owner=owner)
-        return Group(topic, group, generation, assignor, self._host.partition_count(topic), owner=owner)
+        return Group(topic, group, generation, assignor, self._host.group_partition_count(topic), owner=owner)
+
+    def _count(self, group: Group) -> int:
+        return self._host.group_partition_count(group.topic, group.partition_count)
 
     def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
         """Refuse one more bare name of a group where there are too many. Raises Busy(BUSY)."""
@@ -539,7 +537,7 @@ class Coordinator:
     def _refreshed(self, found: Group, now: float) -> Group:
         """The group over the partitions of now, and without those who have expired."""
         gone = self._expired(found, now)
-        refreshed = found.changed(gone=gone, partition_count=self._host.partition_count(found.topic))
+        refreshed = found.changed(gone=gone, partition_count=self._count(found))
         if refreshed is not found:
             self._change(refreshed, found, gone)
         return refreshed
@@ -551,10 +549,10 @@ class Coordinator:
     def _owned(self, group: Group, member: str) -> Sequence[int]:
         """What a member may read now: its share, but for what others have not let go of yet."""
         share = group.share(member)
-        if not self._holdings:
+        if not self.holdings:
             return share
-        topic = self._state.catalog.find(group.topic)
-        held = None if topic is None else self._holdings.get((topic.id, group.name))
+        topic = self._host.group_topic(group.topic)
+        held = None if topic is None else self.holdings.find(group.name, topic.id)
         return share if held is None else held.owned(member, share)
 
     def _mark(self, group: Group, member: str, now: float) -> None:
@@ -564,6 +562,7 @@ class Coordinator:
 
     def _forget(self, group: Group) -> None:
         """The group changed. Times are kept of members only; otherwise the table would grow with every consumer that ever was."""
+        self.holdings.turned(group.name)
         self._changed[group.topic, group.name] = self._clock.now_us()
         if len(self._changed) > 2 * len(self._state.groups) + 16:
             self._changed = {key: at for key, at in self._changed.items() if key in self._state.groups}

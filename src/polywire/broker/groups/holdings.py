@@ -8,10 +8,13 @@ Promises: a partition has at most one holder; pure. Must not know: generations, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from functools import partial
+from itertools import count
 from typing import Final
 
 _NOTHING: Final[frozenset[int]] = frozenset()
+TURNS_MAX: Final = 100_000  # groups whose last turn is remembered; of others it is as if there had been none
 
 
 class Holdings:
@@ -20,9 +23,11 @@ class Holdings:
     Invariant: ``_held`` and ``_holder`` say the same.
     """
 
-    __slots__ = ("_held", "_holder", "_released", "releases")
+    __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
 
-    def __init__(self) -> None:
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        """on_release: called whenever somebody has let go of something."""
+        self._on_release: Final = on_release
         self._held: dict[str, set[int]] = {}
         self._holder: dict[int, str] = {}
         self._released: set[int] = set()
@@ -63,6 +68,7 @@ class Holdings:
             del self._holder[partition]
             self._released.add(partition)
             self.releases += 1
+            self._on_release()
 
     def take_released(self) -> set[int]:
         """What was let go of since this was last asked, and nobody has taken."""
@@ -79,3 +85,48 @@ class Holdings:
         if member in self._held:
             return tuple(sorted(self._held[member]))
         return tuple([partition for partition in share if partition not in self._holder]) if self._holder else share
+
+
+class AllHoldings:
+    """Those of all groups and topics, and when something in a group last changed hands.
+
+    Invariant: no number in ``_turns`` was given twice.
+    """
+
+    __slots__ = ("_by_place", "_numbers", "_turns")
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[bytes, str], Holdings] = {}
+        self._turns: dict[str, int] = {}
+        self._numbers = count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_place)
+
+    def find(self, group: str, topic_id: bytes) -> Holdings | None:
+        """Who has to let go of which partitions of a topic before others have them; None where nobody has to."""
+        return self._by_place.get((topic_id, group))
+
+    def held(self, group: str, topic_id: bytes) -> Holdings:
+        """The same, and from now on somebody may have to."""
+        found = self._by_place.get((topic_id, group))
+        if found is None:
+            found = self._by_place[topic_id, group] = Holdings(partial(self.turned, group))
+        return found
+
+    def forget(self, group: str, topic_id: bytes) -> None:
+        """Nothing is kept of a group in which nobody has to let go of anything."""
+        held = self._by_place.get((topic_id, group))
+        if held is not None and not held.members:
+            del self._by_place[topic_id, group]
+
+    def turned(self, group: str) -> None:
+        """Somebody may read from now on what was another member's."""
+        self._turns.pop(group, None)
+        self._turns[group] = next(self._numbers)
+        if len(self._turns) > TURNS_MAX:
+            del self._turns[next(iter(self._turns))]
+
+    def turn(self, group: str) -> int:
+        """Another number than when it was last asked for, if something has changed hands since; 0 where nothing is remembered."""
+        return self._turns.get(group, 0)

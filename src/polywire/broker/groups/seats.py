@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.group import Group
 from polywire.broker.groups.holdings import Holdings
@@ -24,10 +25,10 @@ from polywire.types import Assignor
 class Host(Protocol):
     """What seats ask of the broker."""
 
-    def find_topic(self, full_name: str) -> Topic | None:
+    def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
         """The topic of this full name."""
 
-    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
         """The topic of this id."""
 
 
@@ -71,7 +72,7 @@ class Seats:
 
         at_most: seats that are taken in this call.
         """
-        found = {topic: self._host.find_topic(topic) for topic in topics}
+        found = {topic: self._host.group_topic(topic) for topic in topics}
         wanted = {topic: there.id for topic, there in found.items() if there is not None}
         for topic in [topic for topic, id_ in seat.topics.items() if wanted.get(topic) != id_]:
             self.leave(group, seat, topic)
@@ -83,7 +84,7 @@ class Seats:
                 coordinator.join(group, topic, seat.id, wire=seat.wire, assignor=assignor, watched=True, by=by)
                 seat.topics[topic] = id_
                 left = None if left is None else left - 1
-            coordinator.held(group, id_).enter(seat.id)
+            coordinator.holdings.held(group, id_).enter(seat.id)
         return True
 
     def leave(self, group: str, seat: Seat, topic: str) -> None:
@@ -104,32 +105,32 @@ class Seats:
         for topic in list(seat.topics):
             self.leave(group, seat, topic)
         for id_ in ids:
-            self._coordinator.held(group, id_).leave(seat.id)
+            self._coordinator.holdings.held(group, id_).leave(seat.id)
         self.hand_over(group, ids)
         for id_ in ids:
-            self._coordinator.forget_held(group, id_)
+            self._coordinator.holdings.forget(group, id_)
 
     def end_in(self, group: str, seat: Seat, topic: str) -> None:
         """It is nobody's any more in one topic, and holds nothing there. Raises Busy(DISK_FULL); then it is still somebody's."""
         id_ = seat.topics[topic]
         self.leave(group, seat, topic)
-        self._coordinator.held(group, id_).leave(seat.id)
+        self._coordinator.holdings.held(group, id_).leave(seat.id)
         self.hand_over(group, (id_,))
-        self._coordinator.forget_held(group, id_)
+        self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, seat: Seat, topic: str, partitions: Collection[int]) -> None:
         """What is read there is this seat's, which is yet to be taken; nothing where the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             seat.topics[topic] = id_
-            self._coordinator.held(group, id_).take(seat.id, partitions)
+            self._coordinator.holdings.held(group, id_).take(seat.id, partitions)
 
     def share(self, group: str, seat: Seat, topic: str) -> Share | None:
         """What a seat should have in one of its topics."""
         there, id_ = self._coordinator.refreshed(group, topic), seat.topics[topic]
         if there is None or not there.has(seat.id):
             return None
-        return Share(there.share(seat.id), there.generation, self._coordinator.held(group, id_))
+        return Share(there.share(seat.id), there.generation, self._coordinator.holdings.held(group, id_))
 
     def shares(self, group: str, seat: Seat) -> dict[bytes, Share]:
         """What a seat should have, by topic's id."""
@@ -138,7 +139,7 @@ class Seats:
 
     def topic_id(self, topic: str) -> bytes | None:
         """The id of a topic, None while it does not exist."""
-        found = self._host.find_topic(topic)
+        found = self._host.group_topic(topic)
         return None if found is None else found.id
 
     def is_left(self, group: str, topic: str, seat: str) -> bool:
@@ -148,28 +149,28 @@ class Seats:
         topic_id = self.topic_id(topic)
         if topic_id is None:
             return True
-        is_taken = seat in self._coordinator.held(group, topic_id)
-        self._coordinator.forget_held(group, topic_id)
+        is_taken = seat in self._coordinator.holdings.held(group, topic_id)
+        self._coordinator.holdings.forget(group, topic_id)
         return not is_taken
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
         """Who has to let go of which partitions of a topic before others have them."""
-        return self._coordinator.held(group, topic_id)
+        return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, seat: Seat, topic_id: bytes) -> None:
         """A topic without a seat is done with as soon as nothing in it is held."""
-        held = self._coordinator.held(group, topic_id)
+        held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(seat.id):
             held.leave(seat.id)
-            self._coordinator.forget_held(group, topic_id)
+            self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
         """Partitions may be free now: members that never let go find out by a new generation, whose numbers are returned by topic's id."""
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:
-            held = self._coordinator.held(group, id_)
+            held = self._coordinator.holdings.held(group, id_)
             released = held.take_released()
-            topic = self._host.topic_of_id(id_) if released else None
+            topic = self._host.group_topic_of_id(id_) if released else None
             there = None if topic is None else self._coordinator.refreshed(group, topic.name.full)
             if there is not None and there.members and any(there.owner_of(one) not in held for one in released):
                 self._coordinator.renew(group, there.topic)

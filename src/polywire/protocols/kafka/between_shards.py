@@ -1,4 +1,5 @@
-"""What the processes of a broker say to each other about transactions that lie in several of them (decision 0079).
+"""What the processes of a broker say to each other about transactions that lie in several of them, and about topics that groups at home
+elsewhere read (decisions 0079, 0080).
 
 Each question is one request of a link, ``BETWEEN_SHARDS``, whose body is MessagePack: one of ``Question``; so is its answer.
 
@@ -8,7 +9,7 @@ client. Must not know: sockets, which process has which topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -16,26 +17,32 @@ import msgspec
 
 from polywire.broker.branches import Joined
 from polywire.broker.changes import TransactionalProducer, TransactionDecided
+from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.owners import ITSELF
+from polywire.broker.settings import AccessList
+from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import BRANCH, Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.consumer_groups import matching
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
+from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.shard_link import Context, KafkaLink
 from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.shards import Shards
-from polywire.types import Level
+from polywire.protocols.runtime.slices import Slices
+from polywire.types import Level, TopicName
 
 LET_IN_S: Final = (
     2.0  # that home waits for the last transaction to end everywhere, before who asks for the next one gives up
 )
 LIMIT_S: Final = 5.0  # in which a shard answers: it is told again
 
-_Answer = TypeVar("_Answer", bound="Told | Permission | Outcome")
+_Answer = TypeVar("_Answer", bound="Told | Permission | Outcome | Seen")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -108,7 +115,45 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=8):
     message: str = ""
 
 
-Question = Join | Enter | End | Ask | Fence
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """To a shard: which topics has it of these names and ids?"""
+
+    names: tuple[str, ...] = ()
+    ids: tuple[bytes, ...] = ()
+
+
+class Match(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """To a shard: which of its topics does a pattern name, of those that the client may read as a group?"""
+
+    pattern: str
+
+
+class SeenTopic(msgspec.Struct, frozen=True, array_like=True):
+    """A topic of the shard that tells of it, as ``TopicElsewhere``."""
+
+    stream: str
+    name: str
+    id: bytes
+    partition_count: int
+    access: AccessList | None
+
+    def known(self) -> TopicElsewhere:
+        """What groups elsewhere know of it."""
+        return TopicElsewhere(TopicName(self.stream, self.name), self.id, self.partition_count, self.access)
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """From a shard: its topics. start, version: of the broker, and of the list of its topics, which is another one when topics began or
+    ended."""
+
+    start: int = 0
+    version: int = 0
+    topics: tuple[SeenTopic, ...] = ()
+    error: int = 0
+    message: str = ""
+
+
+Question = Join | Enter | End | Ask | Fence | Look | Match
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
@@ -125,7 +170,7 @@ def answered(kind: type[_Answer], body: Any) -> _Answer | None:
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
-def _answer(answer: Answer, made: Told | Permission | Outcome) -> None:
+def _answer(answer: Answer, made: Told | Permission | Outcome | Seen) -> None:
     answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
 
 
@@ -151,6 +196,10 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
                 session.broker.branches.outcome(question.id, question.token, partial(_outcome, answer))
             case Fence():
                 _fence(session, answer, question)
+            case Look():
+                _answer(answer, _seen(session.broker, _looked(session.broker, question)))
+            case Match():
+                _match(session, answer, question)
     except BrokerError as error:
         _refuse(answer, question, transaction_error(error), error.message)
 
@@ -269,6 +318,48 @@ def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
         transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_told(answer))
 
 
+def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
+    for name in asked.names:
+        found = broker.find_topic(name)
+        if found is not None:
+            yield found
+    for topic_id in asked.ids:
+        found = broker.topic_of_id(topic_id)
+        if found is not None:
+            yield found
+
+
+def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
+    """What is told of topics of ours."""
+    told = tuple(
+        [
+            SeenTopic(topic.name.stream, topic.name.topic, topic.id, len(topic.partitions), topic.settings.access)
+            for topic in topics
+        ]
+    )
+    return Seen(broker.epoch, broker.topics_version, told)
+
+
+def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
+    """Topics of a pattern, with others' requests in between."""
+    broker = session.broker
+
+    def done(found: list[Topic | PatternError] | BrokerError) -> None:
+        assert not isinstance(found, BrokerError), "a pattern has an error of its own"
+        error = next((one for one in found if isinstance(one, PatternError)), None)
+        if error is None:
+            _answer(answer, _seen(broker, [topic for topic in found if isinstance(topic, Topic)]))
+        else:
+            _answer(answer, Seen(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(error)))
+
+    try:
+        pattern = Pattern(asked.pattern)
+    except PatternError as error:
+        done([error])
+        return
+    answer.cancel = Slices[Topic | PatternError](broker, matching(session, pattern), done).cancel
+
+
 # What the broker asks by itself
 
 
@@ -324,6 +415,14 @@ class ShardLinks:
             then(None if outcome is None else outcome.commits)
 
         self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
+
+    def look(self, shard: int, asked: Look, then: Callable[[Seen | None], None]) -> None:
+        """Ask a shard which topics it has; None where it does not answer."""
+
+        def came(body: Any) -> None:
+            then(answered(Seen, body))
+
+        self._ask(shard, asked, came)
 
     def link_lost(self, shard: int) -> None:
         """A process has ended: who waits for its answers is told behind this."""

@@ -6,17 +6,18 @@ topic of another process is refused in the word by which clients look for its le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from polywire.broker.access import Principal
 from polywire.errors import ErrorCode, NotOwner, PeerError
 from polywire.protocols.kafka.context import Shared
-from polywire.protocols.kafka.messages import Api, Request
+from polywire.protocols.kafka.messages import NO_ID, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.session import Command, KafkaSession
+from polywire.protocols.kafka.session import Command, Handler, KafkaSession
 from polywire.protocols.kafka.shard_link import Context, KafkaLink, Then
+from polywire.protocols.kafka.topics_elsewhere import TopicsElsewhere
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
@@ -33,14 +34,21 @@ Bodies = dict[int, Any]
 class CarryingKafkaSession(KafkaSession):
     """One peer."""
 
-    __slots__ = ("_links", "shards")
+    __slots__ = ("_links", "elsewhere", "shards")
 
     def __init__(
-        self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
+        self,
+        shared: Shared,
+        elsewhere: TopicsElsewhere,
+        table: Mapping[Api, Command],
+        output: Output,
+        resume: Callable[[], None],
     ) -> None:
+        """elsewhere: the topics of other shards."""
         super().__init__(shared, table, output, resume)
         assert shared.shards is not None, "there are others"
         self.shards: Final[ReachedShards] = shared.shards
+        self.elsewhere: Final = elsewhere
         self._links: Final = Links(partial(_link, shared.shards, self))
 
     @property
@@ -92,14 +100,23 @@ class Question:
 
     __slots__ = ("_again", "_request", "_session", "_shard", "_then", "_timer")
 
-    def __init__(self, session: CarryingKafkaSession, shard: int, request: Request, then: Then, *, again: bool) -> None:
-        """again: whether it may be asked anew when its answer was lost."""
+    def __init__(
+        self,
+        session: CarryingKafkaSession,
+        shard: int,
+        request: Request,
+        then: Then,
+        *,
+        again: bool,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """again: whether it may be asked anew when its answer was lost, until ``limit_s`` are over."""
         self._session: Final = session
         self._shard: Final = shard
         self._request: Final = request
         self._then: Then | None = then
         self._again: Final = again
-        self._timer: Final = session.broker.loop.call_later(LIMIT_S, self._end, None)
+        self._timer: Final = session.broker.loop.call_later(limit_s, self._end, None)
         self._ask()
 
     def _ask(self) -> None:
@@ -133,40 +150,81 @@ def ask_shards(
     version: int | None = None,
     again: bool = True,
 ) -> None:
-    """Put requests to shards and answer with what ``then`` makes of their answers; None: it answers later itself.
+    """Put the peer's request to shards, to each with a body of its own, and answer as ``ask_each`` does. version: the peer's unless said."""
+    asked = answer.request if version is None else answer.request._replace(version=version)
+    requests = {shard: asked._replace(body=body) for shard, body in bodies.items()}
+    ask_each(session, answer, requests, then, again=again)
 
-    version: of these requests, the peer's unless said. again: whether what was lost may be asked anew. What ``then`` raises as PeerError ends
-    the connection.
+
+def ask_each(
+    session: CarryingKafkaSession,
+    answer: Answer,
+    requests: Mapping[int, Request],
+    then: Callable[[Bodies], Any],
+    *,
+    again: bool = True,
+    limit_s: float = LIMIT_S,
+) -> None:
+    """Put a request to each of these shards and answer with what ``then`` makes of their answers; None: it answers later itself.
+
+    again: whether what was lost may be asked anew, until ``limit_s`` are over. What ``then`` raises as PeerError ends the connection.
     """
     found: Bodies = {}
     questions: list[Question] = []
 
     def came(shard: int, body: Any) -> None:
         found[shard] = body
-        if len(found) == len(bodies):
+        if len(found) == len(requests):
             end()
 
     def end() -> None:
-        answer.cancel = None
-        try:
-            made = then(found)
-        except PeerError as error:
-            session.fail(error)
-            return
-        if made is not None:
-            answer.ok(made)
+        go_on(session, answer, partial(then, found))
 
     def cancel() -> None:
         for question in questions:
             question.cancel()
 
-    if not bodies:
+    if not requests:
         end()
         return
     answer.cancel = cancel
-    asked = answer.request if version is None else answer.request._replace(version=version)
-    for shard, body in bodies.items():
-        questions.append(Question(session, shard, asked._replace(body=body), partial(came, shard), again=again))
+    for shard, request in requests.items():
+        questions.append(Question(session, shard, request, partial(came, shard), again=again, limit_s=limit_s))
+
+
+def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
+    """What an answer waited for has come: answer with what ``then`` makes of it; None: it answers later itself."""
+    answer.cancel = None
+    try:
+        made = then()
+    except PeerError as error:
+        session.fail(error)
+        return
+    if made is not None:
+        answer.ok(made)
+
+
+def once(
+    session: CarryingKafkaSession,
+    answer: Answer,
+    wait: Callable[[Callable[[], None]], Callable[[], None] | None],
+    then: Callable[[], Any],
+) -> None:
+    """Answer with what ``then`` makes once something has come. wait: calls back then, perhaps at once; else returns what cancels."""
+    cancel = wait(partial(go_on, session, answer, then))
+    if cancel is not None:
+        answer.cancel = cancel
+
+
+def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler:
+    """A handler that knows which shards have the topics that a request names by id, but for those that nobody has told of."""
+
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+        assert isinstance(session, CarryingKafkaSession), "it has this table"
+        wait = partial(session.elsewhere.located, [id_ for id_ in ids(request) if id_ != NO_ID])
+        once(session, answer, wait, partial(handler, session, answer, request))
+
+    return handle
 
 
 def changed(record: Any, **fields: Any) -> Any:

@@ -6,13 +6,15 @@ Must not know: frames, who gets which partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.consumer import JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
+from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error, is_full, random_id
@@ -23,6 +25,7 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
 HEARTBEAT_MS: Final = 3_000  # between two signs of life of a member that has what it should
+UNSEEN: Final = -1  # version of a list of topics that nobody has seen all of
 UNSETTLED_HEARTBEAT_MS: Final = 500  # of one that has to let go, or waits for others to
 ASSIGNORS: Final = {None: None, "uniform": Assignor.ROUND_ROBIN, "range": Assignor.RANGE}
 _ERRORS: Final = {
@@ -31,8 +34,19 @@ _ERRORS: Final = {
 }
 
 
+Found = Callable[[PatternError | None, bool], None]
+"""Told when topics of a pattern were looked for: what is wrong with it, and whether all were seen."""
+Looking = Callable[[Pattern, set[str], Found], None]
+"""Looks for the topics that a pattern names, and adds them to what is found."""
+
+
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
     """ConsumerGroupHeartbeat: topics that a pattern names are looked for when it is said, and when topics have begun or ended since."""
+    return heartbeat(peer, reply, request, partial(look_here, peer, reply))
+
+
+def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
+    """Carry out a ConsumerGroupHeartbeat; look: for the topics of a pattern."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     if not request.group_id or not (request.member_id or request.member_epoch == JOINING):
         return response(error=WireError.INVALID_REQUEST, message="a group and a member have names")
@@ -40,36 +54,46 @@ def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
         names = ", ".join(name for name in ASSIGNORS if name is not None)
         return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"there are these assignors: {names}")
     beat = _beat_of(peer, reply, request)
-    if beat.subscription is None or not beat.subscription.pattern:
+    said = beat.subscription
+    if said is None or not said.pattern:
         return _beat(peer, request, beat)
     try:
-        pattern = Pattern(beat.subscription.pattern)
+        pattern = Pattern(said.pattern)
     except PatternError as error:
         return response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(error))
-    found = set(beat.subscription.names)
+    found = set(said.names)
 
-    def done(looked: list[PatternError] | BrokerError) -> None:
-        if looked:
-            reply.ok(response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(looked)))
-        else:
-            reply.ok(_beat(peer, request, replace(beat, topics=frozenset(found))))
+    def done(refused: PatternError | None, saw_all: bool) -> None:
+        if refused is not None:
+            reply.ok(response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(refused)))
+        else:  # where not all were seen the next sign of life looks again
+            known = said if saw_all else replace(said, version=UNSEEN)
+            reply.ok(_beat(peer, request, replace(beat, topics=frozenset(found), subscription=known)))
 
-    reply.cancel = Slices(peer.broker, _look(peer, pattern, found), done).cancel
+    look(pattern, found, done)
     return None
 
 
-def _look(peer: Peer, pattern: Pattern, found: set[str]) -> Iterator[PatternError | None]:
-    """Add the topics that a pattern names, of those that the peer may read, step by step; a step may be what ends this."""
+def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:
+    """Look for the topics of a pattern among those of this broker, with others' requests in between."""
+
+    def done(looked: list[Topic | PatternError] | BrokerError) -> None:
+        assert not isinstance(looked, BrokerError), "a pattern has an error of its own"
+        found.update(topic.name.full for topic in looked if isinstance(topic, Topic))
+        then(next((error for error in looked if isinstance(error, PatternError)), None), True)
+
+    reply.cancel = Slices[Topic | PatternError](peer.broker, matching(peer, pattern), done).cancel
+
+
+def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | None]:
+    """The topics that a pattern names, of those that the peer may read, step by step; a step may be what ends this."""
     for topic in peer.broker.topics():
-        name = topic.name.full
         try:
-            matches = pattern.matches(name)
+            matches = pattern.matches(topic.name.full)
         except PatternError as error:
             yield error.with_traceback(None)
             return
-        if matches and peer.permits(Action.GROUP_JOIN, topic):
-            found.add(name)
-        yield None
+        yield topic if matches and peer.permits(Action.GROUP_JOIN, topic) else None
 
 
 def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
@@ -121,14 +145,12 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
     known = Subscription()
     if request.member_epoch != JOINING:
         known = peer.broker.consumers.subscription_of(request.group_id, request.member_id)
-    version = peer.broker.topics_version
-    if names is None and pattern is None and (not known.pattern or known.version == version):
+    says_nothing = names is None and pattern is None
+    pattern = known.pattern if pattern is None else pattern
+    version = peer.broker.group_topics_version if pattern else 0
+    if says_nothing and (not pattern or known.version == version):
         return None
-    return Subscription(
-        names=known.names if names is None else frozenset(names),
-        pattern=known.pattern if pattern is None else pattern,
-        version=version,
-    )
+    return Subscription(names=known.names if names is None else frozenset(names), pattern=pattern, version=version)
 
 
 def _assignment(made: Any, beaten: Beaten) -> Any:

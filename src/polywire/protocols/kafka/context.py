@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from polywire.broker.branches import Branches
+from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.positions import PositionVerbs
@@ -38,7 +39,15 @@ _CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
 
 
 class KafkaBroker(
-    TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol
+    TopicVerbs,
+    GroupTopics,
+    RemovalVerbs,
+    RecordVerbs,
+    ProducerVerbs,
+    PositionVerbs,
+    WireStateVerbs,
+    WireBroker,
+    Protocol,
 ):
     """What this wire calls of the broker."""
 

@@ -37,6 +37,7 @@ from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
+from polywire.protocols.kafka.topics_elsewhere import TopicsElsewhere
 from polywire.protocols.kafka.transaction_homes import TRANSACTION_HANDLERS
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.links import LinkFactory
@@ -103,17 +104,8 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 )
 
 
-TODAY_ONLY: Final = frozenset(
-    {
-        Api.ALTER_USER_SCRAM_CREDENTIALS,
-        Api.CONSUMER_GROUP_HEARTBEAT,
-        Api.CONSUMER_GROUP_DESCRIBE,
-        Api.DESCRIBE_TOPIC_PARTITIONS,
-    }
-)
+TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
 """What one process can do and several cannot."""
-BY_NAME_LAST: Final = {Api.METADATA: 11, Api.DELETE_TOPICS: 5, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}
-"""Last versions that name topics: an id does not say which process has its topic."""
 
 CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
@@ -145,7 +137,7 @@ LINK_COMMANDS: Final[Mapping[Api, Command]] = {
 class KafkaFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("shared",)
+    __slots__ = ("_elsewhere", "shared")
 
     def __init__(
         self,
@@ -158,14 +150,15 @@ class KafkaFactory:
         """off_loop: the process's, where it has one. shards: those that several processes have between them."""
         commands = COMMANDS if shards is None else CARRYING_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
-        for api, last in BY_NAME_LAST.items() if shards is not None else ():
-            served[api] = served[api]._replace(last=last)
         off_loop = off_loop or OffLoopQueue(broker.loop)
         self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop, shards)
+        self._elsewhere: TopicsElsewhere | None = None
         broker.classic.restore(WIRE, WRITING)
         if shards is not None:
             broker.producer_shard = shards.own
-            broker.branches.begin(ShardLinks(broker, shards), self.shared.is_home)
+            links = ShardLinks(broker, shards)
+            broker.branches.begin(links, self.shared.is_home)
+            broker.elsewhere = self._elsewhere = TopicsElsewhere(broker, shards, links)
 
     @property
     def wire(self) -> str:
@@ -190,8 +183,8 @@ class KafkaFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
-        if self.shared.shards is not None:
-            return CarryingKafkaSession(self.shared, CARRYING_COMMANDS, output, resume)
+        if self._elsewhere is not None:
+            return CarryingKafkaSession(self.shared, self._elsewhere, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
 
 

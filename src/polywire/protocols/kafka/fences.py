@@ -19,11 +19,11 @@ class Turns:
     __slots__ = ("_latest", "_next")
 
     def __init__(self) -> None:
-        self._latest: dict[str, tuple[int, int]] = {}
+        self._latest: dict[str, tuple[tuple[int, ...], int]] = {}
         self._next = 0
 
-    def number(self, group: str, generation: int) -> int:
-        """The number of the generation that a group has now."""
+    def number(self, group: str, generation: tuple[int, ...]) -> int:
+        """The number of the generation that a group has now; generation: what there is of it, which never comes back."""
         latest = self._latest.pop(group, None)
         if latest is None or latest[0] != generation:
             self._next += 1

@@ -6,20 +6,23 @@ are joined as one broker would tell them. Must not know: sockets, how shards are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from polywire.errors import PeerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed, with_ids
 from polywire.protocols.kafka.cluster import KEYS_SINCE
 from polywire.protocols.kafka.context import node_of
-from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.messages import NO_ID, Api, WireError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import Handler, KafkaSession
+from polywire.protocols.kafka.topics import PAGE_PARTITIONS_MAX
 
 METADATA_SINCE: Final = 4  # version of Metadata that says whether topics may be made
+TOPICS_SINCE: Final = 6  # version of DeleteTopics that names topics by name or id
 TOPIC: Final = 2  # type of a resource with settings
 
 
@@ -27,6 +30,20 @@ def shard_of(session: CarryingKafkaSession, name: str) -> int:
     """Where a topic lies, or would be made by who writes to it."""
     shard = session.shards.shard_of(name)
     return session.shards.home(name) if shard is None else shard
+
+
+def shard_of_entry(session: CarryingKafkaSession, entry: Any) -> int:
+    """Where the topic lies that an entry of a request names, by its id where it has one; of an id that is nowhere our own shard says so."""
+    topic_id = getattr(entry, "topic_id", NO_ID)
+    if topic_id == NO_ID:
+        return shard_of(session, entry.name or "")
+    shard = session.elsewhere.shard_of_id(topic_id)
+    return session.shards.own if shard is None else shard
+
+
+def ids_of(entries: Iterable[Any] | None) -> Iterator[bytes]:
+    """The ids by which entries of a request name topics."""
+    return (getattr(one, "topic_id", NO_ID) for one in entries or ())
 
 
 def carrying(session: KafkaSession) -> CarryingKafkaSession:
@@ -82,7 +99,7 @@ def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     else:
         by_shard: dict[int, list[Any]] = {shard: [] for shard in places.unknown}
         for one in asked:
-            by_shard.setdefault(shard_of(session, one.name or ""), []).append(one)
+            by_shard.setdefault(shard_of_entry(session, one), []).append(one)
         bodies = {shard: changed(request, topics=some) for shard, some in by_shard.items()}
         topics = partial(_named_topics, asked)
     version = max(answer.request.version, METADATA_SINCE)
@@ -111,11 +128,52 @@ def _all_topics(bodies: Bodies) -> list[Any]:
 
 def _named_topics(asked: Iterable[Any], bodies: Bodies) -> list[Any]:
     made = schema.response(Api.METADATA).Topics
-    found = {topic.name: topic for body in bodies.values() if body is not None for topic in body.topics}
+    told = [topic for body in bodies.values() if body is not None for topic in body.topics]
+    found = {topic.name: topic for topic in told} | {topic.topic_id: topic for topic in told if topic.topic_id != NO_ID}
     return [
-        found.get(one.name) or made(error=WireError.LEADER_NOT_AVAILABLE, name=one.name, topic_id=one.topic_id)
+        found.get(one.name if one.topic_id == NO_ID else one.topic_id)
+        or made(error=WireError.LEADER_NOT_AVAILABLE, name=one.name, topic_id=one.topic_id)
         for one in asked
     ]
+
+
+def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DescribeTopicPartitions: pages of all shards made into one, in the order of names."""
+    session = carrying(session)
+    bodies: dict[int, Any] = dict.fromkeys(range(session.shards.count), request)
+    if request.topics:
+        by_shard: dict[int, list[Any]] = {}
+        for one in request.topics:
+            by_shard.setdefault(shard_of(session, one.name), []).append(one)
+        bodies = {shard: changed(request, topics=some) for shard, some in by_shard.items()}
+    ask_shards(session, answer, bodies, partial(_joined_pages, request))
+
+
+def _joined_pages(request: Any, bodies: Bodies) -> Any:
+    """One page of several: a shard whose page has ended may have more behind it, so nothing is told beyond the first end."""
+    response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
+    topics = sorted(_all_topics(bodies), key=attrgetter("name"))
+    ends = [body.next_cursor for body in bodies.values() if body.next_cursor is not None]
+    end = min(ends, key=attrgetter("topic_name", "index"), default=None)
+    left, told = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX), []
+    for topic in topics:
+        if end is not None and topic.name > end.topic_name:
+            break
+        shown = topic.partitions[:left]
+        if not left or len(shown) < len(topic.partitions):
+            end = response.NextCursor(topic_name=topic.name, index=_first_index(request, topic) + len(shown))
+        if left:
+            told.append(changed(topic, partitions=shown))
+        left -= len(shown)
+        if end is not None and end.topic_name == topic.name:
+            break
+    return response(topics=told, next_cursor=end)
+
+
+def _first_index(request: Any, topic: Any) -> int:
+    """The partition that a page begins with in a topic."""
+    cursor = request.cursor
+    return max(cursor.index, 0) if cursor is not None and cursor.topic_name == topic.name else 0
 
 
 def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -161,24 +219,26 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 # Administration of topics
 
-Place = Callable[[CarryingKafkaSession, str], int]
+Place = Callable[[CarryingKafkaSession, Any], int]
 """The shard that an entry of a request is for."""
 
 
-def divided(
-    asked: str, told: str, name: str, entry: Callable[[Any, WireError], Any], place: Place = shard_of
-) -> Handler:
+def _named_by(field: str) -> Place:
+    """The shard of the topic that entries name in this field; empty: they are the name."""
+    return lambda session, one: shard_of(session, getattr(one, field) if field else one)
+
+
+def divided(asked: str, told: str, entry: Callable[[Any, WireError], Any], place: Place) -> Handler:
     """How a request is carried out whose entries name topics.
 
-    asked, told: fields of requests and answers that have the entries. name: the field of an entry that names the topic, empty where the entry
-    is the name. entry: what the answer tells of one that nobody has answered.
+    asked, told: fields of requests and answers that have the entries. entry: what the answer tells of one that nobody has answered.
     """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         session = carrying(session)
         by_shard: dict[int, list[Any]] = {}
         for one in getattr(request, asked) or ():
-            by_shard.setdefault(place(session, _name(one)), []).append(one)
+            by_shard.setdefault(place(session, one), []).append(one)
         bodies = {shard: changed(request, **{asked: some}) for shard, some in by_shard.items()}
         own = session.shards.own
 
@@ -194,10 +254,6 @@ def divided(
 
         # Nothing is asked of our own shard where that is what was asked: it says what is wrong with it.
         ask_shards(session, answer, bodies or {own: request}, joined, again=False)
-
-    def _name(one: Any) -> str:
-        found: str = getattr(one, name) if name else one
-        return found
 
     return handle
 
@@ -238,17 +294,27 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     first = shards.least_loaded()
     chosen = {name: (first + number) % shards.count for number, name in enumerate(new)}
 
-    def place(session: CarryingKafkaSession, name: str) -> int:
-        return chosen[name] if name in chosen else shard_of(session, name)
+    def place(session: CarryingKafkaSession, one: Any) -> int:
+        return chosen[one.name] if one.name in chosen else shard_of(session, one.name)
 
-    divided("topics", "topics", "name", _named(Api.CREATE_TOPICS, "Topics"), place)(session, answer, request)
+    divided("topics", "topics", _named(Api.CREATE_TOPICS, "Topics"), place)(session, answer, request)
+
+
+def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DeleteTopics, by name or by id."""
+    made = _named(Api.DELETE_TOPICS, "Responses")
+    if answer.request.version < TOPICS_SINCE:
+        divided("topic_names", "responses", made, _named_by(""))(session, answer, request)
+    else:
+        divided("topics", "responses", made, shard_of_entry)(session, answer, request)
 
 
 def _named(api: Api, entries: str) -> Callable[[Any, WireError], Any]:
     """Entries of answers that have a name and an error."""
 
     def made(one: Any, error: WireError) -> Any:
-        return getattr(schema.response(api), entries)(name=getattr(one, "name", one), error=error)
+        topic_id = {"topic_id": one.topic_id} if hasattr(one, "topic_id") else {}
+        return getattr(schema.response(api), entries)(name=getattr(one, "name", one), error=error, **topic_id)
 
     return made
 
@@ -262,13 +328,14 @@ def _elections(one: Any, error: WireError) -> Any:
 
 
 TOPIC_HANDLERS: Final[Mapping[Api, Handler]] = {
-    Api.METADATA: metadata,
+    Api.METADATA: with_ids(metadata, lambda request: ids_of(request.topics)),
     Api.DESCRIBE_CLUSTER: describe_cluster,
+    Api.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
     Api.FIND_COORDINATOR: find_coordinator,
     Api.CREATE_TOPICS: create_topics,
-    Api.DELETE_TOPICS: divided("topic_names", "responses", "", _named(Api.DELETE_TOPICS, "Responses")),
-    Api.CREATE_PARTITIONS: divided("topics", "results", "name", _named(Api.CREATE_PARTITIONS, "Results")),
-    Api.ELECT_LEADERS: divided("topic_partitions", "replica_election_results", "topic", _elections),
+    Api.DELETE_TOPICS: with_ids(delete_topics, lambda request: ids_of(request.topics)),
+    Api.CREATE_PARTITIONS: divided("topics", "results", _named(Api.CREATE_PARTITIONS, "Results"), _named_by("name")),
+    Api.ELECT_LEADERS: divided("topic_partitions", "replica_election_results", _elections, _named_by("topic")),
     Api.DESCRIBE_CONFIGS: divided_resources("results"),
     Api.ALTER_CONFIGS: divided_resources("responses"),
     Api.INCREMENTAL_ALTER_CONFIGS: divided_resources("responses"),

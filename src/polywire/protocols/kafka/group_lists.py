@@ -143,7 +143,7 @@ def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
 
 
 def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]) -> Any:
-    found = [(peer.broker.find_topic(name), numbers) for name, numbers in partitions.items() if numbers]
+    found = [(peer.broker.group_topic(name), numbers) for name, numbers in partitions.items() if numbers]
     return made(
         topic_partitions=[
             made.TopicPartitions(topic_id=topic.id, topic_name=topic.name.full, partitions=list(numbers))

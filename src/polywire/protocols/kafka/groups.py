@@ -60,7 +60,7 @@ def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iter
     named = False
     for topic in topics:
         named = True
-        peer.authorize(action, peer.broker.resource(topic))
+        peer.authorize(action, peer.broker.group_resource(topic))
         yield
     if not named:
         peer.broker.access.authorize_somewhere(peer.principal, action)

@@ -9,16 +9,18 @@ group has stored are not put back by what comes late. Must not know: sockets, ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from polywire.errors import BrokerError
-from polywire.protocols.kafka import groups, positions, schema
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed
-from polywire.protocols.kafka.gathering import carrying
+from polywire.protocols.kafka import group_lists, groups, positions, schema
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed, with_ids
+from polywire.protocols.kafka.consumer_homes import consumer_group_heartbeat
+from polywire.protocols.kafka.gathering import carrying, ids_of
 from polywire.protocols.kafka.groups import NULL_PROTOCOL_SINCE, group_error
-from polywire.protocols.kafka.messages import SERVED, Api, Request, WireError
+from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Request, WireError
 from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import Handler, KafkaSession
@@ -57,7 +59,7 @@ def _join_refused(request: Any, head: Request) -> Any:
 # Positions
 
 
-class _Part:
+class Part:
     """Implements ``Reply`` for the part of a request that our own shard carries out."""
 
     def __init__(self, request: Request, then: Callable[[Any], None]) -> None:
@@ -77,14 +79,16 @@ def _commit_refused(request: Any, head: Request, error: WireError = WireError.NO
 
 def _failed(made: Any, topic: Any, error: WireError) -> Any:
     """The entry of a topic none of whose partitions was stored."""
-    return made(name=topic.name, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
+    names = {field: getattr(topic, field) for field in ("name", "topic_id") if hasattr(topic, field)}
+    return made(**names, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
 def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
     """Entries that name topics by the shards that have them; our own says of what is nowhere that there is none."""
     by_shard: dict[int, list[Any]] = {}
     for topic in topics:
-        shard = session.shards.shard_of(topic.name)
+        topic_id = getattr(topic, "topic_id", NO_ID)
+        shard = session.shards.shard_of(topic.name) if topic_id == NO_ID else session.elsewhere.shard_of_id(topic_id)
         by_shard.setdefault(session.shards.own if shard is None else shard, []).append(topic)
     return by_shard
 
@@ -99,12 +103,12 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     try:
         positions.check_member(session, request)
     except BrokerError as error:
-        return _commit_refused(request, answer.request, group_error(error))
+        return _commit_refused(request, answer.request, positions.member_error(session, request, error))
     here = by_shard.pop(own, None)
-    generation = session.broker.classic.generation(request.group_id)
-    number = session.shared.turns.number(request.group_id, generation)
-    bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items()}
     told: list[Any] = []
+    by_shard = {shard: _read_by(session, request, topics, told) for shard, topics in by_shard.items()}
+    number = turn_of(session, request.group_id)
+    bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items() if topics}
 
     def joined(found: Bodies) -> Any:
         response = schema.response(Api.OFFSET_COMMIT)
@@ -113,7 +117,7 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
                 error = WireError.COORDINATOR_LOAD_IN_PROGRESS
                 told.extend(_failed(response.Topics, topic, error) for topic in by_shard[shard])
             else:
-                told.extend(body.topics)
+                told.extend(_not_late(session, request, body.topics))
         return response(topics=told)
 
     if here is None:
@@ -123,11 +127,49 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         told.extend(body.topics)
         ask_shards(session, answer, bodies, joined)
 
-    part = _Part(answer.request, stored)
+    part = Part(answer.request, stored)
     positions.offset_commit(session, part, changed(request, topics=here))
     if part.cancel is not None:
         answer.cancel = part.cancel
     return None
+
+
+def turn_of(session: CarryingKafkaSession, group: str) -> int:
+    """The number under which positions of a group may be stored by other shards now: a higher one when somebody reads what another did."""
+    broker = session.broker
+    return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
+
+
+def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], told: list[Any]) -> list[Any]:
+    """Those of other shards' topics whose positions a member may store. told: gets why not the others."""
+    response, free = schema.response(Api.OFFSET_COMMIT), []
+    for topic in topics:
+        try:
+            positions.check_read(session, request, _name_of(session, topic), [one.index for one in topic.partitions])
+        except BrokerError as error:
+            told.append(_failed(response.Topics, topic, group_error(error)))
+        else:
+            free.append(topic)
+    return free
+
+
+def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
+    """The name of another shard's topic."""
+    known = session.elsewhere.find_id(getattr(topic, "topic_id", NO_ID))
+    name: str = topic.name if known is None else known.name.full
+    return name
+
+
+def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
+    """What a shard has told, in words for who may still store what came too late, because others' reading has changed meanwhile."""
+    consumers = session.broker.consumers
+    is_consumer = consumers.has_member(request.group_id, request.member_id)
+    for topic in topics:
+        late = [one for one in topic.partitions if one.error == WireError.ILLEGAL_GENERATION]
+        if late and is_consumer:
+            for one in late:
+                one.error = WireError.COORDINATOR_LOAD_IN_PROGRESS
+        yield topic
 
 
 def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
@@ -139,10 +181,10 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         bodies = _fetches(session, request)
         return ask_shards(session, answer, bodies, partial(_joined_fetch, schema.response(Api.OFFSET_FETCH), request))
     response = schema.response(Api.OFFSET_FETCH)
-    at_home = [group for group in request.groups if is_home(session, group.group_id)]
+    errors = {group.group_id: _fetch_error(session, group) for group in request.groups}
     by_shard: dict[int, list[Any]] = {}
-    for group in at_home:
-        for shard, part in _fetches(session, group).items():
+    for group in request.groups:
+        for shard, part in () if errors[group.group_id] else _fetches(session, group).items():
             by_shard.setdefault(shard, []).append(part)
 
     def joined(found: Bodies) -> Any:
@@ -150,7 +192,7 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         for group in request.groups:
             asked = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
             if not asked:
-                told.append(response.Groups(group_id=group.group_id, topics=[], error=WireError.NOT_COORDINATOR))
+                told.append(response.Groups(group_id=group.group_id, topics=[], error=errors[group.group_id]))
             else:
                 parts = {shard: _group_of(found[shard], group.group_id) for shard in asked}
                 told.append(_joined_fetch(response.Groups, group, parts))
@@ -161,8 +203,23 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     )
 
 
+def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
+    """Why a group's positions are not told here."""
+    if not is_home(session, asked.group_id):
+        return WireError.NOT_COORDINATOR
+    try:
+        positions.check_reader(session, asked)
+    except BrokerError as error:
+        return positions.epoch_error(error)
+    return WireError.NONE
+
+
 def _group_of(body: Any, group: str) -> Any:
     return None if body is None else next((one for one in body.groups if one.group_id == group), None)
+
+
+def _fetched_ids(request: Any) -> Iterator[bytes]:
+    return chain.from_iterable(ids_of(group.topics) for group in request.groups)
 
 
 def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
@@ -197,7 +254,8 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     """OffsetDelete: our members say what they read, each shard deletes what is in its topics."""
     session = carrying(session)
     response = schema.response(Api.OFFSET_DELETE)
-    read = session.broker.classic.subscribed_topics(request.group_id)
+    group, classic = request.group_id, session.broker.classic
+    read = {topic.name for topic in request.topics if classic.has_readers(group, topic.name)}
     free = [topic for topic in request.topics if topic.name not in read]
     error = WireError.GROUP_SUBSCRIBED_TO_TOPIC
     told = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
@@ -285,6 +343,23 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
     ask_shards(session, answer, bodies, joined)
 
 
+def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ConsumerGroupDescribe: those whose home is here."""
+    session = carrying(session)
+    response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
+    elsewhere = [group for group in request.group_ids if not is_home(session, group)]
+    made = response.Groups
+    told = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in elsewhere]
+
+    def joined(body: Any) -> None:
+        answer.ok(response(groups=[*body.groups, *told]))
+
+    here = [group for group in request.group_ids if is_home(session, group)]
+    part = Part(answer.request, joined)
+    group_lists.consumer_group_describe(session, part, changed(request, group_ids=here))
+    answer.cancel = part.cancel
+
+
 def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """DeleteGroups: where home has members nothing is deleted; else what each shard has of them."""
     session = carrying(session)
@@ -341,11 +416,12 @@ GROUP_HANDLERS: Final[Mapping[Api, Handler]] = {
     Api.SYNC_GROUP: at_home(groups.sync_group, _refused),
     Api.HEARTBEAT: at_home(groups.heartbeat, _refused),
     Api.LEAVE_GROUP: at_home(groups.leave_group, _refused),
-    Api.OFFSET_COMMIT: at_home(offset_commit, _commit_refused),
-    Api.OFFSET_FETCH: offset_fetch,
+    Api.CONSUMER_GROUP_HEARTBEAT: at_home(consumer_group_heartbeat, _refused),
+    Api.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
+    Api.OFFSET_COMMIT: with_ids(at_home(offset_commit, _commit_refused), lambda request: ids_of(request.topics)),
+    Api.OFFSET_FETCH: with_ids(offset_fetch, _fetched_ids),
     Api.OFFSET_DELETE: at_home(offset_delete, _refused),
     Api.LIST_GROUPS: list_groups,
     Api.DESCRIBE_GROUPS: describe_groups,
     Api.DELETE_GROUPS: delete_groups,
 }
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe are not served by several processes: their generations follow from topics' seats."""

@@ -48,12 +48,13 @@ class _State:
 class Pattern:
     """A pattern that can be read. Invariant: sets in ``_known`` have at most ``KNOWN_STATES_MAX`` states in all, ``_held``."""
 
-    __slots__ = ("_begin", "_end", "_held", "_known", "_start")
+    __slots__ = ("_begin", "_end", "_held", "_known", "_start", "text")
 
     def __init__(self, text: str) -> None:
         """Raises PatternError."""
         if len(text) > PATTERN_CHARACTERS_MAX:
             raise PatternError(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+        self.text: Final = text
         self._start, self._end = _Reader(text).read()
         self._known: dict[frozenset[_State], dict[str, frozenset[_State]]] = {}
         self._held = 0

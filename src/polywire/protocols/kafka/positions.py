@@ -40,9 +40,15 @@ def _topic_error(error: BrokerError, version: int) -> WireError:
     return wire_error(error)
 
 
-def _epoch_error(error: BrokerError) -> WireError:
+def epoch_error(error: BrokerError) -> WireError:
     """The wire's error for a member of a group whose generations are the epochs of its members."""
     return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
+
+
+def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
+    """The wire's error for who may not store positions of a group, in the words of its protocol."""
+    is_consumer = peer.broker.consumers.has_member(request.group_id, request.member_id)
+    return epoch_error(error) if is_consumer else group_error(error)
 
 
 # OffsetCommit
@@ -79,6 +85,16 @@ def check_member(peer: Peer, request: Any) -> None:
     check(*member, instance_id=request.instance_id, by=peer.caller)
 
 
+def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
+    """Refuse partitions of a topic whose positions are another member's to store, of who passed ``check_member``. Raises BrokerError."""
+    classic, consumers = peer.broker.classic, peer.broker.consumers
+    group, member_id, by = request.group_id, request.member_id, peer.caller
+    if consumers.has_member(group, member_id):
+        consumers.check_partitions(group, topic, member_id, partitions, wire=WIRE, by=by)
+    else:
+        classic.check_partitions(group, topic, member_id, partitions, by=by)
+
+
 def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
     """What is asked for in parts of at most ``POSITIONS_AT_ONCE_MAX`` positions; puts the answer's entries into ``told``."""
     made = schema.response(Api.OFFSET_COMMIT).Topics
@@ -112,7 +128,7 @@ def _commit(
     try:
         check()
     except BrokerError as error:
-        _refuse(whole, _epoch_error(error) if is_consumer else group_error(error))
+        _refuse(whole, member_error(peer, request, error))
         return
     commits = _commits(peer, version, part)
 
@@ -195,6 +211,14 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return answer_in_slices(peer.broker, reply, entries, made, at_once=TOLD_AT_ONCE_MAX)
 
 
+def check_reader(peer: Peer, asked: Any) -> None:
+    """Refuse who may not know positions of a group, or is a member of an earlier epoch. Raises BrokerError."""
+    group, member, consumers = asked.group_id, asked.member_id, peer.broker.consumers
+    authorize_group(peer, Action.OFFSET_FETCH, ())
+    if member and asked.member_epoch >= 0 and consumers.has_member(group, member):
+        consumers.check_epoch(group, member, asked.member_epoch, by=peer.caller)
+
+
 def _groups_told(response: Any, groups: list[Any]) -> Any:
     return response(groups=groups)
 
@@ -205,19 +229,17 @@ def _topics_told(response: Any, topics: list[Any]) -> Any:
 
 def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
     """The entry of one group, None now and then before."""
-    group, consumers = asked.group_id, peer.broker.consumers
+    group = asked.group_id
     topics: list[Any] = []
     try:
-        authorize_group(peer, Action.OFFSET_FETCH, ())
-        if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
-            consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
+        check_reader(peer, asked)
         for topic in _positions(peer, version, made, group, asked.topics, stable=stable):
             if topic is None:
                 yield None
             else:
                 topics.append(topic)
     except BrokerError as error:
-        yield made(group_id=group, topics=[], error=_epoch_error(error))
+        yield made(group_id=group, topics=[], error=epoch_error(error))
     else:
         yield made(group_id=group, topics=topics)
 

@@ -19,10 +19,10 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka import produce as producing
 from polywire.protocols.kafka import producers, schema, transaction_lists, transactions
 from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Told, answered, asked, let_in
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, Question, ask_shards, changed
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, Question, ask_each, ask_shards, changed
 from polywire.protocols.kafka.gathering import carrying
 from polywire.protocols.kafka.groups import authorize_group, group_error
-from polywire.protocols.kafka.homes import divided
+from polywire.protocols.kafka.homes import divided, turn_of
 from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
 from polywire.protocols.kafka.produce import Producing
 from polywire.protocols.kafka.reply_slots import Answer
@@ -99,32 +99,8 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
             else _refused(answer.request, WireError(failed))
         )
 
-    _ask(session, answer, dict.fromkeys(others, asked(Fence(request.transactional_id, known.epoch + 1))), fenced)
+    ask_each(session, answer, dict.fromkeys(others, asked(Fence(request.transactional_id, known.epoch + 1))), fenced)
     return None
-
-
-def _ask(
-    session: CarryingKafkaSession, answer: Answer, requests: Mapping[int, Request], then: Callable[[Bodies], Any]
-) -> None:
-    """Put a request to each shard, anew while a process is away, and answer with what ``then`` makes of what they say."""
-    found: Bodies = {}
-    questions: list[Question] = []
-
-    def came(shard: int, body: Any) -> None:
-        found[shard] = body
-        if len(found) == len(requests):
-            answer.cancel = None
-            made = then(found)
-            if made is not None:
-                answer.ok(made)
-
-    def cancel() -> None:
-        for question in questions:
-            question.cancel()
-
-    answer.cancel = cancel
-    for shard, request in requests.items():
-        questions.append(Question(session, shard, request, partial(came, shard), again=True))
 
 
 # What a transaction is about
@@ -168,8 +144,7 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
         transactions.check_member(session, request)
     except BrokerError as error:
         return _refused_each(answer.request, group_error(error))
-    generation = session.broker.classic.generation(request.group_id)
-    number = session.shared.turns.number(request.group_id, generation)
+    number = turn_of(session, request.group_id)
     parts = {
         shard: changed(request, topics=topics, generation_id=number, member_id="") for shard, topics in by_shard.items()
     }
@@ -201,7 +176,7 @@ def _stage_at(
             return refuse(WireError.COORDINATOR_NOT_AVAILABLE)
         if permission.error:
             return refuse(_as_told(api, answer.request.version, WireError(permission.error)))
-        return _ask(session, answer, dict.fromkeys(parts, asked(Enter(permission))), entered)
+        return ask_each(session, answer, dict.fromkeys(parts, asked(Enter(permission))), entered)
 
     def entered(found: Bodies) -> Any:
         for body in found.values():
@@ -209,7 +184,9 @@ def _stage_at(
             if told is None or told.error:
                 return refuse(WireError.COORDINATOR_NOT_AVAILABLE if told is None else WireError(told.error))
         made = answer.request._replace(version=_LINK_VERSIONS[api])
-        return _ask(session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out)
+        return ask_each(
+            session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out
+        )
 
     def carried_out(found: Bodies) -> Any:
         topics: list[Any] = []
@@ -226,7 +203,7 @@ def _stage_at(
     if home == session.shards.own:
         _let_in_here(session, answer, join, told)
     else:
-        _ask(session, answer, {home: asked(join)}, lambda found: told(answered(Permission, found[home])))
+        ask_each(session, answer, {home: asked(join)}, lambda found: told(answered(Permission, found[home])))
 
 
 def _let_in_here(

@@ -1,0 +1,351 @@
+"""Groups of the newer protocol, and topics by id, where several processes have the topics (decision 0080)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import AccessList, TopicSettings
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.types import TopicName
+from tests.unit.protocols.kafka.consumer_members import Consumer, settle
+from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, Client, Processes
+
+GROUP = "a"  # at home in shard 1, as topics a and dddd are; bb is in shard 2, ccc in shard 0
+
+
+@pytest.fixture
+def processes() -> Processes:
+    made = Processes()
+    made.make(*TOPICS)
+    return made
+
+
+def id_of(processes: Processes, topic: str) -> bytes:
+    return processes.broker(topic).topic(topic).id
+
+
+# Topics by id
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_topics_are_named_by_id_wherever_they_are(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    made = schema.request(Api.METADATA).Topics
+    ids = {name: id_of(processes, name) for name in TOPICS}
+    gone = b"x" * 16
+    asked = [made(topic_id=id_, name=None) for id_ in (*ids.values(), gone)] + [made(name="bb")]
+    told = client.ask(Api.METADATA, 12, topics=asked, may_create=False)
+    assert [(one.name, one.topic_id, one.error) for one in told.topics] == [
+        *((name, id_, 0) for name, id_ in ids.items()),
+        (None, gone, WireError.UNKNOWN_TOPIC_ID),
+        ("bb", ids["bb"], 0),
+    ]
+    leaders = {one.name: one.partitions[0].leader_id for one in told.topics if not one.error}
+    assert leaders == {name: processes.shards.home(name) + 1 for name in TOPICS}
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_topics_are_deleted_by_id_wherever_they_are(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    made = schema.request(Api.DELETE_TOPICS).Topics
+    ids = [id_of(processes, name) for name in ("a", "bb")]
+    asked = [*(made(name=None, topic_id=id_) for id_ in (*ids, b"x" * 16)), made(name="ccc"), made(name="no")]
+    told = client.ask(Api.DELETE_TOPICS, 6, topics=asked)
+    assert sorted((one.name or "", one.error) for one in told.responses) == [
+        ("", WireError.UNKNOWN_TOPIC_ID),
+        ("a", 0),
+        ("bb", 0),
+        ("ccc", 0),
+        ("no", WireError.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    assert [processes.shards.shard_of(name) for name in TOPICS] == [None, None, None, 1]
+
+
+def test_an_id_is_asked_for_once(processes: Processes) -> None:
+    client, made = Client(processes), schema.request(Api.METADATA).Topics
+    asked = [made(topic_id=id_of(processes, "a"), name=None)]
+    client.ask(Api.METADATA, 12, topics=asked)
+    before = len(processes.shards.links)
+    looked = client.session.elsewhere._ask  # type: ignore[attr-defined]
+    client.session.elsewhere._ask = None  # type: ignore[attr-defined]
+    assert [one.name for one in client.ask(Api.METADATA, 12, topics=asked).topics] == ["a"]
+    assert (len(processes.shards.links), callable(looked)) == (before, True)
+
+
+def test_who_is_away_does_not_hold_up_ids_of_others(processes: Processes) -> None:
+    client, made = Client(processes), schema.request(Api.METADATA).Topics
+    client.ask(Api.METADATA, topics=None)
+    client.ask(Api.METADATA, 12, topics=[made(topic_id=b"y" * 16, name=None)])  # links of the broker's own are made
+    hang(processes, 1)
+    asked = [made(topic_id=id_of(processes, name), name=None) for name in ("bb", "a")]
+    version = client.tell(Api.METADATA, 12, topics=asked)
+    assert client.hear(Api.METADATA, version) is None
+    processes.loop.advance(1.0)
+    told = client.hear(Api.METADATA, version)
+    assert [(one.name, one.error) for one in told.topics] == [("bb", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
+
+
+def hang(processes: Processes, shard: int) -> None:
+    """A process answers nothing any more."""
+    for link in processes.shards.links:
+        if link._peer is not None and link._session.shared is processes.outside[shard].shared:  # type: ignore[attr-defined]
+            link.pause()
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("named", [False, True])
+def test_pages_of_all_shards_are_one(processes: Processes, own: int, limit: int, named: bool) -> None:
+    topic = processes.broker("bb").create_topic(TopicName("default", "b"), 1)
+    processes.broker("bb").shrink_topic(topic, 0)
+    processes.loop.run_due()
+    client, asked = Client(processes, own), schema.request(Api.DESCRIBE_TOPIC_PARTITIONS)
+    names = [asked.Topics(name=name) for name in (*TOPICS, "c", "b", "zz")] if named else []
+    found: list[tuple[str, int, int]] = []
+    cursor, pages = None, 0
+    while pages == 0 or cursor is not None:
+        told = client.ask(Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=names, cursor=cursor, response_partition_limit=limit)
+        pages += 1
+        assert sum(len(one.partitions) for one in told.topics) <= limit
+        for one in told.topics:
+            found += [(one.name, part.index, one.error) for part in one.partitions] or [(one.name, -1, one.error)]
+        cursor = told.next_cursor and asked.Cursor(topic_name=told.next_cursor.topic_name, index=told.next_cursor.index)
+    missing = [("c", -1, 3), ("zz", -1, 3)] if named else []
+    expected = [(name, index, 0) for name in TOPICS for index in range(2)] + missing + [("b", -1, 0)]
+    assert found == sorted(expected)
+    assert pages <= 8 // limit + len(expected)
+
+
+# Members
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_member_reads_topics_of_all_shards_at_once(processes: Processes, version: int) -> None:
+    member = Consumer(processes, GROUP, "m1", [*TOPICS, "no"])
+    told = member.client.ask(Api.CONSUMER_GROUP_HEARTBEAT, version, **member.fields())
+    assert not told.error
+    member.told(told)
+    assert member.reads() == {name: [0, 1] for name in TOPICS}
+    again = member.beat()
+    assert (again.error, again.member_epoch, again.assignment) == (0, member.epoch, None)
+    assert member.beat(member_epoch=-1).member_epoch == -1
+
+
+def test_who_asks_elsewhere_looks_for_the_coordinator(processes: Processes) -> None:
+    client = Client(processes)
+    fields = Consumer(processes, GROUP, "m1", ["a"]).fields()
+    assert client.ask(Api.CONSUMER_GROUP_HEARTBEAT, 1, **fields).error == WireError.NOT_COORDINATOR
+    told = client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP, "ccc"])
+    assert {one.group_id: one.error for one in told.groups} == {
+        GROUP: WireError.NOT_COORDINATOR,
+        "ccc": WireError.GROUP_ID_NOT_FOUND,
+    }
+
+
+def test_members_share_and_hand_over_what_others_have(processes: Processes) -> None:
+    one, two = (Consumer(processes, GROUP, name, ["bb", "ccc", "a"]) for name in ("m1", "m2"))
+    one.beat()
+    assert one.reads() == {"a": [0, 1], "bb": [0, 1], "ccc": [0, 1]}
+    two.beat()
+    assert two.reads() == {}, "the other has not let go"
+    settle(one, two)
+    assert one.reads() == {name: [0] for name in ("a", "bb", "ccc")}
+    assert two.reads() == {name: [1] for name in ("a", "bb", "ccc")}
+    told = one.client.ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP]).groups[0]
+    assert (told.group_state, len(told.members)) == ("Stable", 2)
+    assert {one.topic_name for one in told.members[0].assignment.topic_partitions} == {"a", "bb", "ccc"}
+    one.beat(member_epoch=-1)
+    settle(two)
+    assert two.reads() == {"a": [0, 1], "bb": [0, 1], "ccc": [0, 1]}
+    told = Client(processes, 1).ask(Api.LIST_GROUPS)
+    assert [(one.group_id, one.group_state, one.group_type) for one in told.groups] == [(GROUP, "Stable", "consumer")]
+
+
+def test_topics_that_begin_grow_and_end_elsewhere_are_noticed(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb", "later"])
+    settle(member, rounds=2)
+    assert member.reads() == {"bb": [0, 1]}
+    processes.make("later")  # in shard 2
+    assert processes.shards.shard_of("later") == 2
+    settle(member, rounds=3)
+    assert member.reads() == {"bb": [0, 1], "later": [0, 1]}
+    broker = processes.broker("later")
+    broker.grow_topic(broker.topic("later"), 3)
+    settle(member, rounds=3)
+    assert member.reads() == {"bb": [0, 1], "later": [0, 1, 2]}
+    broker.delete_topic(broker.topic("later"))
+    settle(member, rounds=3)
+    assert member.reads() == {"bb": [0, 1]}
+    processes.make("later")
+    settle(member, rounds=3)
+    assert member.reads() == {"bb": [0, 1], "later": [0, 1]}, "another one of this name"
+
+
+def test_a_pattern_names_topics_of_all_shards(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", pattern="[abx].*")
+    member.beat()
+    assert member.reads() == {"a": [0, 1], "bb": [0, 1]}
+    processes.make("xx", "yy")
+    settle(member, rounds=3)
+    assert member.reads() == {"a": [0, 1], "bb": [0, 1], "xx": [0, 1]}
+    broker = processes.broker("bb")
+    broker.delete_topic(broker.topic("bb"))
+    settle(member, rounds=3)
+    assert member.reads() == {"a": [0, 1], "xx": [0, 1]}
+    assert member.beat(subscribed_topic_regex="b(").error == WireError.INVALID_REGULAR_EXPRESSION
+
+
+def test_a_shard_that_is_away_keeps_what_it_has_and_holds_up_nobody(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb", "ccc"])
+    by_pattern = Consumer(processes, "dddd", "m2", pattern="bb|ccc")
+    settle(member, by_pattern, rounds=2)
+    everything = {"bb": [0, 1], "ccc": [0, 1]}
+    hang(processes, 2)
+    for _ in range(3):
+        processes.loop.advance(3.0)
+        assert not member.beat().error
+    late = Consumer(processes, "a", "m3", ["xx", "ccc"])
+    processes.make("xx")
+    processes.make("extra")  # has patterns looked for again
+    version = late.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **late.fields())
+    assert late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version) is None
+    processes.loop.advance(1.0)
+    told = late.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    assert not told.error, "what can be told now is told now"
+    processes.loop.advance(1.5)
+    version = by_pattern.client.tell(Api.CONSUMER_GROUP_HEARTBEAT, 1, **by_pattern.fields())
+    told = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    if told is None:
+        processes.loop.advance(1.0)
+        told = by_pattern.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, version)
+    by_pattern.told(told)
+    assert by_pattern.reads() == everything
+    assert member.reads() == everything
+
+
+def test_what_nobody_reads_is_not_looked_at(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb"])
+    member.beat()
+    elsewhere: Any = member.client.session.elsewhere  # type: ignore[attr-defined]
+    assert elsewhere._timer is not None
+    member.beat(member_epoch=-1)
+    for _ in range(200):
+        processes.loop.advance(1.0)
+    assert (elsewhere._timer, elsewhere._wanted, elsewhere._ids) == (None, {}, {})
+
+
+# Positions
+
+
+def commit(member: Consumer, topic: str, offsets: dict[int, int], version: int = 9) -> dict[int, int]:
+    """Errors by partition."""
+    made = schema.request(Api.OFFSET_COMMIT).Topics
+    partitions = [made.Partitions(index=index, offset=offset) for index, offset in offsets.items()]
+    name = {"name": topic} if version < 10 else {"topic_id": id_of(member.processes, topic)}
+    told = member.client.ask(
+        Api.OFFSET_COMMIT, version, group_id=member.group, member_id=member.id, generation=member.epoch,
+        topics=[made(**name, partitions=partitions)],
+    )  # fmt: skip
+    [entry] = told.topics
+    assert (entry.name if version < 10 else entry.topic_id) in name.values()
+    return {one.index: one.error for one in entry.partitions}
+
+
+def fetched(member: Consumer, topic: str, version: int = 9, epoch: int | None = None) -> Any:
+    asked = schema.request(Api.OFFSET_FETCH).Groups
+    name = {"name": topic} if version < 10 else {"topic_id": id_of(member.processes, topic)}
+    epoch = member.epoch if epoch is None else epoch
+    group = asked(
+        group_id=member.group, member_id=member.id, member_epoch=epoch, topics=[asked.Topics(**name, indexes=[0, 1])]
+    )
+    [told] = member.client.ask(Api.OFFSET_FETCH, version, groups=[group]).groups
+    return told.error or [part.offset for one in told.topics for part in one.partitions]
+
+
+@pytest.mark.parametrize("version", [9, 10])
+@pytest.mark.parametrize("topic", ["a", "bb", "ccc"])
+def test_positions_lie_with_their_topics(processes: Processes, topic: str, version: int) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb", "a", "ccc"])
+    member.beat()
+    assert commit(member, topic, {0: 7, 1: 8}, version) == {0: 0, 1: 0}
+    assert {n: p.offset for n, p in processes.broker(topic).classic.positions(GROUP, topic).items()} == {0: 7, 1: 8}
+    assert fetched(member, topic, version) == [7, 8]
+    assert fetched(member, topic, version, epoch=member.epoch - 1) == WireError.STALE_MEMBER_EPOCH
+    member.epoch -= 1
+    assert commit(member, topic, {0: 1}, version) == {0: WireError.STALE_MEMBER_EPOCH}
+    member.id = "other"
+    assert commit(member, topic, {0: 1}, version) == {0: WireError.ILLEGAL_GENERATION}, "as with one process"
+    assert processes.broker(topic).classic.positions(GROUP, topic)[0].offset == 7
+
+
+def test_positions_of_what_others_read_are_refused_at_home(processes: Processes) -> None:
+    one, two = (Consumer(processes, GROUP, name, ["bb"]) for name in ("m1", "m2"))
+    one.beat()
+    settle(one, two)
+    assert (one.reads(), two.reads()) == ({"bb": [0]}, {"bb": [1]})
+    assert commit(one, "bb", {1: 5}) == {1: WireError.ILLEGAL_GENERATION}
+    assert commit(one, "bb", {0: 5}) == {0: 0}
+    assert commit(one, "ccc", {0: 5})[0] != 0
+
+
+def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> None:
+    """It lies in a link until another member reads the partition, and has stored something."""
+    one, two = (Consumer(processes, GROUP, name, ["bb"]) for name in ("m1", "m2"))
+    one.beat()
+    assert commit(one, "bb", {0: 1, 1: 1}) == {0: 0, 1: 0}
+    held = processes.shards.links[-1]
+    pump, held._pump = held._pump, lambda: None  # type: ignore[method-assign]
+    made = schema.request(Api.OFFSET_COMMIT).Topics
+    late = [made(name="bb", partitions=[made.Partitions(index=index, offset=5) for index in range(2)])]
+    client = one.client
+    version = client.tell(Api.OFFSET_COMMIT, 9, group_id=GROUP, member_id="m1", generation=one.epoch, topics=late)
+    one.client = Client(processes, 1)
+    settle(one, two)
+    assert commit(two, "bb", {1: 9}) == {1: 0}
+    held._pump = pump  # type: ignore[method-assign]
+    held._pump()
+    told = client.hear(Api.OFFSET_COMMIT, version)
+    errors = {part.error for part in told.topics[0].partitions}
+    assert errors == {WireError.COORDINATOR_LOAD_IN_PROGRESS}, "it is a member still, and asks again"
+    assert processes.broker("bb").classic.positions(GROUP, "bb")[1].offset == 9
+
+
+def test_positions_and_groups_in_use_are_not_deleted(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb"])
+    member.beat()
+    commit(member, "bb", {0: 1})
+    made = schema.request(Api.OFFSET_DELETE).Topics
+    asked = [made(name="bb", partitions=[made.Partitions(index=0)])]
+    told = member.client.ask(Api.OFFSET_DELETE, group_id=GROUP, topics=asked)
+    assert told.topics[0].partitions[0].error == WireError.GROUP_SUBSCRIBED_TO_TOPIC
+    told = member.client.ask(Api.DELETE_GROUPS, groups_names=[GROUP])
+    assert told.results[0].error == WireError.NON_EMPTY_GROUP
+    member.beat(member_epoch=-1)
+    assert member.client.ask(Api.DELETE_GROUPS, groups_names=[GROUP]).results[0].error == 0
+    assert not processes.broker("bb").classic.positions(GROUP, "bb")
+
+
+# Who may
+
+
+def test_who_may_not_read_a_topic_elsewhere_is_no_member(processes: Processes) -> None:
+    """By rights, and by the topic's own list."""
+    for name, access in (("bb", AccessList(readers=())), ("ccc", AccessList(readers=("*",)))):
+        broker = processes.broker(name)
+        broker.configure_topic(broker.topic(name), TopicSettings(access=access))
+    processes.loop.run_due()
+    member = Consumer(processes, GROUP, "m1", ["bb"])
+    assert member.beat().error == WireError.GROUP_AUTHORIZATION_FAILED
+    member.topics = ["ccc"]
+    assert not member.beat().error
+    by_pattern = Consumer(processes, "dddd", "m2", pattern="bb|ccc")
+    by_pattern.beat()
+    assert by_pattern.reads() == {"ccc": [0, 1]}
+    broker = processes.broker("ccc")
+    broker.configure_topic(broker.topic("ccc"), TopicSettings(access=AccessList(readers=())))
+    processes.loop.advance(1.0)
+    member.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, 1)
+    assert member.beat().error == WireError.GROUP_AUTHORIZATION_FAILED, "since then"
