@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,11 @@ from polywire.server.users import add_user
 
 ROOT: Final = Path(__file__).parents[1]
 UNIT: Final = (ROOT / "deploy" / "systemd" / "polywire.service").read_text("utf-8").replace("\\\n", " ")
-APART: Final = ("POLYWIRE_SERVE_NODE", "POLYWIRE_SERVE_ADVERTISE")
+CONTAINER: Final = ROOT / "deploy" / "container"
+KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
+APART: Final = ("POLYWIRE_SERVE_NODE", "POLYWIRE_SERVE_ADVERTISE", "POLYWIRE_SERVE_KAFKA_ADVERTISE")
+GIVEN: Final = {"POLYWIRE_BUCKET_SECRET": "secret"}
+"""What a user sets for the compose files."""
 OPTIONS: Final = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
 
 
@@ -54,61 +59,88 @@ def test_the_unit_gives_no_right_that_is_not_needed(name: str, value: str) -> No
 
 
 def of_the_image() -> dict[str, str]:
-    return dict(re.findall(r"(POLYWIRE_\w+)=(\S+)", (ROOT / "deploy" / "container" / "Dockerfile").read_text("utf-8")))
+    return dict(re.findall(r"(POLYWIRE_SERVE_\w+)=(\S+)", (CONTAINER / "Dockerfile").read_text("utf-8")))
 
 
-def of_compose() -> dict[str, str]:
-    compose = yaml.safe_load((ROOT / "deploy" / "container" / "compose.yaml").read_text("utf-8"))
-    found: dict[str, str] = compose["services"]["polywire"]["environment"]
+def services(name: str = "cluster", **variables: str) -> dict[str, dict[str, Any]]:
+    """Of a compose file, with what these variables make of it: ${NAME:-otherwise}, ${NAME:+instead}, ${NAME:?needed}."""
+
+    def value(found: re.Match[str]) -> str:
+        given, word = (GIVEN | variables).get(found["name"], ""), found["word"]
+        assert given or found["how"] != "?", word
+        return {"-": given or word, "+": word if given else "", "?": given}[found["how"]]
+
+    text = re.sub(
+        r"\$\{(?P<name>\w+):(?P<how>[-+?])(?P<word>[^}]*)\}", value, (CONTAINER / f"{name}.yaml").read_text("utf-8")
+    )
+    assert "$" not in "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 
 
-def of_kubernetes() -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in container()["env"]}
+def of_compose(**variables: str) -> dict[str, str]:
+    return dict(services("compose", **variables)["polywire"]["environment"])
 
 
-def kubernetes(name: str = "polywire") -> Iterator[dict[str, Any]]:
-    yield from yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / f"{name}.yaml").read_text("utf-8"))
-
-
-def container() -> dict[str, Any]:
-    [stateful] = [entry for entry in kubernetes() if entry["kind"] == "StatefulSet"]
-    found: dict[str, Any] = stateful["spec"]["template"]["spec"]["containers"][0]
+def kubernetes(name: str) -> dict[str, Any]:
+    """What a file makes, by kind; it makes one of a kind."""
+    entries = list(yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text("utf-8")))
+    found = {entry["kind"]: entry for entry in entries}
+    assert len(found) == len(entries)
     return found
 
 
-def services() -> dict[str, dict[str, Any]]:
-    """Of three brokers on a bucket."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(
-        (ROOT / "deploy" / "container" / "cluster.yaml").read_text("utf-8")
-    )["services"]
+def workload(name: str) -> dict[str, Any]:
+    found = kubernetes(name)
+    return dict(found["Deployment" if "Deployment" in found else "StatefulSet"]["spec"])
+
+
+def pod(name: str = "cluster") -> dict[str, Any]:
+    found: dict[str, Any] = workload(name)["template"]["spec"]
     return found
 
 
-def deployment() -> dict[str, Any]:
-    """Of three brokers on a bucket."""
-    [found] = [entry for entry in kubernetes("cluster") if entry["kind"] == "Deployment"]
-    return dict(found["spec"])
-
-
-def pod() -> dict[str, Any]:
-    found: dict[str, Any] = deployment()["template"]["spec"]
+def container(name: str = "cluster") -> dict[str, Any]:
+    found: dict[str, Any]
+    [found] = pod(name)["containers"]
     return found
 
 
-def of_a_pod() -> dict[str, str]:
-    """What a pod's environment would be."""
+def secrets() -> dict[str, dict[str, str]]:
+    """What a user is told to make, file by file: of the bucket."""
+    told = {path.stem: path.read_text("utf-8").replace("\\\n#", "") for path in KUBERNETES.glob("*.yaml")}
+    return {name: dict(re.findall(r"--from-literal=(\w+)=(\S+)", text)) for name, text in told.items()}
+
+
+def of_a_pod(name: str, bucket: str = "") -> dict[str, str]:
+    """What a pod's environment would be. bucket: the file that says how the secret of the bucket is made."""
     fields = {"metadata.name": "polywire-7d4f9c-x2x1", "status.podIP": "10.1.2.3"}
-    return {
+    return (secrets()[bucket] if bucket else {}) | {
         entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-        for entry in pod()["containers"][0]["env"]
+        for entry in container(name)["env"]
     }
 
 
 @pytest.mark.parametrize(
     "given",
-    [of_compose(), of_kubernetes(), services()["broker-2"]["environment"], of_a_pod()],
-    ids=["compose", "kubernetes", "compose of three", "kubernetes of three"],
+    [
+        of_compose(),
+        of_compose(POLYWIRE_HOST="127.0.0.1"),
+        services()["broker-2"]["environment"],
+        services(POLYWIRE_HOST="127.0.0.1")["broker-2"]["environment"],
+        of_a_pod("polywire"),
+        of_a_pod("cluster", "cluster"),
+        of_a_pod("cluster", "versitygw"),
+    ],
+    ids=[
+        "compose",
+        "compose and a host",
+        "compose of three",
+        "compose of three and a host",
+        "kubernetes",
+        "kubernetes of three",
+        "kubernetes of three and versitygw",
+    ],
 )
 def test_a_broker_would_start_with_the_settings_of_the_containers(
     given: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -128,15 +160,23 @@ def test_a_broker_would_start_with_the_settings_of_the_containers(
         assert wire in told
 
 
-def test_what_kubernetes_reaches_is_what_the_broker_listens_on() -> None:
-    [service] = [entry for entry in kubernetes() if entry["kind"] == "Service"]
-    reached = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-    assert reached == {port["name"]: port["containerPort"] for port in container()["ports"]}
-    addresses = {name: f"0.0.0.0:{port}" for name, port in reached.items()}
-    assert (
-        addresses.items()
-        <= {name.removeprefix("POLYWIRE_SERVE_").lower(): value for name, value in of_kubernetes().items()}.items()
-    )
+@pytest.mark.parametrize(
+    ("name", "brokers"), [("compose", ["polywire"]), ("cluster", ["broker-1", "broker-2", "broker-3"])]
+)
+def test_what_compose_publishes_is_what_the_brokers_listen_on(name: str, brokers: list[str]) -> None:
+    found, published = services(name, POLYWIRE_HOST="kafka.example"), []
+    for broker in brokers:
+        settings = found[broker]["environment"]
+        listens = {value.rpartition(":")[2]: key for key, value in settings.items() if value.startswith("0.0.0.0:")}
+        for host, _, inside in (port.rpartition(":") for port in found[broker]["ports"]):
+            published.append(host)
+            assert host.startswith("127.0.0.1:"), "what others reach is asked for"
+            if listens[inside] == "POLYWIRE_SERVE_KAFKA":
+                assert settings["POLYWIRE_SERVE_KAFKA_ADVERTISE"] == f"kafka.example:{host.rpartition(':')[2]}"
+    assert len(set(published)) == len(published) == 3 * len(brokers)
+    assert {
+        one["environment"]["POLYWIRE_SERVE_KAFKA_ADVERTISE"] for key, one in services(name).items() if key in brokers
+    } == {"auto"}
 
 
 def test_brokers_of_one_bucket_are_told_apart_and_reached() -> None:
@@ -144,46 +184,164 @@ def test_brokers_of_one_bucket_are_told_apart_and_reached() -> None:
     assert len(brokers) == 3
     for name, settings in brokers.items():
         assert settings["POLYWIRE_SERVE_NODE"] == settings["POLYWIRE_SERVE_ADVERTISE"] == name
+        assert services()[name]["depends_on"] == {"objects": {"condition": "service_healthy"}}
     common = [{key: settings[key] for key in settings if key not in APART} for settings in brokers.values()]
     assert common[0] == common[1] == common[2]
-    host, _, port = common[0]["AWS_ENDPOINT_URL"].removeprefix("http://").partition(":")
-    assert f":{port}" in services()[host]["command"]
-    bucket = common[0]["POLYWIRE_SERVE_BUCKET"].removeprefix("s3://").partition("/")[0]
-    assert services()["bucket"]["command"][-1] == f"{services()[host]['command'][-1]}/{bucket}"
-    ports = [port for name in brokers for port in services()[name]["ports"]]
-    assert len({port.rpartition(":")[0] for port in ports}) == len(ports) == 3
 
 
-def test_a_pod_is_told_apart_by_its_name_and_sent_to_when_it_is_ready() -> None:
-    [broker] = pod()["containers"]
-    assert of_a_pod()["POLYWIRE_SERVE_NODE"] == "polywire-7d4f9c-x2x1"
-    assert of_a_pod()["POLYWIRE_SERVE_ADVERTISE"] == "10.1.2.3"
-    assert deployment()["replicas"] == 3
-    assert not [volume for volume in pod()["volumes"] if "persistentVolumeClaim" in volume], "the bucket has everything"
+def gateways() -> list[tuple[list[str], str, Mapping[str, str]]]:
+    """Words that each server of a bucket is started with, where its disk is, and what brokers are told of it."""
+    compose, pods = services(), container("versitygw")
+    [mount] = [one["mountPath"] for one in pods["volumeMounts"] if one["name"] == "bucket"]
+    return [
+        (
+            compose["objects"]["command"],
+            compose["objects"]["volumes"][0].partition(":")[2],
+            compose["broker-1"]["environment"],
+        ),
+        (pods["args"], mount, secrets()["versitygw"]),
+    ]
+
+
+def test_the_bucket_is_where_the_brokers_look_for_it() -> None:
+    for words, disk, told in gateways():
+        url = told["AWS_ENDPOINT_URL"]
+        assert url == f"http://objects{words[words.index('--port') + 1]}"
+        assert words[words.index("--region") + 1] == told["AWS_REGION"]
+        bucket = told["POLYWIRE_SERVE_BUCKET"].removeprefix("s3://").partition("/")[0]
+        assert words[-2:] == ["posix", disk.removesuffix(f"/{bucket}")]
+        assert disk.endswith(f"/{bucket}"), "the disk is the bucket"
+    found = kubernetes("versitygw")
+    assert found["Service"]["metadata"]["name"] == "objects"
+    assert found["Service"]["spec"]["ports"] == [{"name": "s3", "port": 7070}]
+    asked = {entry["valueFrom"]["secretKeyRef"]["key"] for entry in container("versitygw")["env"]}
+    assert asked == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= secrets()["versitygw"].keys()
+    images = {service["image"] for service in services().values()} | {container("versitygw")["image"]}
+    assert len(images) == 2, "of brokers and one of the server"
+
+
+def test_the_server_of_the_bucket_is_asked_whether_it_is_healthy_where_it_answers() -> None:
+    [compose, pods] = gateways()
+    words = compose[0]
+    port, path = words[words.index("--port") + 1], words[words.index("--health") + 1]
+    assert services()["objects"]["healthcheck"]["test"][-1] == f"http://127.0.0.1{port}{path}"
+    path = pods[0][pods[0].index("--health") + 1]
+    probes = [container("versitygw")[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert probes == [{"path": path, "port": "s3"}] * 2
+
+
+@pytest.mark.parametrize("name", ["polywire", "cluster", "versitygw"])
+def test_a_pod_has_no_right_that_it_does_not_need(name: str) -> None:
+    one = pod(name)
+    assert one["automountServiceAccountToken"] is False
+    assert one["enableServiceLinks"] is False, "a service could be called polywire-serve"
+    rights = one["securityContext"]
+    assert rights["runAsNonRoot"] is True
+    assert rights["runAsUser"] == rights["runAsGroup"] == rights["fsGroup"] == 10001
+    assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(name)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "memory" in container(name)["resources"]["limits"]
+    mounted = {mount["name"] for mount in container(name)["volumeMounts"]}
+    claimed = {claim["metadata"]["name"] for claim in workload(name).get("volumeClaimTemplates", [])}
+    assert mounted == {volume["name"] for volume in one["volumes"]} | claimed
+
+
+@pytest.mark.parametrize("name", ["compose", "cluster"])
+def test_a_container_has_no_right_that_it_does_not_need(name: str) -> None:
+    for service in services(name).values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not {"privileged", "cap_add", "user"} & service.keys()
+
+
+@pytest.mark.parametrize("name", ["polywire", "cluster"])
+def test_kubernetes_reaches_a_broker_where_it_listens_and_asks_it_how_it_is(name: str) -> None:
+    broker, settings = container(name), of_a_pod(name)
+    listens = {port["name"]: port["containerPort"] for port in broker["ports"]}
+    for wire, port in listens.items():
+        assert settings[f"POLYWIRE_SERVE_{wire.upper()}"] == f"0.0.0.0:{port}"
+    assert len(listens) == sum(value.startswith("0.0.0.0:") for value in settings.values())
+    service = kubernetes(name)["Service"]["spec"]
+    assert {port["name"]: port["port"] for port in service["ports"]} == listens
+    labels = workload(name)["template"]["metadata"]["labels"]
+    assert service["selector"] == workload(name)["selector"]["matchLabels"] == labels
     assert broker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert broker["livenessProbe"]["httpGet"] == broker["startupProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
-    listens = {port["name"]: port["containerPort"] for port in broker["ports"]}
-    kinds = {entry["kind"]: entry for entry in kubernetes("cluster")}
-    assert {port["name"]: port["port"] for port in kinds["Service"]["spec"]["ports"]} == listens
-    for name, port in listens.items():
-        assert of_a_pod()[f"POLYWIRE_SERVE_{name.upper()}"] == f"0.0.0.0:{port}"
-    labels = deployment()["template"]["metadata"]["labels"]
-    budget = kinds["PodDisruptionBudget"]["spec"]
-    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
-    assert kinds["Service"]["spec"]["selector"] == deployment()["selector"]["matchLabels"] == labels
-    [*_, command] = broker["lifecycle"]["preStop"]["exec"]["command"]
+    assert broker["imagePullPolicy"] == "IfNotPresent", "a tag that moves is asked for at a registry otherwise"
+
+
+def test_a_pod_is_told_apart_by_its_name_and_has_left_before_it_is_ended() -> None:
+    settings = of_a_pod("cluster", "cluster")
+    assert settings["POLYWIRE_SERVE_NODE"] == "polywire-7d4f9c-x2x1"
+    assert settings["POLYWIRE_SERVE_ADVERTISE"] == "10.1.2.3"
+    assert workload("cluster")["replicas"] == 3
+    assert not [volume for volume in pod()["volumes"] if "persistentVolumeClaim" in volume], "the bucket has everything"
+    budget = kubernetes("cluster")["PodDisruptionBudget"]["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": workload("cluster")["selector"]}
+    [*_, command] = container()["lifecycle"]["preStop"]["exec"]["command"]
     drain, waits = (shlex.split(one) for one in command.split(";"))
     assert drain[:3] == ["polywire", "cluster", "drain"]
-    assert [word.strip("$") in of_a_pod() for word in drain[3:5]] == [True, True]
+    assert [word.strip("$") in settings for word in drain[3:5]] == [True, True]
     seconds = float(drain[drain.index("--timeout-s") + 1]) + float(waits[1])
     assert seconds + ServeConfig().drain_timeout_s < pod()["terminationGracePeriodSeconds"]
-    gib = float(of_a_pod()["POLYWIRE_SERVE_CACHE_GIB"])
+    gib = float(settings["POLYWIRE_SERVE_CACHE_GIB"])
     [cache] = [volume["emptyDir"]["sizeLimit"] for volume in pod()["volumes"] if volume["name"] == "cache"]
     assert gib < float(cache.removesuffix("Gi")), "and the journal's slots"
 
 
-def test_the_image_can_reach_a_bucket() -> None:
-    assert ".whl)[bucket]" in (ROOT / "deploy" / "container" / "Dockerfile").read_text("utf-8")
+def test_secrets_are_made_by_the_names_that_pods_ask_for() -> None:
+    for path in KUBERNETES.glob("*.yaml"):
+        made = set(re.findall(r"create secret generic ([\w-]+)", path.read_text("utf-8")))
+        users = [volume["secret"]["secretName"] for volume in pod(path.stem)["volumes"] if "secret" in volume]
+        bucket = [source["secretRef"]["name"] for source in container(path.stem).get("envFrom", [])]
+        bucket += [
+            entry["valueFrom"]["secretKeyRef"]["name"]
+            for entry in container(path.stem)["env"]
+            if "secretKeyRef" in str(entry)
+        ]
+        assert made == {*users, *bucket}
+    [source] = container("cluster")["envFrom"]
+    assert source == {"secretRef": {"name": "polywire-bucket"}}
+
+
+def test_the_image_is_compiled_and_can_reach_a_bucket() -> None:
+    text = (CONTAINER / "Dockerfile").read_text("utf-8")
+    assert "POLYWIRE_COMPILE=1 pip wheel" in text, "sources that run slowly are no image"
+    assert ".whl)[bucket]" in text
+
+
+def test_the_build_of_the_image_sees_what_it_copies_and_no_more() -> None:
+    """As a builder reads the list: the last line that matches a path, or a folder above it, decides."""
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (CONTAINER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    lines = [
+        line for line in (CONTAINER / "Dockerfile.dockerignore").read_text("utf-8").splitlines() if line[:1] not in "#"
+    ]
+
+    def is_seen(path: str) -> bool:
+        seen, above = True, [path, *map(str, Path(path).parents)]
+        for line in lines:
+            pattern = line.removeprefix("!")
+            names = [Path(one).name for one in above] if pattern.startswith("**/") else above
+            if any(fnmatch.fnmatchcase(name, pattern.removeprefix("**/")) for name in names if name != "."):
+                seen = line.startswith("!")
+        return seen
+
+    words = {word for line in copied for word in line.split()}
+    assert "src" in words
+    assert [word for word in words if not is_seen(word.removesuffix("*"))] == []
+    assert is_seen("src/polywire/records/batch.py")
+    for path in (
+        "src/polywire/records/batch.c",
+        "src/polywire/x.cpython-313-x86_64-linux-gnu.so",
+        ".venv/bin/python",
+        "tests/a.py",
+    ):
+        assert not is_seen(path)
 
 
 def test_a_release_builds_for_every_python_and_tries_each_wheel() -> None:

@@ -242,22 +242,23 @@ def drain(
 
 def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) -> set[int]:
     """Tell who follows a machine in the lead of its shards; returns those that it still leads after all that time."""
-    end, left, alone = time.monotonic() + timeout_s, set[int](), False
+    end, given, alone = time.monotonic() + timeout_s, set[int](), False
     while True:
         found = nodes.read()
-        before, left, leaders = left, set[int](), dict[int, Node]()
-        for shard in range(shards):
-            known = [node for node in found if node.shard == shard]
-            leaders[shard] = leader = max(known, key=lambda node: node.start, default=Node("", "", {}))
-            if leader.machine == machine and leader.start > 0:
-                left.add(shard)
-        for shard in sorted(before - left):
-            note(f"{leaders[shard].name} leads shard {shard_name(shard)} now start={leaders[shard].start}")
+        leaders = {
+            shard: max((node for node in found if node.shard == shard), key=lambda node: node.start, default=None)
+            for shard in range(shards)
+        }
+        led = {shard: leader for shard, leader in leaders.items() if leader is not None and leader.start > 0}
+        left = {shard for shard, leader in led.items() if leader.machine == machine}
+        for shard in sorted(given & led.keys() - left):
+            note(f"{led[shard].name} leads shard {shard_name(shard)} now start={led[shard].start}")
+        given = left | (given - led.keys())  # who follows may be recovering
         others = {node.machine for node in found if not node.drained}
         if left and not others and not alone:
             note("nobody else is there to take over", style="yellow")
             alone = True
-        if not left or time.monotonic() >= end:
+        if not given or time.monotonic() >= end:
             return left
         time.sleep(POLL_S)
 

@@ -494,10 +494,13 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
             "no users are configured: authentication is off, and wires with a login accept the default user",
             user=DEFAULT_NAME,
         )
-    if config.insecure and any(not listener.address.is_loopback for listener in listeners):
+    outside = [listener.name for listener in listeners if not listener.address.is_loopback]
+    if config.insecure and outside and access.is_open:
         log.warning(
             "listening beyond this machine without authentication: anyone who can connect can read, write and delete"
         )
+    elif config.insecure and any(not name.endswith(TLS_SUFFIX) for name in outside):
+        log.warning("listening beyond this machine without TLS: passwords and records travel as they are")
     write_ready(config.ready_file, {listener.name: listener.address for listener in listeners})
 
 

@@ -71,7 +71,7 @@ class Bucket:
 
         check_object_name(name)
         content = b"".join(parts) if sum(map(len, parts)) < JOINED_BYTES_MAX else iter(parts)
-        with _errors("create", name):
+        with _errors("create", name, missing=None):
             obstore.put(self._store, name, content, mode="create", use_multipart=False)
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
@@ -87,7 +87,7 @@ class Bucket:
         import obstore
 
         check_object_name(name)
-        with _errors("put", name):
+        with _errors("put", name, missing=None):
             obstore.put(self._store, name, bytes(content), mode="overwrite", use_multipart=False)
 
     def read(self, name: str) -> Stored:
@@ -136,18 +136,21 @@ class Bucket:
 
 @contextmanager
 def _errors(
-    what: str, name: str, *, exists: type[Exception] = BlobExists, missing: type[Exception] = BlobMissing
+    what: str, name: str, *, exists: type[Exception] = BlobExists, missing: type[Exception] | None = BlobMissing
 ) -> Iterator[None]:
-    """Turn the library's errors into ours."""
+    """Turn the library's errors into ours.
+
+    missing: None for what needs no object of this name. Then the bucket itself is not there, or whoever answers for its server has lost it.
+    """
     from obstore import exceptions
 
     try:
         yield
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise exists(name) from None
-    except (exceptions.NotFoundError, FileNotFoundError):
-        raise missing(name) from None
     except (exceptions.BaseError, OSError, ValueError) as error:
+        if missing is not None and isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
+            raise missing(name) from None
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} object: {_reason(error)} name={name!r}") from error
 
 

@@ -9,16 +9,20 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from polywire.broker.access import Access
 from polywire.broker.broker import Broker
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.server import lifecycle, startup
 from polywire.server.audit import AuditLog
 from polywire.server.config import Address, ServeConfig, parse_address
+from polywire.server.listener import Listener
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.unit.server.peers import SILENT
@@ -129,3 +133,22 @@ def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pyt
         assert left == [lifecycle.EXIT_SECOND_SIGNAL]
 
     asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("is_open", "listener", "told"),
+    [
+        (True, "iggy", "without authentication"),
+        (True, "iggy-tls", "without authentication"),
+        (False, "iggy", "passwords and records travel as they are"),
+        (False, "iggy-tls", None),
+    ],
+)
+def test_what_insecure_allows_is_told_as_it_is(is_open: bool, listener: str, told: str | None) -> None:
+    access = cast(Access, SimpleNamespace(is_open=is_open))
+    listening = cast(Listener, SimpleNamespace(name=listener, address=Address("0.0.0.0", 8090)))
+    with capture_logs() as lines:
+        lifecycle._announce(replace(SILENT, insecure=True), [listening], access)
+    [*warnings] = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert len(warnings) == (told is not None)
+    assert all(told in warning for warning in warnings if told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,32 @@ def test_stale_lists_and_slow_answers() -> None:
     objects.fail("create", ObjectFault.DELAY)
     objects.create("a", [b"x"])
     assert (waits, objects.list(""), objects.list("")) == ([1], [], ["a"])
+
+
+class Nobody(BaseHTTPRequestHandler):
+    """What stands before a server that is gone, or the server of a bucket that is: it knows nothing."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_bucket_that_is_not_there_is_unavailable_to_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="buckets need the extra `bucket`")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Nobody)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "REGION": "us-east-1"}
+    for name, value in (environment | {"ACCESS_KEY_ID": "somebody", "SECRET_ACCESS_KEY": "secret"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    try:
+        bucket = open_bucket("s3://nothing/prefix")
+        with pytest.raises(Unavailable, match="404"):
+            bucket.create("journal/1", [b"content"])
+        with pytest.raises(Unavailable, match="404"):
+            bucket.put("nodes/one", b"content")
+    finally:
+        server.shutdown()
+        server.server_close()
