@@ -22,9 +22,17 @@ from tests.sim.classic_mutations import CLASSIC_MUTATIONS
 from tests.sim.mutation import Mutation
 from tests.sim.mutations import LOG_MUTATIONS
 from tests.sim.readiness_mutations import READINESS_MUTATIONS
+from tests.sim.shards_mutations import SHARDS_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
 
-MUTATIONS: Final = (*LOG_MUTATIONS, *BROKER_MUTATIONS, *WIRES_MUTATIONS, *CLASSIC_MUTATIONS, *READINESS_MUTATIONS)
+MUTATIONS: Final = (
+    *LOG_MUTATIONS,
+    *BROKER_MUTATIONS,
+    *WIRES_MUTATIONS,
+    *CLASSIC_MUTATIONS,
+    *READINESS_MUTATIONS,
+    *SHARDS_MUTATIONS,
+)
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
 BEGIN: Final = "<!-- made by `make sim-mutations` -->"

@@ -22,6 +22,7 @@ RARE = {
     "log": ("drop", "compact", "publish", "trim", "woken", "rot", "decay", "log failed"),
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
     "wires": ("reset", "eof", "hung up", "cut", "take"),
+    "shards": ("moved", "connected", "sleep", "apart", "reset", "eof", "close"),
 }
 """What comes up in some of the runs, beside the troubles of every world."""
 FOUND = (

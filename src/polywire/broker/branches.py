@@ -227,6 +227,8 @@ class Branches:
         except Busy:  # the disk is full
             self._loop.call_later(AGAIN_S_MAX, self._settle, decided)
             return
+        except BrokerError:  # storage has failed: the next process has them told once more
+            return
         self._state.apply_change(change)
         del self._told[decided.token]
         if not self.is_deciding(decided.id):

@@ -297,6 +297,7 @@ class Transactions:
     ) -> Transaction:
         """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
+        assert not transaction.is_branch, "what its home has let in begins it"
         made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
         return self._store(made, done, level)
 

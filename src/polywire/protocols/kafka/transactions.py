@@ -103,6 +103,12 @@ def check_settled(session: KafkaSession, transaction: Transaction) -> None:
         )
 
 
+def check_begun(transaction: Transaction) -> None:
+    """Refuse what would begin a branch that its home has not let in now: a power loss took the one that was opened for it. Raises Refused."""
+    if transaction.is_branch and not transaction.is_open:
+        raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the branch that was opened for this is lost")
+
+
 def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limit_s: float = SETTLED_S) -> None:
     """Go on when all shards have followed how a transaction has ended, or do not in time."""
     is_waiting = True
@@ -227,6 +233,7 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
     gathering.expect()
     try:
         transaction = current(session, answer, request)
+        check_begun(transaction)
         session.broker.transactions.add_partitions(transaction, found, level=Level.WRITTEN, done=done)
     except Refused as refused:
         _refuse(entries, refused.error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from polywire.errors import BrokerError, Missing
 from polywire.log.base import Read
@@ -30,14 +30,27 @@ ANSWER_SECONDS_MAX: Final = (
 SPINNING_STEPS_MAX: Final = 10 * ANSWER_STEPS_MAX
 
 
+class Turns(Protocol):
+    """Whoever can do something, one step after the other."""
+
+    def step(self) -> bool:
+        """Somebody does something; False when only time can help."""
+
+    def pass_to_timer(self) -> bool:
+        """Let time pass until a timer is due; False when there is none."""
+
+
 class Process(ABC):
     """Guards: ``log`` is there once ``open`` has returned."""
 
     log: FileLog
+    turns: Turns
+    """Who steps while something is waited for: this process alone, unless it waits for others."""
 
     def __init__(self, disk: SimulatedDisk, clock: SimulatedClock, chance: Chance, story: Story) -> None:
         self.files: Final = SimulatedFiles(disk, chance, story)
         self.loop: Final = Schedule(clock, chance, story)
+        self.turns = self.loop
         self._clock = clock
         self._faults_before: Final = story.counts["fault"]
 
@@ -75,10 +88,15 @@ class Process(ABC):
 
     def until(self, reached: Callable[[], object]) -> None:
         """Whatever has to happen for this, without any client."""
-        steps, begun = 0, self._clock.monotonic()
-        while not reached():
-            steps += 1
-            is_late = self._clock.monotonic() - begun > ANSWER_SECONDS_MAX or steps > SPINNING_STEPS_MAX
-            require(steps <= ANSWER_STEPS_MAX or not is_late, "it happens in the end", steps=steps)
-            if not self.loop.step():
-                require(self.loop.pass_to_timer(), "somebody has something to do")
+        drive(self.turns, self._clock, reached)
+
+
+def drive(turns: Turns, clock: SimulatedClock, reached: Callable[[], object]) -> None:
+    """Have steps made until something is so."""
+    steps, begun = 0, clock.monotonic()
+    while not reached():
+        steps += 1
+        is_late = clock.monotonic() - begun > ANSWER_SECONDS_MAX or steps > SPINNING_STEPS_MAX
+        require(steps <= ANSWER_STEPS_MAX or not is_late, "it happens in the end", steps=steps)
+        if not turns.step():
+            require(turns.pass_to_timer(), "somebody has something to do")

@@ -152,19 +152,33 @@ class Schedule:
     def pass_time(self, seconds: float) -> None:
         """Let time pass; timers that are due become ready."""
         self.clock.advance(seconds)
+        self.wake()
+
+    def wake(self) -> None:
+        """Timers that are due become ready."""
         now = self.clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[2])
 
     def pass_to_timer(self) -> bool:
         """Let time pass until the next timer is due; False when there is none."""
-        if not self._timers:
+        due_at = self.due_at
+        if due_at is None:
             return False
-        gap_s = max(self._timers[0][0] - self.clock.monotonic(), 0.0)
-        self.pass_time(ceil(gap_s * 1_000_000) / 1_000_000)  # the clock knows whole microseconds only
+        self.pass_time(until(due_at, self.clock))
         return True
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next timer is due; None when there is none."""
+        return self._timers[0][0] if self._timers else None
 
     def _call(self) -> None:
         handle = self._ready.popleft()
         if not handle.cancelled:
             handle.callback(*handle.args)
+
+
+def until(at_s: float, clock: SimulatedClock) -> float:
+    """Seconds until then, of which the clock knows whole microseconds only."""
+    return ceil(max(at_s - clock.monotonic(), 0.0) * 1_000_000) / 1_000_000

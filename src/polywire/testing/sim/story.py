@@ -61,3 +61,20 @@ class Story:
         """What follows from every line so far."""
         self._write()
         return self._digest.hexdigest()
+
+
+class Aside(Story):
+    """What happens in one part of a run. Guards: ``counts`` are of that part; the whole has every event of it, with its mark."""
+
+    __slots__ = ("_mark", "_whole")
+
+    def __init__(self, whole: Story, mark: str) -> None:
+        super().__init__()
+        self._whole = whole
+        self._mark = mark
+
+    def tell(self, event: str, text: str = "") -> None:
+        """One more event."""
+        self.counts[event] += 1
+        self._whole.actor = self.actor
+        self._whole.tell(event, f"{self._mark} {text}")

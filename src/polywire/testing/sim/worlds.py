@@ -10,7 +10,10 @@ from typing import Final
 
 from polywire.testing.sim.broker.world import BrokerWorld
 from polywire.testing.sim.log.world import LogWorld
+from polywire.testing.sim.shards.world import ShardsWorld
 from polywire.testing.sim.wires.world import WiresWorld
 from polywire.testing.sim.world import World
 
-WORLDS: Final[Mapping[str, type[World]]] = {world.NAME: world for world in (LogWorld, BrokerWorld, WiresWorld)}
+WORLDS: Final[Mapping[str, type[World]]] = {
+    world.NAME: world for world in (LogWorld, BrokerWorld, WiresWorld, ShardsWorld)
+}

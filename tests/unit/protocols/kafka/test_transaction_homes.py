@@ -325,6 +325,20 @@ def test_a_shard_that_is_away_follows_when_it_is_back(processes: Processes, comm
     assert stored(processes, "a") == [b"v"] * commits + [b"next"]
 
 
+def test_a_home_whose_storage_has_failed_leaves_it_to_its_next_process_that_all_have_followed(
+    processes: Processes,
+) -> None:
+    made = producer(processes)
+    write(made, 1, "a", "bb")
+    was = away(processes, 2)
+    client = made.peer.clients[0]  # type: ignore[attr-defined]
+    client.hear(Api.END_TXN, client.tell(Api.END_TXN, 3, **made.who, committed=True))
+    processes.shards.brokers[0]._log.fail()  # type: ignore[attr-defined]  # it is in memory
+    back(processes, was)
+    assert stored(processes, "bb") == [b"v"], "no error of the loop's came in between"
+    assert decisions(processes) == 1
+
+
 def test_a_transaction_that_takes_too_long_is_aborted_everywhere(processes: Processes) -> None:
     made = producer(processes)
     write(made, 2, "a", "ccc")

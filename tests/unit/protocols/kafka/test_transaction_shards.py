@@ -16,9 +16,10 @@ from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.sasl import PLAIN
+from polywire.protocols.kafka.shard_link import Context, KafkaLink
 from polywire.protocols.kafka.transactions import SETTLED_S
 from polywire.records.columns import Record
-from tests.unit.protocols.kafka.test_carrying import TOPICS, WAIT_S, Client, Processes, with_users
+from tests.unit.protocols.kafka.test_carrying import TOPICS, WAIT_S, Client, Processes, Seen, with_users
 from tests.unit.protocols.kafka.test_transaction_homes import (
     HOME,
     Deaf,
@@ -205,6 +206,49 @@ def test_a_permission_that_comes_behind_the_end_opens_nothing(processes: Process
     with pytest.raises(Conflict):
         branches.enter(joined(token=3, epoch=2))
     assert branches.enter(joined(token=3, epoch=0, number=10)).token == joined(token=3).token, "an id that began anew"
+
+
+def test_an_end_that_comes_late_ends_no_other_transaction(processes: Processes) -> None:
+    """In the first dialect both have one epoch."""
+    branches = processes.shards.brokers[1].branches
+    branches.enter(joined())
+    for _ in range(2):
+        branches.end("id", joined().token, commits=True, done=lambda _: None)
+        processes.loop.run_due()
+        branches.enter(joined(token=2))
+    branch = branches.find("id")
+    assert branch is not None
+    assert branch.is_open
+
+
+class Alone:
+    """Whose link it is: one process, for nobody."""
+
+    context = Context(None, "", "", "kafka", 0, 1)
+
+    def link_lost(self, shard: int) -> None:
+        """It does not get lost."""
+
+    def relieved(self) -> None:
+        """Nothing waits."""
+
+
+def test_a_shard_begins_no_branch_by_itself(processes: Processes) -> None:
+    """A power loss took the branch that was opened for it, which nobody had synced: partitions that come behind that are for another."""
+    made = producer(processes)
+    write(made, 1, "a")
+    assert end(made, 1) == 0
+    assert made.add(0, topic="ccc") == [0], "the next transaction has begun at home"
+    link = KafkaLink(Seen(processes.shards, 0), 1, Alone())
+    told: list[Any] = []
+    topics = [schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name="a", partitions=[0])]
+    asked = schema.request(Api.ADD_PARTITIONS_TO_TXN)(**made.who, topics=topics)
+    link.ask(Api.ADD_PARTITIONS_TO_TXN, 3, asked, told.append, client_id=None)
+    processes.loop.run_due()
+    assert told[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, "at which clients ask once more"
+    branch = processes.shards.brokers[1].branches.find(HOME)
+    assert branch is not None
+    assert not branch.is_open
 
 
 def test_a_branch_of_another_home_is_waited_for(processes: Processes) -> None:

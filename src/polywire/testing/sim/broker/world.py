@@ -19,9 +19,10 @@ from polywire.testing.sim.broker.part import LEVELS
 from polywire.testing.sim.broker.process import BrokerProcess
 from polywire.testing.sim.log.reading import read_back
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
+from polywire.testing.sim.lone_world import LoneWorld
+from polywire.testing.sim.node import TROUBLES
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.tokens import tokens_by
-from polywire.testing.sim.world import TROUBLES, World
 from polywire.types import Level
 
 CLOCK_JUMPS_S: Final = (-30 * 86_400.0, -3600.0, -1.0, 1.0, 3600.0, 30 * 86_400.0)
@@ -35,7 +36,7 @@ BROKER: Final = BrokerSettings(
 """What must be short so that it happens often."""
 
 
-class BrokerWorld(World):
+class BrokerWorld(LoneWorld):
     """Guards: ``client`` is of the process that was started last; the model is of every client since the beginning."""
 
     NAME = "broker"

@@ -19,7 +19,8 @@ from polywire.testing.sim.log.model import Model
 from polywire.testing.sim.log.process import LogProcess
 from polywire.testing.sim.log.reading import check_start, read_back
 from polywire.testing.sim.log.rot import Rot
-from polywire.testing.sim.world import TROUBLES, World
+from polywire.testing.sim.lone_world import LoneWorld
+from polywire.testing.sim.node import TROUBLES
 from polywire.types import Level
 
 ROTS: Final = 3  # damages tried at the end of a run
@@ -48,7 +49,7 @@ def small_compaction() -> Iterator[None]:
             setattr(compaction, name, value)
 
 
-class LogWorld(World):
+class LogWorld(LoneWorld):
     """Guards: ``client`` is of the process that was started last; the model is what every client together asked for."""
 
     NAME = "log"

@@ -16,10 +16,10 @@ from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.testing.sim.wires.group_ledger import Membership
-from polywire.testing.sim.wires.ledger import PLACES, Ledger, Place, Sending, Transaction
+from polywire.testing.sim.wires.ledger import COPIERS, PLACES, Ledger, Place, Sending, Transaction
 from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.ordered_speech import framed_end
-from polywire.testing.sim.wires.transactor import COMMITS, LOOKS, MOVES, OWNER, SOURCE, VALUE_SIZES
+from polywire.testing.sim.wires.transactor import COMMITS, LOOKS, MOVES, SOURCE, VALUE_SIZES
 from polywire.types import Level
 
 ID: Final = "cursus-copies"
@@ -122,7 +122,7 @@ class CursusTransactor(LonePeer):
         """Move the position as a member of the group, which it becomes first."""
         place = self._member
         if place is None or SOURCE[1] not in place.partitions:
-            self._ask(f"JOIN_GROUP topic={SOURCE[0]} group={OWNER[1]} member=v", self._is_member)
+            self._ask(f"JOIN_GROUP topic={SOURCE[0]} group={COPIERS[1]} member=v", self._is_member)
             return
         self._offset += 1 + self._chance.below(5)
         offset, transaction = self._offset, self._transaction
@@ -130,7 +130,7 @@ class CursusTransactor(LonePeer):
         def was_moved(_: bytes) -> None:
             transaction.moved = offset
 
-        at = f"topic={SOURCE[0]} group={OWNER[1]} member={place.name} generation={place.generation}"
+        at = f"topic={SOURCE[0]} group={COPIERS[1]} member={place.name} generation={place.generation}"
         self._as_producer("SEND_OFFSETS_TO_TXN", f"{at} P{SOURCE[1]}:{offset}", was_moved)
 
     def _is_member(self, body: bytes) -> None:
@@ -139,25 +139,25 @@ class CursusTransactor(LonePeer):
 
     def _look(self) -> None:
         """See where the group stands: nobody is told of what is not committed."""
-        since = self._ledger.last_answered(OWNER, SOURCE)
+        since = self._ledger.last_answered(COPIERS, SOURCE)
 
         def told(body: bytes) -> None:
-            self._ledger.finds(OWNER, SOURCE, number(fields(body), "offset") or None, since)
+            self._ledger.finds(COPIERS, SOURCE, number(fields(body), "offset") or None, since)
 
-        self._ask(f"FETCH_OFFSET topic={SOURCE[0]} partition={SOURCE[1]} group={OWNER[1]}", told)
+        self._ask(f"FETCH_OFFSET topic={SOURCE[0]} partition={SOURCE[1]} group={COPIERS[1]}", told)
 
     def _end(self) -> None:
         """Ask for the end, perhaps not for the first time."""
         transaction, is_commit = self._transaction, self._result == "commit"
         transaction.is_asked = is_commit
         is_moved = is_commit and transaction.moved is not None
-        at = self._ledger.asks(OWNER, SOURCE, transaction.moved or 0) if is_moved else -1
+        at = self._ledger.asks(COPIERS, SOURCE, transaction.moved or 0) if is_moved else -1
 
         def ended(_: bytes) -> None:
             self._story.tell("ended", f"v {self._count} {self._result} records={len(transaction.staged)}")
             if is_moved:
                 self._story.tell("moved", f"v to {transaction.moved}")
-                self._ledger.was_stored(OWNER, SOURCE, at, Level.SYNCED)
+                self._ledger.was_stored(COPIERS, SOURCE, at, Level.SYNCED)
             if is_commit:
                 self._ledger.committed(transaction)
             again = self._result

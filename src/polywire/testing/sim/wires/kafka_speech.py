@@ -156,6 +156,8 @@ class KafkaSpeech(Speech):
 def _answer(number: int, api: Api, offset: int, body: Any) -> Answer:
     if api is Api.API_VERSIONS:
         return Answer(number)
+    if error := WireError(getattr(body, "error", 0)):
+        return Answer(number, error=error.name, later=error in LATER)
     topics = body.responses if api in (Api.PRODUCE, Api.FETCH) else body.topics
     [[entry]] = [topic.partitions for topic in topics]
     error = WireError(entry.error)

@@ -6,7 +6,7 @@ wires, connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,14 +27,19 @@ Owner = tuple[PositionKind, str]
 """Whose a position is."""
 
 
+COPIERS: Final[Owner] = PositionKind.GROUP, "copiers"
+"""Whose position moves with transactions."""
+
+
 @dataclass(slots=True, eq=False)
 class Transaction:
     """What is there as a whole or not at all. staged: of which everything is held. is_asked: whether its commit was asked for. moved: the
-    position that moves with it, if one does."""
+    position that moves with it, if one does; owner: whose."""
 
     staged: list[Sending] = field(default_factory=list)
     is_asked: bool = False
     moved: int | None = None
+    owner: Owner = COPIERS
 
 
 @dataclass(slots=True, eq=False)
@@ -58,19 +63,21 @@ class Sending:
 @dataclass(slots=True)
 class Shelf:
     """What is known of one partition. known: values by offset; ``base``: below it everything is stored. shown: what was shown is below.
-    readable: readers are shown what is below."""
+    readable: readers are shown what is below. starts: how often a start has found it."""
 
     known: dict[int, bytes] = field(default_factory=dict)
     base: int = 0
     shown: int = 0
     readable: int = 0
+    starts: int = 0
 
 
 @dataclass(slots=True)
 class Spot:
-    """One position: what it may be, the latest last; what was answered, and at which level."""
+    """One position: what it may be, the latest last; what was answered, and at which level. first: the number of the first of these."""
 
     asked: list[tuple[int, Level | None]] = field(default_factory=list)
+    first: int = 0
 
 
 class Ledger:
@@ -118,6 +125,10 @@ class Ledger:
         transaction = sending.transaction
         fine = transaction is None or (transaction.is_asked and sending in transaction.staged)
         require(fine, "nothing is there whose commit nobody asked for", place=sending.place, offset=offset)
+
+    def starts(self, place: Place) -> int:
+        """How often a start has found a partition: what was asked before may be gone since, and be told all the same by another process."""
+        return self.shelves[place].starts
 
     def _is_readable(self, place: Place, end: int) -> None:
         shelf = self.shelves[place]
@@ -172,6 +183,7 @@ class Ledger:
         shelf, end = self.shelves[place], len(content)
         require(end >= shelf.base, "what was stored at a start stays", place=place, end=end, base=shelf.base)
         stays = not powerless or self._durability is Level.SYNCED
+        shelf.starts += 1
         require(
             end >= shelf.shown or not stays, "what a reader was shown stays", place=place, end=end, shown=shelf.shown
         )
@@ -218,18 +230,21 @@ class Ledger:
         if transaction.staged:
             self._transactions.append(transaction)
 
-    def settle_transactions(self, moved: int | None) -> None:
-        """A start has found what ``settle`` was told, of every partition, and this position of those that move with transactions."""
+    def settle_transactions(self, moved: Mapping[Owner, int | None]) -> None:
+        """A start has found what ``settle`` was told, of every partition, and these positions of those that move with transactions."""
         present = {value for shelf in self.shelves.values() for value in shelf.known.values()}
-        last: int | None = None
+        last: dict[Owner, int] = {}
         for transaction in self._transactions:
             values = [value for sending in transaction.staged for value in sending.values]
             there = [value for value in values if value in present]
             require(
                 len(there) in (0, len(values)), "a transaction is there as a whole", there=len(there), of=len(values)
             )
-            last = transaction.moved if there and transaction.moved is not None else last
-        require(last in (None, moved), "a position moves with its transaction", found=moved, last=last)
+            if there and transaction.moved is not None:
+                last[transaction.owner] = transaction.moved
+        for owner, offset in last.items():
+            found = moved[owner]
+            require(found == offset, "a position moves with its transaction", owner=owner, found=found, last=offset)
         self._transactions = []
 
     # Positions
@@ -238,18 +253,21 @@ class Ledger:
         """A position is to be stored; returns what ``was_stored`` wants to know."""
         spot = self.spots.setdefault((owner, place), Spot())
         spot.asked.append((offset, None))
-        return len(spot.asked) - 1
+        return spot.first + len(spot.asked) - 1
 
     def was_stored(self, owner: Owner, place: Place, number: int, level: Level) -> None:
-        """That was answered."""
+        """That was answered; who has asked through another process may be told so when a start has shown what there is."""
         spot = self.spots[owner, place]
-        spot.asked[number] = (spot.asked[number][0], self.level(level))
+        at = number - spot.first
+        if at >= 0:
+            spot.asked[at] = (spot.asked[at][0], self.level(level))
 
     def finds(self, owner: Owner, place: Place, found: int | None, since: int) -> None:
         """A peer was told its position. since: the first that it may be: the last answered one when it asked."""
         spot = self.spots.get((owner, place))
         allowed: list[int | None] = [None] if spot is None or since < 0 else []
-        allowed += [offset for offset, _ in spot.asked[max(since, 0) :]] if spot is not None else []
+        allowed += self._late(owner, place)
+        allowed += [offset for offset, _ in spot.asked[max(since - spot.first, 0) :]] if spot is not None else []
         require(found in allowed, "a position is the one that was stored", owner=owner, place=place, found=found)
 
     def furthest(self, owner: Owner, place: Place) -> int:
@@ -260,22 +278,31 @@ class Ledger:
     def last_answered(self, owner: Owner, place: Place) -> int:
         """The last position that was answered, -1 where none was."""
         spot = self.spots.get((owner, place))
-        answered = [] if spot is None else [at for at, (_, level) in enumerate(spot.asked) if level is not None]
+        if spot is None:
+            return -1
+        answered = [at for at, (_, level) in enumerate(spot.asked, spot.first) if level is not None]
         return answered[-1] if answered else -1
 
-    def stopped(self) -> None:
-        """A process has stopped as asked to: whatever was answered is synced."""
+    def _late(self, owner: Owner, place: Place) -> Sequence[int]:
+        """Positions that may be stored at any time: what was asked for over a connection that is gone is nobody's any more."""
+        return ()
+
+    def stopped(self, places: Collection[Place] = PLACES) -> None:
+        """A process that had these has stopped as asked to: whatever was answered is synced."""
         for sending in self._answered:
-            sending.level = Level.SYNCED
-        for spot in self.spots.values():
-            spot.asked = [(offset, None if level is None else Level.SYNCED) for offset, level in spot.asked]
+            if sending.place in places:
+                sending.level = Level.SYNCED
+        for (_, place), spot in self.spots.items():
+            if place in places:
+                spot.asked = [(offset, None if level is None else Level.SYNCED) for offset, level in spot.asked]
 
     def settle_position(self, owner: Owner, place: Place, found: int | None, *, powerless: bool) -> None:
         """A start has found this position: none before the last one that was answered at its level."""
         spot = self.spots[owner, place]
         floor = Level.SYNCED if powerless else Level.WRITTEN
         kept = [at for at, (_, level) in enumerate(spot.asked) if level is not None and level >= floor]
-        allowed = [offset for offset, _ in spot.asked[kept[-1] if kept else 0 :]]
+        late = self._late(owner, place)
+        allowed = [*late, *(offset for offset, _ in spot.asked[kept[-1] if kept else 0 :])]
         require(
             found in allowed or (found is None and not kept),
             "an acknowledged position is there",
@@ -283,4 +310,6 @@ class Ledger:
             place=place,
             found=found,
         )
+        spot.first += len(spot.asked)
         spot.asked = [] if found is None else [(found, Level.SYNCED)]
+        spot.asked += [(offset, None) for offset in late if offset != found]

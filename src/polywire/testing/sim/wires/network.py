@@ -355,6 +355,16 @@ class Network:
             self._driven.connect(link)
         return link
 
+    def leave(self, chance: Chance) -> None:
+        """The process is gone: what its kernel had taken may arrive, then everybody is hung up on."""
+        for link in self._links:
+            if link.is_cut or link.is_over:
+                continue
+            if link.down and link.caller.reads and chance.happens(0.5):
+                self._take(link, chance)
+            link.is_over = True
+            link.caller.hung_up(is_aborted=True)
+
     def _check_all(self) -> None:
         for link in self._links:
             if not link.transport.lost:

@@ -72,6 +72,8 @@ class Peer:
         self.sizes: Sequence[int] = VALUE_SIZES[0]
         self.may_be_refused = False
         """Whether storage has failed."""
+        self.places: Sequence[Place] = PLACES
+        """What it asks about."""
 
     @property
     def wire(self) -> str:
@@ -126,6 +128,31 @@ class Peer:
 
     # What it asks for
 
+    def do(self, act: str, levels: Sequence[Level]) -> None:
+        """What somebody does who has a connection, if it may. levels: of what it produces."""
+        if act == "push":
+            self.push()
+        elif act in ("deafen", "listen"):
+            self.reads = act == "listen"
+        elif self.link is None or not self.may_ask(act):
+            return
+        elif act == "cut":
+            self._story.tell("cut", f"{self.name} c{self.link.number} unread={len(self.link.down)}")
+            self.link.cut()
+            self.disconnected()
+        elif act == "finish":
+            if not self.is_sending:
+                self._story.tell("finish", f"{self.name} c{self.link.number}")
+                self.link.finish()
+        elif act in GROUP_ACTS:
+            self._member.do(act, self._speech)
+        elif act in ("produce", "flood"):
+            ask = self.produce if act == "produce" else self.flood
+            ask(self._chance.one_of(levels))
+        else:
+            asks = {"fetch": self.fetch, "commit": self.commit, "position": self.position, "ping": self.ping}
+            asks[act]()
+
     def _ask(
         self, what: str, request: Callable[[int], bytes], judge: Callable[[Answer], None], refused: Callable[[], None]
     ) -> None:
@@ -136,7 +163,7 @@ class Peer:
         self.push()
 
     def _place(self) -> Place:
-        return self._chance.one_of(PLACES)
+        return self._chance.one_of(self.places)
 
     def _end(self, place: Place) -> int:
         """Behind the last record that is known."""
@@ -144,7 +171,8 @@ class Peer:
 
     def produce(self, level: Level) -> None:
         words = self._speech.words
-        place, count = self._chance.one_of(words.places), 1 + self._chance.below(words.records_max)
+        places = [place for place in words.places if place in self.places]
+        place, count = self._chance.one_of(places), 1 + self._chance.below(words.records_max)
         values = [
             b"%s.%d.%d:" % (self.name.encode(), self._count, index) + self._filling(words) for index in range(count)
         ]
@@ -169,11 +197,13 @@ class Peer:
         self._ask(
             f"produce {place[0]}/{place[1]} {len(sending.values)} {level.name}{again}",
             lambda number: self._speech.produce(number, place, sending.values, level, sequence),
-            partial(self._stored, sending),
+            partial(self._stored, sending, self._ledger.starts(place)),
             partial(self._refused, sending),
         )
 
-    def _stored(self, sending: Sending, answer: Answer) -> None:
+    def _stored(self, sending: Sending, starts: int, answer: Answer) -> None:
+        if starts != self._ledger.starts(sending.place) and sending.level is not Level.SYNCED:
+            return  # it was there, and what told so came later
         words = self._speech.words
         is_told = answer.offset is not None or sending.tries > 1 or not words.tells_offsets
         require(is_told, "what is sent once is no repeat", place=sending.place)
@@ -200,9 +230,11 @@ class Peer:
 
     def _fetch(self, place: Place, first: int) -> None:
         wait_ms = self._chance.one_of(WAITS_MS)
-        at, readable = [first], self._ledger.readable(place)
+        at, readable, starts = [first], self._ledger.readable(place), self._ledger.starts(place)
 
         def judge(answer: Answer) -> None:
+            if starts != self._ledger.starts(place):
+                return
             next_offset = at[0] if answer.offset is None else answer.offset
             before = answer.records[0][0] if answer.records else at[0]
             require(before <= at[0], "records come from the offset on", place=place, offset=at[0], found=before)
@@ -257,10 +289,6 @@ class Peer:
         for _ in range(FLOOD):
             ask()
         self.sizes = sizes
-
-    def do_as_member(self, act: str) -> None:
-        """Ask for something of the group."""
-        self._member.do(act, self._speech)
 
     def ping(self) -> None:
         self._ask("ping", lambda number: self._speech.ping(number), lambda _: None, _nothing)

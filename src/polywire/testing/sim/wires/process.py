@@ -5,7 +5,7 @@ Promises: as ``Process``; seconds are counted as the server does. Must not know:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -77,8 +77,16 @@ class WiresProcess(BrokerProcess):
         self.hub = Hub(
             self.broker, limits, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
         )
+        self._factories = {factory.wire: factory for factory in self._make_factories()}
+        self.network = Network(self.loop, self.files.story)
+        if self.has_driver:
+            self.network.drive(self.hub, self.files.chance)
+        self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _make_factories(self) -> Sequence[SessionFactory]:
+        """Of the wires that peers may speak."""
         off_loop = OffLoopQueue(self.loop)
-        factories = (
+        return (
             FluxFactory(self.broker),
             CursusFactory(self.broker, PATIENT, off_loop=off_loop),
             IggyFactory(self.broker),
@@ -86,11 +94,6 @@ class WiresProcess(BrokerProcess):
             KafkaFactory(self.broker, off_loop=off_loop),
             PolywireFactory(self.broker),
         )
-        self._factories = {factory.wire: factory for factory in factories}
-        self.network = Network(self.loop, self.files.story)
-        if self.has_driver:
-            self.network.drive(self.hub, self.files.chance)
-        self.loop.call_later(SWEEP_S, self._sweep)
 
     def _recover(self, replay: Replay) -> FileLog:
         log = super()._recover(replay)

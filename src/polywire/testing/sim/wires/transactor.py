@@ -5,17 +5,19 @@ Promises: of a transaction is there all or nothing, and nothing unless its end w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.messages import Api
+from polywire.protocols.kafka.transactions import ADDING_SINCE
 from polywire.records.columns import Record
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.story import Story
-from polywire.testing.sim.wires.ledger import PLACES, Ledger, Owner, Place, Sending, Transaction
-from polywire.testing.sim.wires.lone_kafka_peer import LoneKafkaPeer
-from polywire.types import Level, PositionKind
+from polywire.testing.sim.wires.ledger import COPIERS, PLACES, Ledger, Owner, Place, Sending, Transaction
+from polywire.testing.sim.wires.lone_kafka_peer import LoneKafkaPeer, error_of
+from polywire.types import Level
 
 VERSIONS: Final = {
     Api.INIT_PRODUCER_ID: 1,
@@ -33,7 +35,6 @@ VALUE_SIZES: Final = (1, 40, 2000)
 COMMITS: Final = 0.7  # of transactions
 SOURCE: Final[Place] = ("b", 0)
 """What is copied, where positions move."""
-OWNER: Final[Owner] = (PositionKind.GROUP, "copiers")
 MOVES: Final = 0.7  # of steps within a transaction that has moved nothing yet
 LOOKS: Final = 0.1  # of steps between two transactions
 
@@ -41,8 +42,25 @@ LOOKS: Final = 0.1  # of steps between two transactions
 class Transactor(LoneKafkaPeer):
     """Implements ``Caller``. Guards: ``_transaction`` is the open one."""
 
-    def __init__(self, ledger: Ledger, chance: Chance, story: Story) -> None:
-        super().__init__("t", VERSIONS, chance, story)
+    def __init__(
+        self,
+        ledger: Ledger,
+        chance: Chance,
+        story: Story,
+        *,
+        name: str = "t",
+        id_: str = ID,
+        owner: Owner = COPIERS,
+        versions: Mapping[Api, int] = VERSIONS,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        """name: what its values begin with. id_: its transactional id. owner: whose position it moves."""
+        super().__init__(name, versions, chance, story)
+        self._id: Final = id_
+        self._owner: Final = owner
+        self._timeout_ms: Final = timeout_ms
+        self._adds: Final = versions[Api.PRODUCE] < ADDING_SINCE
+        """Whether it says first what a transaction will be about."""
         self._ledger: Final = ledger
         self._producer: tuple[int, int] | None = None
         self._sequences: dict[Place, int] = {}
@@ -58,7 +76,9 @@ class Transactor(LoneKafkaPeer):
 
     def _step(self) -> None:
         if self._producer is None:
-            self._ask(Api.INIT_PRODUCER_ID, self._begun, transactional_id=ID, transaction_timeout_ms=TIMEOUT_MS)
+            self._ask(
+                Api.INIT_PRODUCER_ID, self._begun, transactional_id=self._id, transaction_timeout_ms=self._timeout_ms
+            )
         elif self.moves and self._transaction is None and self._chance.happens(LOOKS):
             self._look()
         elif self.moves and self._can_move(self._transaction) and self._chance.happens(MOVES):
@@ -70,7 +90,7 @@ class Transactor(LoneKafkaPeer):
 
     def _whose(self) -> dict[str, Any]:
         assert self._producer is not None, "it has begun"
-        return {"transactional_id": ID, "producer_id": self._producer[0], "producer_epoch": self._producer[1]}
+        return {"transactional_id": self._id, "producer_id": self._producer[0], "producer_epoch": self._producer[1]}
 
     def _begun(self, body: Any) -> None:
         self._producer = None if body.error else (body.producer_id, body.producer_epoch)
@@ -81,7 +101,7 @@ class Transactor(LoneKafkaPeer):
 
     def _produce(self) -> None:
         place = self._chance.one_of(PLACES)
-        if place not in self._added:
+        if self._adds and place not in self._added:
             topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
             one = topics(name=place[0], partitions=[place[1]])
             self._ask(
@@ -90,12 +110,13 @@ class Transactor(LoneKafkaPeer):
             return
         assert self._producer is not None, "it has begun"
         if self._transaction is None:
-            self._transaction = Transaction()
+            self._transaction = Transaction(owner=self._owner)
         count = 1 + self._chance.below(3)
         values = [
-            b"t.%d.%d:" % (self._count, index) + b"." * self._chance.one_of(VALUE_SIZES) for index in range(count)
+            b"%s.%d.%d:" % (self.name.encode(), self._count, index) + b"." * self._chance.one_of(VALUE_SIZES)
+            for index in range(count)
         ]
-        sending = Sending(place, values, "t", self._count, Level.SYNCED, transaction=self._transaction)
+        sending = Sending(place, values, self.name, self._count, Level.SYNCED, transaction=self._transaction)
         self._ledger.sent(sending)
         base = self._sequences.get(place, 0)
         self._sequences[place] = base + count
@@ -111,7 +132,7 @@ class Transactor(LoneKafkaPeer):
         self._ask(
             Api.PRODUCE,
             lambda body: self._was_staged(sending, body),
-            transactional_id=ID,
+            transactional_id=self._id,
             acks=-1,
             timeout_ms=1000,
             topics=[one],
@@ -139,8 +160,8 @@ class Transactor(LoneKafkaPeer):
 
     def _move(self) -> None:
         """Move the position, as far as nobody has moved it: first by saying so, then by doing it."""
-        if SOURCE not in self._moving:
-            self._ask(Api.ADD_OFFSETS_TO_TXN, self._may_move, group_id=OWNER[1], **self._whose())
+        if self._adds and SOURCE not in self._moving:
+            self._ask(Api.ADD_OFFSETS_TO_TXN, self._may_move, group_id=self._owner[1], **self._whose())
             return
         self._offset += 1 + self._chance.below(5)
         offset, transaction = self._offset, self._transaction
@@ -154,7 +175,7 @@ class Transactor(LoneKafkaPeer):
 
         topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
         one = topics(name=SOURCE[0], partitions=[topics.Partitions(index=SOURCE[1], offset=offset)])
-        self._ask(Api.TXN_OFFSET_COMMIT, was_moved, group_id=OWNER[1], topics=[one], **self._whose())
+        self._ask(Api.TXN_OFFSET_COMMIT, was_moved, group_id=self._owner[1], topics=[one], **self._whose())
 
     def _may_move(self, body: Any) -> None:
         if body.error:
@@ -164,32 +185,36 @@ class Transactor(LoneKafkaPeer):
 
     def _look(self) -> None:
         """See where the group stands: nobody is told of what is not committed."""
-        since = self._ledger.last_answered(OWNER, SOURCE)
+        since = self._ledger.last_answered(self._owner, SOURCE)
 
         def told(body: Any) -> None:
-            entry = body.topics[0].partitions[0]
-            if not entry.error:
-                self._ledger.finds(OWNER, SOURCE, None if entry.offset < 0 else entry.offset, since)
+            if not error_of(body):
+                found = body.topics[0].partitions[0].offset
+                self._ledger.finds(self._owner, SOURCE, None if found < 0 else found, since)
 
         one = schema.request(Api.OFFSET_FETCH).Topics(name=SOURCE[0], indexes=[SOURCE[1]])
-        self._ask(Api.OFFSET_FETCH, told, group_id=OWNER[1], topics=[one])
+        self._ask(Api.OFFSET_FETCH, told, group_id=self._owner[1], topics=[one])
 
     def _end(self, transaction: Transaction) -> None:
         """Ask for the end of a transaction of which everything was staged."""
         transaction.is_asked = self._chance.happens(COMMITS)
         is_moved = transaction.is_asked and transaction.moved is not None
-        at = self._ledger.asks(OWNER, SOURCE, transaction.moved or 0) if is_moved else -1
+        at = self._ledger.asks(self._owner, SOURCE, transaction.moved or 0) if is_moved else -1
 
         def ended(body: Any) -> None:
             self._transaction = None
             self._added.clear()
             self._moving.clear()
             if is_moved and not body.error:
-                self._story.tell("moved", f"t to {transaction.moved}")
-                self._ledger.was_stored(OWNER, SOURCE, at, Level.SYNCED)
+                self._story.tell("moved", f"{self.name} to {transaction.moved}")
+                self._ledger.was_stored(self._owner, SOURCE, at, Level.SYNCED)
             if body.error:
                 self._producer = None
-            elif transaction.is_asked:
+                return
+            if not self._adds:  # each transaction has an epoch
+                self._producer = body.producer_id, body.producer_epoch
+                self._sequences.clear()
+            if transaction.is_asked:
                 self._ledger.committed(transaction)
 
         self._ask(Api.END_TXN, ended, committed=transaction.is_asked, **self._whose())

@@ -21,6 +21,8 @@ from polywire.testing.sim.broker.world import BROKER
 from polywire.testing.sim.chance import Chance
 from polywire.testing.sim.log.client import records_of
 from polywire.testing.sim.log.world import SETTINGS, small_compaction
+from polywire.testing.sim.lone_world import LoneWorld
+from polywire.testing.sim.node import TROUBLES
 from polywire.testing.sim.promises import require
 from polywire.testing.sim.story import Story
 from polywire.testing.sim.tokens import tokens_by
@@ -35,7 +37,7 @@ from polywire.testing.sim.wires.iggy_speech import IggySpeech
 from polywire.testing.sim.wires.kafka07_speech import Kafka07Speech
 from polywire.testing.sim.wires.kafka_member import KafkaMemberSpeech
 from polywire.testing.sim.wires.kafka_speech import Identity, KafkaSpeech
-from polywire.testing.sim.wires.ledger import PLACES, TOPICS, Ledger, Place
+from polywire.testing.sim.wires.ledger import COPIERS, PLACES, TOPICS, Ledger, Place
 from polywire.testing.sim.wires.login_speech import SPEAKERS
 from polywire.testing.sim.wires.lone_peer import LonePeer
 from polywire.testing.sim.wires.peer import PATIENCE, VALUE_SIZES, Peer
@@ -43,9 +45,8 @@ from polywire.testing.sim.wires.polywire_speech import PolywireSpeech
 from polywire.testing.sim.wires.process import CONNECTIONS_MAX, WiresProcess
 from polywire.testing.sim.wires.proofs import PROVING
 from polywire.testing.sim.wires.publisher import Publisher
-from polywire.testing.sim.wires.speech import GROUP_ACTS, Speech
-from polywire.testing.sim.wires.transactor import OWNER, SOURCE, Transactor
-from polywire.testing.sim.world import TROUBLES, World
+from polywire.testing.sim.wires.speech import Speech
+from polywire.testing.sim.wires.transactor import SOURCE, Transactor
 from polywire.types import Level, TopicName
 
 UNSYNCED_BYTES: Final = (4 * 1024, 24 * 1024, SETTINGS.unsynced_bytes_max)
@@ -184,7 +185,7 @@ def _speaking(chance: Chance, number: int, focus: str) -> Callable[[], Speech]:
     return chance.one_of(speakers)
 
 
-class WiresWorld(World):
+class WiresWorld(LoneWorld):
     """Guards: the ledger is of every peer since the beginning; nobody is connected to a process that is gone."""
 
     NAME = "wires"
@@ -353,28 +354,8 @@ class WiresWorld(World):
         elif act == "connect":
             if peer.link is None:
                 self._connect(peer)
-        elif act == "push":
-            peer.push()
-        elif act in ("deafen", "listen"):
-            peer.reads = act == "listen"
-        elif peer.link is None or not peer.may_ask(act):
-            return
-        elif act == "cut":
-            self.story.tell("cut", f"{peer.name} c{peer.link.number} unread={len(peer.link.down)}")
-            peer.link.cut()
-            peer.disconnected()
-        elif act == "finish":
-            if not peer.is_sending:
-                self.story.tell("finish", f"{peer.name} c{peer.link.number}")
-                peer.link.finish()
-        elif act in GROUP_ACTS:
-            peer.do_as_member(act)
-        elif act in ("produce", "flood"):
-            ask = peer.produce if act == "produce" else peer.flood
-            ask(self._chance.one_of(self._levels))
         else:
-            asks = {"fetch": peer.fetch, "commit": peer.commit, "position": peer.position, "ping": peer.ping}
-            asks[act]()
+            peer.do(act, self._levels)
 
     def _transact(self) -> None:
         peer = self._lone_peers[0]
@@ -422,7 +403,7 @@ class WiresWorld(World):
         self._had_topics = not isinstance(told[0], BrokerError)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
-        self._ledger.settle_transactions(broker.position(*SOURCE, *OWNER))
+        self._ledger.settle_transactions({COPIERS: broker.position(*SOURCE, *COPIERS)})
         for peer in self._lone_peers:
             peer.started()
         for owner, place in self._ledger.spots:

@@ -1,0 +1,82 @@
+"""A world of one disk.
+
+Promises: as ``World``; whoever asks for something does so between two steps of the process. Must not know: what a process is there for, who
+asks it for what.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+
+from polywire.testing.sim.disk import SimulatedDisk
+from polywire.testing.sim.node import CAPACITY_BYTES, Node
+from polywire.testing.sim.world import MOOD_STEPS, STEPS, World
+
+
+class LoneWorld(Node, World):
+    """Guards: there is a process, unless one is being started."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = STEPS,
+        without: Collection[str] = (),
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(seed, steps=steps, without=without, show=show)
+        self._disk = SimulatedDisk(CAPACITY_BYTES, reads_past=self._chance.happens(0.7))
+        self._choose_settings()
+        self._process = self._make_process()
+
+    # What a world adds
+
+    @abstractmethod
+    def _choose_settings(self) -> None:
+        """How the processes of this run are set up."""
+
+    @abstractmethod
+    def _act(self) -> None:
+        """Somebody asks for something."""
+
+    @abstractmethod
+    def _come_to_rest(self) -> None:
+        """The run ends: everybody is answered, and everything can be read."""
+
+    @abstractmethod
+    def _check_end(self) -> None:
+        """The last process has started after a clean stop and a power loss."""
+
+    # What happens
+
+    def _step(self) -> None:
+        chance = self._chance
+        if chance.happens(1 / MOOD_STEPS):
+            self._change_mood()
+        self._count_down()
+        if chance.happens(0.35):
+            self._act()
+        elif not self._process.loop.step() or chance.happens(0.1):
+            self._pass_time()
+        self._notice_failure()
+
+    def _pass_time(self) -> None:
+        before, self.story.actor = self.story.actor, "time"
+        if self._chance.happens(0.5):
+            self._process.loop.pass_time(self._chance.below(100_000) / 1_000_000)
+        elif self._process.loop.is_idle:
+            self._process.loop.pass_to_timer()
+        self.story.actor = before
+
+    def _end(self) -> None:
+        self._calm()
+        self._process.until(lambda: self._process.loop.is_idle)  # whatever has failed by now is told
+        if self._failure is not None:
+            self._powerless = False
+            self._leave()
+            self._start()
+        self._let_go()
+        self._come_to_rest()
+        self._close_for_good()
+        self._check_end()

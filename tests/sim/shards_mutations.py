@@ -1,0 +1,171 @@
+"""Mechanisms of transactions and positions over several shards, each with a switch that takes it out in the world of shards.
+
+Promises: as ``tests.sim.mutations``. Must not know: who notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker import transactions as broker_transactions
+from polywire.broker.branches import AGAIN_S, Branches, Joined
+from polywire.broker.changes import TransactionDecided
+from polywire.broker.transaction_state import Transaction, TransactionTable
+from polywire.broker.transactions import Transactions
+from polywire.protocols.kafka import transactions as kafka_transactions
+from polywire.protocols.kafka.fences import Fences
+from polywire.protocols.runtime.links import Links
+from polywire.types import Level
+from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.protocols.kafka import test_carrying, test_transaction_homes, test_transaction_shards
+from tests.unit.protocols.kafka.test_carrying import TOPICS, Processes
+
+ShardsMutation: Final = partial(Mutation, world="shards")
+
+
+def _unknown_branch(branches: Branches, transaction: Transaction, shards: Collection[int], *, done: Any) -> None:
+    """Home lets a shard in, and keeps nothing of it."""
+    branches._log.barrier(Level.SYNCED, done)
+
+
+def _told_early(branches: Branches) -> None:
+    """A decision is told before it is synced."""
+    for token, decided in branches._state.transactions.decisions.items():
+        if token not in branches._told:
+            branches._told[token] = set(decided.shards)
+            branches._loop.call_soon(branches._is_kept, decided, 0)
+
+
+def _followed_early(old: Callable[..., None], branches: Branches, decided: TransactionDecided, *args: Any) -> None:
+    """Whoever did not answer counts as having followed."""
+    old(branches, decided, *args[:-1], True)
+
+
+def _over_in_time(transactions: Transactions, transaction: Transaction) -> bool:
+    """A branch has the time that its producer asked for."""
+    producer = transaction.producer
+    if not transaction.is_open or producer is None or transaction.id in transactions._endings:
+        return False
+    return transactions._clock.now_us() >= transaction.began_at_us + producer.timeout_us
+
+
+def _ended_as_known(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
+    """An end is of whatever branch is open under an id."""
+    branch = branches.find(id_)
+    _END(branches, id_, token if branch is None else branch.token, commits=commits, done=done)
+
+
+_END: Final = Branches.end
+
+
+def _ended_unsynced(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
+    """A shard has followed before that is synced."""
+    _END(branches, id_, token, commits=commits, done=nothing)
+    branches._loop.call_soon(done, 0)
+
+
+def _outcome_as_aborted(branches: Branches, id_: str, token: bytes, then: Callable[..., None]) -> None:
+    """Home says of what is open that it was aborted."""
+    decided = branches._state.transactions.decisions.get(token)
+    branches._loop.call_soon(then, decided is not None and decided.commits)
+
+
+def _without_decisions(old: Callable[..., None], table: TransactionTable, states: Any, decisions: Any = ()) -> None:
+    """A snapshot has no decisions."""
+    old(table, states)
+
+
+def _entered_as_new(old: Callable[..., Transaction], branches: Branches, joined: Joined) -> Transaction:
+    """A branch begins anew with each permission."""
+    known = branches.find(joined.id)
+    if known is not None and known.is_open and known.token == joined.token:
+        branches._transactions.abort(known, done=None)
+    return old(branches, joined)
+
+
+def _told_once(branches: Branches, decided: TransactionDecided, shard: int, again_s: float) -> None:
+    """A shard is told how a transaction has ended, and not again."""
+    if branches._shards is not None and not branches._is_stopped and again_s == AGAIN_S:
+        branches._shards.end_branch(shard, decided, partial(branches._followed, decided, shard, again_s))
+
+
+def _processes() -> Processes:
+    made = Processes()
+    made.make(*TOPICS)
+    return made
+
+
+SHARDS_MUTATIONS: Final = (
+    ShardsMutation("branch-known", "home knows a branch before it begins", replaced(Branches, "join", _unknown_branch)),
+    ShardsMutation(
+        "branch-begins",
+        "a shard begins no branch by itself",
+        replaced(kafka_transactions, "check_begun", nothing),
+        test=prepared(test_transaction_shards.test_a_shard_begins_no_branch_by_itself, processes=_processes),
+    ),
+    ShardsMutation(
+        "decision-synced", "a decision is synced before it is told", replaced(Branches, "_tell_all", _told_early)
+    ),
+    ShardsMutation(
+        "decision-snapshot", "decisions are in snapshots", wrapped(TransactionTable, "restore", _without_decisions)
+    ),
+    ShardsMutation(
+        "all-followed", "a decision is kept until all have followed", wrapped(Branches, "_followed", _followed_early)
+    ),
+    ShardsMutation(
+        "following-synced", "a shard has followed once that is synced", replaced(Branches, "end", _ended_unsynced)
+    ),
+    ShardsMutation(
+        "branch-staged",
+        "what several shards have parts of is synced",
+        replaced(broker_transactions, "level_of", lambda *_: Level.WRITTEN),
+    ),
+    ShardsMutation("branch-time", "a branch never ends by itself", replaced(Transactions, "_is_over", _over_in_time)),
+    ShardsMutation(
+        "branch-asks",
+        "what is open at home is not said to have aborted",
+        replaced(Branches, "outcome", _outcome_as_aborted),
+    ),
+    ShardsMutation(
+        "branch-looks",
+        "a branch asks its home",
+        replaced(Branches, "_look", nothing),
+        test=prepared(
+            test_transaction_homes.test_a_branch_that_home_knows_nothing_of_has_aborted, processes=_processes
+        ),
+    ),
+    ShardsMutation(
+        "branch-token",
+        "an end is of one transaction",
+        replaced(Branches, "end", _ended_as_known),
+        test=prepared(
+            test_transaction_shards.test_an_end_that_comes_late_ends_no_other_transaction, processes=_processes
+        ),
+    ),
+    ShardsMutation(
+        "branch-goes-on", "a permission that comes again changes nothing", wrapped(Branches, "enter", _entered_as_new)
+    ),
+    ShardsMutation(
+        "settled-first",
+        "the next transaction waits until all have followed",
+        replaced(Branches, "is_deciding", lambda *_: False),
+    ),
+    ShardsMutation("told-again", "who did not follow is told again", replaced(Branches, "_tell", _told_once)),
+    ShardsMutation(
+        "ended-tokens",
+        "a permission later than the end opens nothing",
+        replaced(Branches, "_note", nothing),
+        test=prepared(
+            test_transaction_shards.test_a_permission_that_comes_behind_the_end_opens_nothing, processes=_processes
+        ),
+    ),
+    ShardsMutation("links-anew", "a link that is lost is made anew", replaced(Links, "forget", nothing)),
+    ShardsMutation(
+        "generation-fence",
+        "no position comes behind a later generation's",
+        replaced(Fences, "check", nothing),
+        test=prepared(test_carrying.test_a_commit_that_comes_late_puts_nothing_back, processes=_processes),
+    ),
+)
