@@ -286,3 +286,21 @@ def test_a_shard_ends_at_any_moment_of_a_handing_over(victim: int) -> None:
     while at <= calls:
         calls = handed_over(victim, at)
         at += STRIDE
+
+
+def test_who_has_not_come_back_yet_may_store_what_it_has_read() -> None:
+    """Home was killed, and knows nothing of topics elsewhere until somebody joins again."""
+    world = World(0)
+    member = Reader(world.cluster, GROUP, "m1", [*TOPICS])
+    world.members = [member]
+    member.give_sign()
+    member.read_on()
+    world.cluster.kill(world.cluster.shards.home(GROUP), synced_only=False)
+    member.client = Client(world.cluster, world.cluster.shards.home(GROUP))
+    before = dict(world.positions)
+    member.read_on()
+    world.check()
+    assert {place: offset for place, offset in world.positions.items() if before.get(place) != offset} == dict.fromkeys(
+        ((id_, one) for id_, held in member.reading.items() for one in held), 2
+    )
+    world.settle()

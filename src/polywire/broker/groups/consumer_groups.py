@@ -10,7 +10,7 @@ members hold is not: after a restart they join again, and have their seats until
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from polywire.broker.groups.consumer import (
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.seats import Seats, Share
 from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupView
-from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
+from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
@@ -283,6 +283,21 @@ class ConsumerGroups:
         else:
             self._watch(entry, entry.group.deadline)
         self._settle(entry)
+
+    def end_seats(self, wire: str, is_ours: Callable[[str], bool]) -> None:
+        """Have nobody sit here for groups of a wire that are at home elsewhere by now: their members have their seats there."""
+        coordinator = self._coordinator
+        others = [(topic, group) for topic, group in coordinator.pairs() if not is_ours(group)]
+        left = [
+            (view, member)
+            for topic, group in others
+            if (view := coordinator.kept(group, topic))
+            for member in view.members
+        ]
+        for view, member in left:
+            if member.wire == wire:
+                with suppress(BrokerError):  # the disk is full: its time is over in a while
+                    coordinator.leave(view.name, view.topic, member.id, None, wire=wire, by=ITSELF)
 
     # Positions
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.protocols.kafka import consumer_groups
 from polywire.protocols.kafka.between_shards import Match, Seen, answered, asked
 from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_each, once
@@ -27,7 +28,7 @@ def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any
     look = partial(_look, session, answer, request)
     beat = partial(consumer_groups.heartbeat, session, answer, request, look)
     names = request.subscribed_topic_names
-    if names is None:
+    if names is None or len(names) > TOPICS_MAX:  # which is refused
         return beat()
     once(session, answer, partial(session.elsewhere.known, names), beat)
     return None

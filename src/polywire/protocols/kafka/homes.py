@@ -162,12 +162,13 @@ def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
 
 def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
     """What a shard has told, in words for who may still store what came too late, because others' reading has changed meanwhile."""
-    consumers = session.broker.consumers
-    is_consumer = consumers.has_member(request.group_id, request.member_id)
+    broker, group = session.broker, request.group_id
+    may = (
+        broker.consumers.has_member(group, request.member_id) or broker.classic.generation(group) == request.generation
+    )
     for topic in topics:
-        late = [one for one in topic.partitions if one.error == WireError.ILLEGAL_GENERATION]
-        if late and is_consumer:
-            for one in late:
+        for one in topic.partitions if may else ():
+            if one.error == WireError.ILLEGAL_GENERATION:
                 one.error = WireError.COORDINATOR_LOAD_IN_PROGRESS
         yield topic
 

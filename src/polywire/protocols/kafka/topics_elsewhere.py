@@ -20,6 +20,7 @@ WAIT_S: Final = 1.0  # that somebody waits for a shard to tell of topics for the
 UNUSED_LOOKS: Final = 120  # after which nobody reads a topic that nobody has asked for
 NAMES_MAX: Final = 100_000  # that are looked for; above it those are forgotten that nobody has found
 IDS_MAX: Final = 100_000  # whose shard is remembered; the one that was told of longest ago is forgotten first
+LOCATED_MAX: Final = 10_000  # ids of one request whose shard is asked for: as many as a broker has topics
 NAMES_AT_ONCE: Final = 500  # asked for in one question, so that its answer takes about 1 ms
 
 
@@ -164,15 +165,16 @@ class TopicsElsewhere:
 
     def located(self, topic_ids: Collection[bytes], then: Callable[[], None]) -> Callable[[], None] | None:
         """The same as ``known`` for which shards have the topics of these ids."""
-        unknown = [id_ for id_ in topic_ids if self.shard_of_id(id_) is None]
+        unknown = [id_ for id_ in dict.fromkeys(topic_ids) if self.shard_of_id(id_) is None][:LOCATED_MAX]
         others = [shard for shard in range(self._shards.count) if shard != self._shards.own]
         if not unknown or not others:
             then()
             return None
-        asked = {(shard, object()) for shard in others}
+        parts = [tuple(unknown[at : at + NAMES_AT_ONCE]) for at in range(0, len(unknown), NAMES_AT_ONCE)]
+        asked = {object(): (shard, part) for shard in others for part in parts}
         cancel = self._wait(set(asked), then)
-        for one in asked:
-            self._ask(one[0], Look(ids=tuple(unknown)), partial(self._came, (one,)))
+        for question, (shard, part) in asked.items():
+            self._ask(shard, Look(ids=part), partial(self._came, (question,)))
         return cancel
 
     def learn(self, shard: int, seen: Seen) -> None:

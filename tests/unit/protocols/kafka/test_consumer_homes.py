@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
+from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.broker.settings import AccessList, TopicSettings
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.sasl import PLAIN
+from polywire.protocols.kafka.subscription import WRITING
+from polywire.protocols.kafka.topics_elsewhere import NAMES_AT_ONCE
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.consumer_members import Consumer, settle
-from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, Client, Processes
+from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, WAIT_S, Client, Processes, Seen, with_users
+from tests.unit.protocols.kafka.test_groups import subscription
 
 GROUP = "a"  # at home in shard 1, as topics a and dddd are; bb is in shard 2, ccc in shard 0
 
@@ -86,6 +93,14 @@ def test_who_is_away_does_not_hold_up_ids_of_others(processes: Processes) -> Non
     processes.loop.advance(1.0)
     told = client.hear(Api.METADATA, version)
     assert [(one.name, one.error) for one in told.topics] == [("bb", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
+
+
+def test_many_ids_are_asked_for_in_parts(processes: Processes) -> None:
+    client, made = Client(processes), schema.request(Api.METADATA).Topics
+    ids = [b"%016d" % number for number in range(2 * NAMES_AT_ONCE)] + [id_of(processes, "a")]
+    told = client.ask(Api.METADATA, 12, topics=[made(topic_id=id_, name=None) for id_ in ids])
+    assert [one.name for one in told.topics if not one.error] == ["a"]
+    assert len(told.topics) == len(ids)
 
 
 def hang(processes: Processes, shard: int) -> None:
@@ -237,6 +252,12 @@ def test_what_nobody_reads_is_not_looked_at(processes: Processes) -> None:
     assert (elsewhere._timer, elsewhere._wanted, elsewhere._ids) == (None, {}, {})
 
 
+def test_too_many_topics_are_refused_and_not_looked_for(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", [f"t{number}" for number in range(TOPICS_MAX + 1)])
+    assert member.beat().error == WireError.INVALID_REQUEST
+    assert not member.client.session.elsewhere._wanted  # type: ignore[attr-defined]
+
+
 # Positions
 
 
@@ -328,6 +349,17 @@ def test_positions_and_groups_in_use_are_not_deleted(processes: Processes) -> No
     assert not processes.broker("bb").classic.positions(GROUP, "bb")
 
 
+def test_seats_of_before_the_home_moved_refuse_nobody(processes: Processes) -> None:
+    """The directory had one process, and the group its home there."""
+    broker = processes.broker("bb")
+    for group in (GROUP, "bb"):
+        broker.groups.join(group, "bb", "m0", wire="kafka", watched=True)
+        broker.groups.join(group, "bb", "flux", wire="flux")
+    KafkaFactory(broker, shards=Seen(processes.shards, 2))
+    left = {group: [member.id for member in broker.groups.view(group, "bb").members] for group in (GROUP, "bb")}  # type: ignore[union-attr]
+    assert left == {GROUP: ["flux"], "bb": ["m0", "flux"]}
+
+
 # Who may
 
 
@@ -349,3 +381,83 @@ def test_who_may_not_read_a_topic_elsewhere_is_no_member(processes: Processes) -
     processes.loop.advance(1.0)
     member.client.hear(Api.CONSUMER_GROUP_HEARTBEAT, 1)
     assert member.beat().error == WireError.GROUP_AUTHORIZATION_FAILED, "since then"
+
+
+def login(client: Client, name: str) -> None:
+    client.ask(Api.SASL_HANDSHAKE, mechanism=PLAIN)
+    version = client.tell(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0wonderland".encode())
+    end = time.monotonic() + WAIT_S
+    while (told := client.hear(Api.SASL_AUTHENTICATE, version)) is None:
+        assert time.monotonic() < end, "passwords are looked at in a thread"
+    assert not told.error
+
+
+def test_users_may_with_topics_elsewhere_what_they_may(processes: Processes) -> None:
+    """Bob has rights on one topic, which is another shard's."""
+    with_users(processes)
+    group = "ccc"
+    of_bob = Consumer(processes, group, "m1", ["a", "bb"])
+    login(of_bob.client, "bob")
+    assert of_bob.beat().error == WireError.GROUP_AUTHORIZATION_FAILED
+    of_bob.topics = ["a"]
+    assert not of_bob.beat().error
+    assert of_bob.reads() == {"a": [0, 1]}
+    assert commit(of_bob, "a", {0: 1}) == {0: 0}
+    assert commit(of_bob, "bb", {0: 1})[0] != 0
+    by_pattern = Consumer(processes, group, "m2", pattern=".*")
+    login(by_pattern.client, "bob")
+    settle(of_bob, by_pattern)
+    assert by_pattern.reads() == {"a": [1]}
+    made = schema.request(Api.METADATA).Topics
+    asked = [made(topic_id=id_of(processes, name), name=None) for name in ("a", "bb")]
+    told = of_bob.client.ask(Api.METADATA, 12, topics=asked)
+    assert [(one.name, one.error) for one in told.topics] == [("a", 0), (None, WireError.UNKNOWN_TOPIC_ID)]
+
+
+# Beside classic members
+
+
+def test_a_classic_member_shares_topics_elsewhere_with_one_of_the_newer_protocol(processes: Processes) -> None:
+    member = Consumer(processes, GROUP, "m1", ["bb"])
+    member.beat()
+    client, protocol = Client(processes, 1), schema.request(Api.JOIN_GROUP).Protocols
+    asked = {
+        "group_id": GROUP, "session_timeout_ms": 30_000, "rebalance_timeout_ms": 30_000, "protocol_type": "consumer",
+        "protocols": [protocol(name="range", metadata=subscription("bb", "ccc", version=0))],
+    }  # fmt: skip
+
+    def joined() -> dict[str, list[int]]:
+        """Join again, and what is assigned then."""
+        version = client.tell(Api.JOIN_GROUP, 3, **asked)
+        while (told := client.hear(Api.JOIN_GROUP, version)) is None:
+            processes.loop.advance(1.0)
+        assert not told.error
+        asked["member_id"] = told.member_id
+        synced = client.ask(
+            Api.SYNC_GROUP, 3, group_id=GROUP, member_id=told.member_id, generation_id=told.generation_id
+        )
+        assert not synced.error
+        heartbeat = {"group_id": GROUP, "member_id": told.member_id, "generation_id": told.generation_id}
+        asked_again.append(heartbeat)
+        return {name: sorted(held) for name, held in WRITING.decode(bytes(synced.assignment)).items()}
+
+    asked_again: list[dict[str, Any]] = []
+    held = joined()
+    for _ in range(10):
+        settle(member, rounds=1)
+        if client.ask(Api.HEARTBEAT, 3, **asked_again[-1]).error:
+            held = joined()
+    [ours] = member.reads().values()
+    assert sorted([*ours, *held["bb"]]) == [0, 1]
+    assert held["ccc"] == [0, 1]
+    generation = asked_again[-1]["generation_id"]
+    made = schema.request(Api.OFFSET_COMMIT).Topics
+    topics = [
+        made(name=name, partitions=[made.Partitions(index=index, offset=1) for index in range(2)])
+        for name in ("bb", "ccc")
+    ]
+    told = client.ask(
+        Api.OFFSET_COMMIT, 7, group_id=GROUP, member_id=asked["member_id"], generation=generation, topics=topics
+    )
+    errors = {one.name: {part.error for part in one.partitions} for one in told.topics}
+    assert errors == {"bb": {WireError.ILLEGAL_GENERATION}, "ccc": {0}}, "of bb another reads one"
