@@ -14,11 +14,14 @@ from polywire.broker.branches import AGAIN_S, Branches, Joined
 from polywire.broker.changes import TransactionDecided
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
+from polywire.protocols.flux.linked import LinkedFluxSession
+from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
 from polywire.protocols.runtime.links import Links
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.protocols.flux import test_carrying as flux_carrying
 from tests.unit.protocols.kafka import test_carrying, test_transaction_homes, test_transaction_shards
 from tests.unit.protocols.kafka.test_carrying import TOPICS, Processes
 
@@ -160,6 +163,12 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(
             test_transaction_shards.test_a_permission_that_comes_behind_the_end_opens_nothing, processes=_processes
         ),
+    ),
+    ShardsMutation(
+        "whole-lines",
+        "a line that was cut off in a link is none",
+        replaced(LinkedFluxSession, "finish", FluxSession.finish),
+        test=flux_carrying.test_a_line_that_was_cut_off_in_a_link_is_none,
     ),
     ShardsMutation("links-anew", "a link that is lost is made anew", replaced(Links, "forget", nothing)),
     ShardsMutation(

@@ -13,7 +13,7 @@ from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFactory, CursusLinkFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux.context import FluxSettings
-from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
+from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
 from polywire.protocols.kafka.context import KafkaSettings
@@ -95,7 +95,7 @@ def shard_factories(
     kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
     transactions = KafkaLinkFactory(kafka, shard.key)
     inside: list[SessionFactory] = [
-        flux,
+        FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),
         IggyLinkFactory(iggy, shard.key),
         transactions,

@@ -12,6 +12,7 @@ from polywire.broker.actions import Action
 from polywire.protocols.flux import fetch, groups, produce, replicas, topics
 from polywire.protocols.flux.carrying import CarryingFluxSession
 from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
+from polywire.protocols.flux.linked import LinkedFluxSession
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import ScratchArrays
@@ -61,7 +62,7 @@ class FluxFactory:
 
     def __init__(self, broker: FluxBroker, settings: FluxSettings | None = None) -> None:
         self._broker = broker
-        self.state: Final = FluxState(broker, settings or FluxSettings())
+        self.state = FluxState(broker, settings or FluxSettings())
         self._scratch = ScratchArrays()
         self.commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
 
@@ -82,6 +83,23 @@ class FluxFactory:
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
         """A session for a new connection."""
         return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
+
+
+class FluxLinkFactory(FluxFactory):
+    """For what other processes of this broker carry here: its sessions share everything with those of another factory."""
+
+    __slots__ = ()
+
+    def __init__(self, inside: FluxFactory) -> None:
+        """inside: makes the sessions of clients."""
+        self._broker = inside._broker
+        self.state = inside.state
+        self._scratch = inside._scratch
+        self.commands = inside.commands
+
+    def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
+        """A session for a link."""
+        return LinkedFluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
 class CarryingFluxFactory(CarryingFactory[FluxFactory]):

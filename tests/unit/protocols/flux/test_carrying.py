@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polywire.errors import PeerError
-from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory
+from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
 from polywire.protocols.flux.part_replies import HELD_BYTES_MAX, Lines, Merged, Replies, merged
+from tests.unit.protocols.polywire.peer import CapturedOutput
 from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
 TOPICS = ("a", "bb", "ccc", "dddd")
@@ -135,6 +136,18 @@ def test_what_was_asked_before_the_peer_finished_is_answered() -> None:
     conversation.shards.loop.run_due()
     assert [line[:6] for line in conversation.heard()] == ["V1|1|O", "V1|2|O", "V1|3|O"]
     assert conversation.output.closed
+
+
+def test_a_line_that_was_cut_off_in_a_link_is_none() -> None:
+    """The process that carried it was killed in the midst of it; what its kernel had taken comes, and an end."""
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    output, factory = CapturedOutput(), conversation.shards.factories[1]
+    session = FluxLinkFactory(factory).open(output, lambda: None)  # type: ignore[arg-type]  # it is of this wire
+    session.finish(memoryview(b"V1|1|PRODUCE|a k:w\nV1|2|PRODUCE|a k:hal"))
+    conversation.shards.loop.run_due()
+    assert output.closed
+    assert conversation.ask("CONSUME|a 0 0") == "OK|messages=0:v,1:w hw=1"
 
 
 def test_a_browser_is_turned_away() -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from polywire.broker.owners import ITSELF
+from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.server.board import Board
@@ -353,27 +354,32 @@ class ShardsWorld(World):
             if shard == node.number and broker.find_topic(name) is None:
                 require(not node.is_made, "an acknowledged topic is there", topic=name)
                 broker.create_topic(TopicName.parse(name), TOPICS[name])
+        ends = {place: self._partition(node, place).log.readable_offset for place in self._has(node)}
         told: list[int | BrokerError] = []
         broker.settle(Level.SYNCED, told.append)
-        node.process.until(lambda: told)
+        node.process.until(lambda: told)  # and branches may end meanwhile
         node.is_made = node.is_made or not isinstance(told[0], BrokerError)
-        for place in self._has(node):
-            self._ledger.settle(place, self._content(node, place), powerless=powerless)
+        for place, end in ends.items():
+            self._ledger.settle(place, self._content(node, place, end), powerless=powerless)
         for owner, place in self._ledger.spots:
             if self._places[place[0]] == node.number and owner not in OWNERS:
                 self._ledger.settle_position(owner, place, broker.position(*place, *owner), powerless=powerless)
 
-    def _content(self, node: ShardNode, place: Place) -> list[bytes]:
-        """Everything that a partition has."""
-        partition = node.broker.topic(place[0]).partitions[place[1]]
+    @staticmethod
+    def _partition(node: ShardNode, place: Place) -> Partition:
+        return node.broker.topic(place[0]).partitions[place[1]]
+
+    def _content(self, node: ShardNode, place: Place, end: int) -> list[bytes]:
+        """Everything that a partition has before this offset."""
+        partition = self._partition(node, place)
         found: list[bytes] = []
-        while len(found) < partition.log.readable_offset:
+        while len(found) < end:
             read = node.process.read(partition.incarnation, len(found))
             if isinstance(read, BrokerError):
                 require(False, "every record can be read", place=place, offset=len(found), error=str(read))
             assert isinstance(read, Read), "an answer is a read or an error"
             for record in records_of(read.chunks):
-                if record.offset >= len(found):
+                if len(found) <= record.offset < end:
                     require(record.offset == len(found), "every offset has its record", place=place, offset=len(found))
                     found.append(record.value or b"")
             read.pin.release()
@@ -384,7 +390,8 @@ class ShardsWorld(World):
         self._ledger.calms()
         for node in self._nodes:
             for place in self._has(node):
-                self._ledger.settle(place, self._content(node, place), powerless=False)
+                end = self._partition(node, place).log.readable_offset
+                self._ledger.settle(place, self._content(node, place, end), powerless=False)
         source = self._nodes[self._places[SOURCE[0]]].broker
         positions = {owner: source.position(*SOURCE, *owner) for owner in OWNERS}
         self._ledger.calmed(positions)
@@ -409,6 +416,8 @@ class ShardsWorld(World):
         for node in self._nodes:
             if node.has_failed:  # what has failed by now is told
                 node.restart()
+        for node in self._nodes:
+            node.calm()  # a start may have left a disk with little space
         self._go_on()
         self._rest()
         self._settle()

@@ -273,11 +273,16 @@ class Peer:
 
     def position(self) -> None:
         place = self._place()
-        since = self._ledger.last_answered(self._owner, place)
+        since, starts = self._ledger.last_answered(self._owner, place), self._ledger.starts(place)
+
+        def judge(answer: Answer) -> None:
+            if starts == self._ledger.starts(place):
+                self._ledger.finds(self._owner, place, answer.offset, since)
+
         self._ask(
             f"position {place[0]}/{place[1]}",
             lambda number: self._speech.position(number, self._owner, place),
-            lambda answer: self._ledger.finds(self._owner, place, answer.offset, since),
+            judge,
             _nothing,
         )
 
