@@ -39,7 +39,7 @@ from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.waits import Waits
 from polywire.log.worker import Worker, storage_failed
-from polywire.records.columns import HEADER_BYTES
+from polywire.records.header import unnumbered_header
 from polywire.types import Buffer, Level
 
 NAMING_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
@@ -204,7 +204,7 @@ class FileLog:
         if staged is not None and staged.claimed:
             raise Missing(ErrorCode.STAGE_MISSING, f"token is being published or abandoned token={token.hex()}")
         staging.admit(len(batch))
-        made = StagedBatch(token, partition.incarnation, bytes(batch[:HEADER_BYTES]), len(batch))
+        made = StagedBatch(token, partition.incarnation, unnumbered_header(batch), len(batch))
         staging.add(made, expires_at_us)
         self._writer.add(Stage(token, batch, made, expires_at_us, level, done), size)
 

@@ -159,6 +159,13 @@ def stamp(
     number_header(lent.p, place, partition, epoch, base_offset, base_address, append_time_us)
 
 
+def unnumbered_header(batch: Buffer) -> bytes:
+    """Return the header of a batch with partition, epoch, offset, address and append time 0. Raises Invalid when it has none."""
+    header = bytearray(memoryview(batch)[:104])
+    stamp(header, 0, 0, 0, 0, 0, 0)
+    return bytes(header)
+
+
 def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:
     """Set the producer's epoch and first sequence in place. Raises Invalid when no header fits there."""
     lent: Lent = lend_writable(batch)

@@ -289,11 +289,10 @@ class GroupHead:
             self._enter(3, end - start, partition, 0, xxh64_raw(lent.p, start, end - start))
             start = end
 
-    def staged(self, token: bytes, batch: Buffer, partition: int, expires_at_us: int) -> None:
-        """Enter a staged batch; what is written is the token, then the batch."""
-        lent: Lent = lend(token + bytes(batch[:104]))
-        size: cython.Py_ssize_t = 16 + len(batch)
-        self._enter(2, size, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
+    def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
+        """Enter a staged batch. ``front`` is its token and its header: what the entry's checksum covers; the body is written behind it."""
+        lent: Lent = lend(front)
+        self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
     def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
         """Header and directory, ready to be written before the entries; valid until ``clear``."""

@@ -18,6 +18,7 @@ from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.write_batch import Draft
 from polywire.log.partition.partition import FilePartition
+from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
 _NAMED: Final = Struct("<II")
@@ -107,8 +108,9 @@ class Stage(_Simple):
 
     def enter(self, draft: Draft) -> None:
         position = draft.head.payload
-        draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
-        draft.parts += (self.token, self.batch)
+        front = self.token + self.staged.header
+        draft.head.staged(front, self.staged.length, self.staged.incarnation, self.expires_at_us)
+        draft.parts += (front, memoryview(self.batch)[HEADER_BYTES:])
         draft.placed.append((self.staged, position + len(self.token)))
         draft.notify(self.level, self.done, NO_OFFSET)
 

@@ -237,9 +237,10 @@ def copy_batches(
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
     """Enter the batch at ``at`` into the run's state, and an index entry for it when its stride has none."""
-    offset: cython.longlong = load_base_offset(p, at)
-    address: cython.longlong = load_base_address(p, at)
-    time_us: cython.longlong = load_append_time_us(p, at)
+    is_numbered: cython.bint = load_i64(run, 32) >= 0
+    offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
+    address: cython.longlong = load_base_address(p, at) if is_numbered else 0
+    time_us: cython.longlong = load_append_time_us(p, at) if is_numbered else 0
     position: cython.longlong = load_i64(run, 0)
     if load_i64(run, 24) < 0:
         store_i64(run, 24, offset)
@@ -253,7 +254,7 @@ def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, en
         store_i64(entries, entry_at + 24, time_us)
         store_i64(run, 8, position)
         store_i64(run, 16, load_i64(run, 16) + 1)
-    if load_i64(run, 32) >= 0:
+    if is_numbered:
         store_i64(run, 32, offset + load_offset_span(p, at))
     store_i64(run, 0, position + load_length(p, at))
     store_i64(run, 48, address + load_address_span(p, at))
@@ -275,16 +276,16 @@ def _survey(
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
     """The loop of ``survey``; the caller checked the pieces' numbers and that the entries fit."""
+    is_numbered: cython.bint = load_i64(run, 32) >= 0  # staged batches have no numbers, whatever their headers say
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
-        if (
-            not _is_batch(p, size, at, load_i64(sizes, index * 8))
-            or load_partition(p, at) != load_i64(run, 88)
-            or load_base_offset(p, at) < load_i64(run, 32)
-        ):
+        if not _is_batch(p, size, at, load_i64(sizes, index * 8)):
             return -1 - index
-        if load_epoch(p, at) != load_i64(run, 80):
-            return index
+        if is_numbered:
+            if load_partition(p, at) != load_i64(run, 88) or load_base_offset(p, at) < load_i64(run, 32):
+                return -1 - index
+            if load_epoch(p, at) != load_i64(run, 80):
+                return index
         _enter(run, p, at, entries)
         index += 1
     return stop

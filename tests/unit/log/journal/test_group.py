@@ -28,7 +28,7 @@ def build(*, start: int = 3, sequence: int = 9) -> bytes:
     head = GroupHead(SEED)
     batch, staged = batch_of([b"one", b"two"]), batch_of([b"three"])
     assert head.batch(batch, 7, start, 100, 5_000, 1_234) == (2, 26, None)
-    head.staged(TOKEN, staged, 8, 99)
+    head.staged(TOKEN + staged[:HEADER_BYTES], len(staged), 8, 99)
     head.entry(EntryKind.CHANGE, 0, 0, b"change")
     first = head.finish(start, sequence, 4, 77, 555)
     group = bytes(first) + batch + TOKEN + staged + b"change\0\0"
