@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Corrupt
+from polywire.log.doctor import Remedy, Severity, examine
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
 from polywire.log.journal.seed import SEED_NAMES, keep_seed, read_seed
 from polywire.log.journal.slots import Slot
+from polywire.log.repair import open_offline
+from polywire.log.segments import writer
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Level
-from tests.unit.log.rig import SMALL, Rig
+from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop
 
 PARTITION = 7
 QUIET = replace(SMALL, sync_interval_ms=600_000, slot_bytes=32 * 1024)  # nothing is synced but what a test asks for
@@ -308,3 +311,45 @@ def test_damage_of_what_was_synced_long_ago_is_corrupt_after_a_kill(tmp_path: Pa
     path.write_bytes(flipped(path.read_bytes(), last.position + 70))
     with pytest.raises(Corrupt, match=f"sequence={last.sequence} "):
         Rig(tmp_path, QUIET)
+
+
+# Slots that were cut short
+
+
+@pytest.mark.parametrize("cut", [1, 7, 511, 512, 4095, 4097])
+def test_a_slot_of_any_length_is_read(tmp_path: Path, cut: int) -> None:
+    """A direct read needs whole blocks; a file that lost its end has any length."""
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    for number in range(5):
+        rig.append(partition, [b"value-%d" % number])
+        rig.log.commit()
+    slot = rig.log._journal.current
+    assert slot is not None
+    path, written = slot.path, rig.log._journal.position
+    rig.kill()
+    for length in (slot.size - cut, written + cut):
+        with path.open("r+b") as file:
+            file.truncate(length)
+        with open_offline(tmp_path, Memory, RigLoop()) as offline:
+            assert [finding.severity for finding in examine(offline)] == [Severity.SOUND, Severity.SOUND]
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"value-%d" % number for number in range(5)]
+    rig.log.close()
+
+
+def test_doctor_reports_a_batch_that_cannot_be_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It seals as a start does, so what ends a start ends in its report."""
+    rig = Rig(tmp_path, QUIET)
+    rig.append(rig.log.open_partition(1), [b"value"])
+    rig.log.commit()
+    rig.kill()
+    monkeypatch.setattr(writer, "survey", lambda *_: -1)
+    with pytest.raises(Corrupt, match="no such batch to seal"):
+        rig.open()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with open_offline(tmp_path, Memory, RigLoop()) as offline:
+        (broken,) = [finding for finding in examine(offline) if finding.severity is Severity.BROKEN]
+    assert "no such batch to seal partition=1" in broken.message
+    assert broken.remedy is Remedy.BACKUP
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

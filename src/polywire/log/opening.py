@@ -35,6 +35,7 @@ from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, Segme
 from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
+from polywire.store.base import Store
 from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.files import Access, File, Files, exists, make_directories, read_file, write_parts
 from polywire.store.mark import MARK_FILE, DataDirectory
@@ -315,7 +316,7 @@ class _Opening:
         needed = {group.slot for group in chain.groups}
         try:
             self._free(slot_needed=needed)
-            written, sealed = self._seal(state, chain, name, strict=True)
+            written, sealed = self._seal(state, chain, name)
         except Busy as busy:
             return self._begin_unsealed(state, chain, start, busy)
         _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
@@ -332,12 +333,10 @@ class _Opening:
             self._delete(chain.snapshot)
         return name
 
-    def _seal(self, state: LogState, chain: Chain, name: str, *, strict: bool) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments. Raises Busy; then nothing is left. strict: see ``sealing.Taken``."""
+    def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
+        """Write everything recovered into segments. Raises Busy; then nothing is left."""
         image = self._image = image_of_all(state, chain.sequence)
-        taken = take_down(state, state.contents, self._journal.views, image, strict=strict)
-        broker = ([self._replay.snapshot()], chain.sequence)
-        written = seal(self._store, taken, state.segments.next_number, name, broker)
+        written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
         added = zip(written.infos, written.numbers, strict=True)
         return written, [state.segments.add(info, number) for info, number in added]
 
@@ -415,6 +414,19 @@ class _Opening:
         assert current is not None, "roll made it so"
         current.sync()
         self._journal.align()
+
+
+def seal_recovered(
+    store: Store, state: LogState, journal: FileJournal, image: Image, replay: Replay, name: str
+) -> Written:
+    """Write what was recovered from the journal into segments, with the snapshot ``name`` that lists them.
+
+    image: the state after the last group. Raises Busy where the disk is full or does not give a body, Corrupt for a batch that cannot be
+    sealed, and what the store raises; then nothing is left.
+    """
+    taken = take_down(state, state.contents, journal.views, image, strict=True)
+    broker = ([replay.snapshot()], image.sequence)
+    return seal(store, taken, state.segments.next_number, name, broker)
 
 
 def _enter(head: GroupHead, parts: list[Buffer], kind: EntryKind, argument: int, content: bytes) -> None:

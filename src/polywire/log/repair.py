@@ -6,32 +6,35 @@ offset what it gives up, and sets aside the slots that held it. Must not know: t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Corrupt, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
-from polywire.log.journal.replay import Player
+from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
-from polywire.log.opening import JOURNAL, lock_directory, open_log
+from polywire.log.opening import JOURNAL, lock_directory, open_log, seal_recovered
 from polywire.log.partition.reader import Reader
+from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
-from polywire.log.worker import ThreadWorker
+from polywire.log.worker import ThreadWorker, storage_failed
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.store.file import FileStore
 from polywire.store.files import copy_file, exists, make_directories
 from polywire.store.mark import BlobRoot
 from polywire.store.system_files import SYSTEM_FILES
+from polywire.types import Buffer
 
 ASIDE: Final = "aside"
 ALL_GROUPS: Final = 2**63 - 1
@@ -91,18 +94,25 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Whether a broker would start, and what could be kept if not. Raises Corrupt where nothing can be kept, and Corrupt(NEWER_FORMAT)
-        where nothing is to be given up."""
+        """Return whether a broker would start, and what could be kept if not.
+
+        A start recovers the journal and seals what it recovered; both are done here, and what the second writes is discarded. Raises
+        Corrupt where nothing can be kept or where cutting groups off does not help, Corrupt(NEWER_FORMAT) where nothing is to be given up,
+        Unavailable where a file cannot be read.
+        """
         reason: Corrupt | None = None
         try:
             chain, log_state, _ = self._play(None)
-            if chain is not None or not self.slots:
-                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), log_state)
-            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         except Corrupt as error:
             if error.code is ErrorCode.NEWER_FORMAT:
                 raise
             reason = error
+        else:
+            if chain is not None:
+                self._rehearse_start(chain, log_state)
+            if chain is not None or not self.slots:
+                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), log_state)
+            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         through = ALL_GROUPS
         while True:
             chain, log_state, broken = self._play(through)
@@ -136,6 +146,18 @@ class OfflineLog:
             return chain, log_state, player.playing
         return chain, log_state, None
 
+    def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
+        """Do what a start does with the state it has recovered, and write nothing. Raises Corrupt, Unavailable."""
+        try:
+            for slot in self.slots:
+                slot.lost_pages()
+            image = image_of_all(log_state, chain.sequence)
+            name = snapshot_name(chain.start + 1, 0)
+            with suppress(Busy):  # a start goes on without sealing what the disk does not give yet
+                seal_recovered(_Discarding(self.directory), log_state, self.journal, image, self.state, name)
+        except OSError as error:
+            raise storage_failed(error) from error
+
     def _log_state(self, chain: Chain | None) -> LogState:
         start = 1 if chain is None else chain.start + 1
         segments = SegmentSet(self.store, start)
@@ -164,6 +186,16 @@ class OfflineLog:
     def close(self) -> None:
         """Close every file."""
         self.journal.close()
+
+
+class _Discarding(FileStore):
+    """A store that takes whatever is written and keeps nothing."""
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        deque(parts, maxlen=0)
+
+    def delete(self, name: str) -> None:
+        """Nothing was kept."""
 
 
 @contextmanager

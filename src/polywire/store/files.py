@@ -63,7 +63,7 @@ class Mapping(Protocol):
 
 
 class File(Protocol):
-    """One open file. It stays what it is when its name goes, or names another file."""
+    """One open file. It stays what it is when its name goes, or names another file. The OSError of a verb that fails has the path."""
 
     @property
     def size(self) -> int:

@@ -12,9 +12,9 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from errno import EACCES, EAGAIN, EINVAL
 from pathlib import Path
 from typing import Final
@@ -51,13 +51,29 @@ _sync_file_range: Final = find_call("sync_file_range", ctypes.c_int, ctypes.c_in
 _msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+def _named(error: OSError, path: str) -> OSError:
+    """Give an error of a descriptor, which knows no name, the path of its file."""
+    error.filename = path
+    return error
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Give errors of what happens inside the path of a file; not for calls that are made often."""
+    try:
+        yield
+    except OSError as error:
+        raise _named(error, path) from None
+
+
 class SystemMapping:
     """A shared mapping of a file."""
 
-    __slots__ = ("_descriptor", "_map", "view")
+    __slots__ = ("_descriptor", "_map", "_path", "view")
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor = descriptor
+        self._path = path
         size = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
         self.view = memoryview(self._map)
@@ -69,12 +85,13 @@ class SystemMapping:
         """``fdatasync`` writes every changed page of a file. A journal slot that was sealed and is used again may have many that nobody
         needs; ``msync`` of a shared mapping writes those of a range, with the same guarantee (Linux: both end in ``vfs_fsync_range``)."""
         if _msync is None:
-            os.fdatasync(self._descriptor)
+            with _naming(self._path):
+                os.fdatasync(self._descriptor)
             return
         start -= start % mmap.PAGESIZE
         if _msync(address_of(self.view) + start, stop - start, _MS_SYNC) != 0:
             code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+            raise OSError(code, os.strerror(code), self._path)
 
     def forget(self) -> None:
         with suppress(OSError, AttributeError, ValueError):  # advice only
@@ -85,10 +102,11 @@ class SystemFile:
     """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock. ``_past_cache``: writes pass the page cache by.
     ``_behind``: what ``_writer`` is writing."""
 
-    __slots__ = ("_behind", "_descriptor", "_locked", "_past_cache", "_writer")
+    __slots__ = ("_behind", "_descriptor", "_locked", "_past_cache", "_path", "_writer")
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
+        self._path = str(path)
         self._locked = False
         self._past_cache = False
         self._behind: Future[None] | None = None
@@ -99,11 +117,12 @@ class SystemFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
-        if not now:
-            return os.preadv(self._descriptor, [out], position)
-        if not _RWF_NOWAIT:
-            raise BlockingIOError(EAGAIN, os.strerror(EAGAIN))
-        return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT)
+        if now and not _RWF_NOWAIT:
+            raise BlockingIOError(EAGAIN, os.strerror(EAGAIN), self._path)
+        try:
+            return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT if now else 0)
+        except OSError as error:
+            raise _named(error, self._path) from None
 
     def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
         if past_cache:
@@ -111,7 +130,10 @@ class SystemFile:
         if self._past_cache:
             self._settle()
             self._pass_by(False)
-        return os.pwritev(self._descriptor, parts, position)
+        try:
+            return os.pwritev(self._descriptor, parts, position)
+        except OSError as error:
+            raise _named(error, self._path) from None
 
     def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
         """Write past the page cache, much of it in a thread of its own: the disk is at work while the next parts are made."""
@@ -134,7 +156,7 @@ class SystemFile:
                 count = os.pwritev(self._descriptor, views, position)
             except OSError as error:
                 if error.errno != EINVAL or not self._past_cache:
-                    raise
+                    raise _named(error, self._path) from None
                 self._pass_by(False)  # the file system takes no such writes, or not behind one that was cut short
                 continue
             position += count
@@ -148,26 +170,30 @@ class SystemFile:
 
     def _pass_by(self, past_cache: bool) -> None:
         """Have writes pass the page cache by, or not; where the file system cannot, they do not."""
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        with suppress(OSError):
+        with suppress(OSError):  # the write itself reports what is wrong
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _O_DIRECT if past_cache else flags & ~_O_DIRECT)
             self._past_cache = past_cache and bool(_O_DIRECT)
 
     def sync(self, *, data_only: bool = False) -> None:
         self._settle()
-        if data_only:
-            os.fdatasync(self._descriptor)
-        else:
-            os.fsync(self._descriptor)
+        with _naming(self._path):
+            if data_only:
+                os.fdatasync(self._descriptor)
+            else:
+                os.fsync(self._descriptor)
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        with _naming(self._path):
+            os.ftruncate(self._descriptor, size)
 
     def allocate(self, size: int) -> None:
-        os.posix_fallocate(self._descriptor, 0, size)
+        with _naming(self._path):
+            os.posix_fallocate(self._descriptor, 0, size)
 
     def map(self) -> SystemMapping:
-        return SystemMapping(self._descriptor)
+        with _naming(self._path):
+            return SystemMapping(self._descriptor, self._path)
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
         if hint is Hint.WRITE_NOW:
@@ -180,7 +206,8 @@ class SystemFile:
             os.posix_fadvise(self._descriptor, start, size, getattr(os, _ADVICE[hint]))
 
     def lock(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _naming(self._path):
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._locked = True
 
     def is_shared(self) -> bool | None:
@@ -212,7 +239,7 @@ class SystemFiles:
         return os.getpid()
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> SystemFile:
-        return SystemFile(os.open(path, _FLAGS[access] | _O_CLOEXEC, mode))
+        return SystemFile(os.open(path, _FLAGS[access] | _O_CLOEXEC, mode), path)
 
     def size(self, path: Path) -> int:
         return path.stat().st_size
@@ -242,7 +269,8 @@ class SystemFiles:
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            with _naming(str(path)):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from polywire.store.address import address_of
 from polywire.store.base import BLOCK_BYTES as PAGE
 from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
+from polywire.store.files import Access
 from polywire.store.kept import KeptBlobs
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.clock import SimulatedClock
 
 STRETCH_BYTES = KeptBlobs(0).stretch_bytes
@@ -449,3 +452,31 @@ def test_memory_for_many_reads_lies_in_large_pages(monkeypatch: pytest.MonkeyPat
     assert len(allocate_lasting(4096)) == 4096
     monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
     assert bytes(memoryview(allocate_lasting(LARGE_PAGE_BYTES))[:3]) == bytes(3)
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda file: file.read(bytearray(8), 0),
+        lambda file: file.write([b"x"], 0),
+        lambda file: file.write([memoryview(bytes(PAGE))], 0, past_cache=True),
+        lambda file: file.sync(),
+        lambda file: file.sync(data_only=True),
+        lambda file: file.truncate(1),
+        lambda file: file.allocate(1),
+        lambda file: file.lock(),
+        lambda file: file.map(),
+    ],
+    ids=["read", "write", "write past the cache", "sync", "sync of data", "truncate", "allocate", "lock", "map"],
+)
+def test_an_error_of_an_open_file_has_its_path(
+    tmp_path: Path, fail: Callable[[system_files.SystemFile], object]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    file = SYSTEM_FILES.open(path, Access.WRITE)
+    os.close(file._descriptor)  # whatever it does fails
+    with pytest.raises(OSError) as failed:
+        fail(file)
+    assert failed.value.filename == str(path)
+    assert str(path) in storage_failed(failed.value).message

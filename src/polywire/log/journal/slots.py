@@ -17,8 +17,8 @@ from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.journal.group import GROUP_BYTES_MAX, GROUP_HEADER_BYTES, GroupHead
 from polywire.log.journal.seed import find_seed, keep_seed, read_seed
 from polywire.log.settings import PAGE_BYTES
-from polywire.store.base import CHUNK_BYTES, aligned_buffer
-from polywire.store.files import Access, Files, fill, make_directories, remove, write_parts
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, aligned_buffer
+from polywire.store.files import Access, File, Files, fill, make_directories, remove, write_parts
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
@@ -108,32 +108,37 @@ class Slot:
         """Put all of it on the disk, even what an earlier sync has failed to: the system takes that for written, so it is asked what the disk
         has, and written what that lacks. Raises OSError."""
         self.sync()
-        lost = list(self._lost())
+        lost = self.lost_pages()
         for at in lost:
             write_parts(self.file, [self.view[at : at + PAGE_BYTES]], at)
         if lost:
             self.sync()
 
-    def _lost(self) -> Iterator[int]:
-        """Positions of pages that memory has and the disk has not; none where the system cannot read past its page cache."""
+    def lost_pages(self) -> list[int]:
+        """Return the positions of pages that memory has and the disk has not; none where the system cannot read past its page cache.
+
+        Raises OSError."""
         try:
             file = self._files.open(self.path, Access.DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return
+            return []
         try:
-            block = aligned_buffer(min(self.size, CHUNK_BYTES))
-            for start in range(0, self.size, len(block)):
-                stop = min(start + len(block), self.size)
-                fill(file, block, start, stop - start)
-                if block[: stop - start] != self.view[start:stop]:
-                    pages = range(start, stop, PAGE_BYTES)
-                    yield from [
-                        at for at in pages if block[at - start :][:PAGE_BYTES] != self.view[at : at + PAGE_BYTES]
-                    ]
+            return list(self._differing(file))
         finally:
             file.close()
+
+    def _differing(self, file: File) -> Iterator[int]:
+        # A slot that was cut short may have any length, a direct read may not: it asks for whole blocks, and the system stops at the end.
+        block = aligned_buffer(-(-min(self.size, CHUNK_BYTES) // BLOCK_BYTES) * BLOCK_BYTES)
+        for start in range(0, self.size, len(block)):
+            stop = min(start + len(block), self.size)
+            fill(file, block, start, stop - start)
+            found, cached = block[: stop - start], self.view[start:stop]
+            if found != cached:
+                pages = range(0, stop - start, PAGE_BYTES)
+                yield from (start + at for at in pages if found[at:][:PAGE_BYTES] != cached[at:][:PAGE_BYTES])
 
     def close(self) -> None:
         """Close the file; the mapping goes with its last reader, and must not keep the lock until then."""

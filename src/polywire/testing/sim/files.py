@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.store.files import NEW_MODE, Access, Hint
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.disk import Directory, Inode, SimulatedDisk
+from polywire.testing.sim.disk import SECTOR_BYTES, Directory, Inode, SimulatedDisk
 from polywire.testing.sim.story import Story
 from polywire.types import Buffer
 
@@ -93,6 +93,8 @@ class SimulatedFile:
         if now and files.chance.happens(files.cold):
             raise BlockingIOError(errno.EAGAIN, "it would wait")
         files.enter("read", "read", f"{self.name} at={position} size={len(out)}")
+        if self._direct and (position % SECTOR_BYTES or len(out) % SECTOR_BYTES):
+            raise OSError(errno.EINVAL, "Invalid argument", self.name)
         stop = position + len(out)
         data = self.inode.read_past(position, stop) if self._direct else memoryview(self.inode.data)[position:stop]
         memoryview(out).cast("B")[: len(data)] = data
