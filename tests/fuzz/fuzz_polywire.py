@@ -27,6 +27,7 @@ ODD: Final = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
 def samples() -> list[bytes]:
     """One good frame of every verb."""
     batch = bytes(batch_of((b"k", b"value"), (None, b"")))
+    produced = bytes(from_records([Record(b"v"), Record(b"w")], producer_id=b"p", producer_epoch=1, base_sequence=3))
     headed = bytes(from_records([Record(b"v", headers=(Header(b"h", b"x"),), id=b"i" * 16)]))
     requests: list[tuple[Verb, Head, bytes]] = [
         (Verb.PING, Head(), b""),
@@ -45,6 +46,7 @@ def samples() -> list[bytes]:
         (Verb.FETCH, messages.Fetch("t", 1, 0, 5, 1, 1, 100), b""),
         (Verb.PRODUCE, messages.Produce("t", 0), batch + headed),
         (Verb.PRODUCE, messages.Produce("t", -1), batch),
+        (Verb.PRODUCE, messages.Produce("t", 1), produced),
         (Verb.STAGE, messages.Stage(TOKEN, "t", -1), headed),
         (Verb.PUBLISH, messages.Publish("w", 1, [TOKEN]), b""),
         (Verb.ABANDON, messages.Abandon([TOKEN]), b""),

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from polywire.build_info import compiled_modules
+from polywire.cli.doctor import unsound
+from polywire.cli.log import opened
+from polywire.log.doctor import examine
 from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse
 from tests.hostile.exchanges import STREAMS
@@ -26,10 +29,15 @@ SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("hostile") / "data", wires=tuple(STREAMS)) as broker:
+    data = tmp_path_factory.mktemp("hostile") / "data"
+    with BrokerProcess(data, wires=tuple(STREAMS)) as broker:
         yield broker
         assert broker.stop() == 0, broker.log_text()
         assert "level=error" not in broker.log_text(), broker.log_text()
+    with opened(data) as offline:
+        assert not unsound(examine(offline)), "doctor finds nothing wrong with what hostile peers left"
+    with BrokerProcess(data, wires=tuple(STREAMS)) as broker:
+        assert broker.stop() == 0, broker.log_text()
 
 
 @pytest.mark.parametrize("wire", STREAMS)

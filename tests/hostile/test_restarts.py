@@ -1,0 +1,70 @@
+"""Whatever is acknowledged, the next start succeeds: 2,000 damaged requests, and odd numbers at every byte of a batch's header.
+
+The long form is ``python -m tests.hostile.restarts --count 100000``; HOSTILE_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import count
+
+import pytest
+
+from polywire.protocols.kafka.messages import Codec
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import MAGIC, encode_head
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from tests.hostile import restarts
+from tests.hostile.restarts import KAFKA_HEADER_BYTES, Victim, kafka_batches, resealed, run, stored_batches
+from tests.unit.protocols.kafka.requests import produce_frame
+
+RESTARTS = 2_000
+SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
+TOKEN = b"0123456789abcdef"
+ODD_BYTES = (0x00, 0x01, 0x7F, 0x80, 0xFF)
+REQUESTS = 40  # between two restarts
+SEALED_BYTES = 96  # of a stored batch's header, before its checksum
+OF_PRODUCER = bytes(
+    from_records([Record(b"v", key=b"k"), Record(b"w")], producer_id=b"p", producer_epoch=1, base_sequence=3)
+)
+PLAIN = bytes(from_records([Record(b"v", key=b"k"), Record(b"w")]))
+
+
+def frame(verb: Verb, head: Head, payload: bytes) -> bytes:
+    """One request on a connection of its own."""
+    return MAGIC + encode_head(verb, 1, head, payload_bytes=len(payload)) + payload
+
+
+def test_a_start_succeeds_behind_whatever_was_acknowledged() -> None:
+    figures = run(count(SEED), count_min=RESTARTS)
+    assert set(figures.acknowledged) == set(restarts.PROTOCOLS), f"a protocol was never acknowledged: {figures}"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_frame"),
+    [
+        ("polywire", frame(Verb.PRODUCE, messages.Produce("t", 0), PLAIN)),
+        ("polywire", frame(Verb.PRODUCE, messages.Produce("t", 0), OF_PRODUCER)),
+        ("polywire", frame(Verb.STAGE, messages.Stage(TOKEN, "t", 0), PLAIN)),
+        ("kafka", produce_frame("t", acks=-1)),
+        ("kafka", produce_frame("t", acks=-1, codec=Codec.GZIP)),
+    ],
+    ids=["produce", "produce with a producer", "stage", "kafka", "kafka compressed"],
+)
+def test_every_byte_of_a_batch_header(protocol: str, request_frame: bytes) -> None:
+    victim, stored = Victim(1), 0
+    ((at, _),) = stored_batches(request_frame) if protocol == "polywire" else kafka_batches(request_frame)
+    size = SEALED_BYTES if protocol == "polywire" else KAFKA_HEADER_BYTES
+    odd = [(place, byte) for place in range(at, at + size) for byte in ODD_BYTES]
+    for number, (place, byte) in enumerate(odd, 1):
+        changed = bytearray(request_frame)
+        changed[place] = byte
+        before = victim.stored
+        victim.send(protocol, resealed(changed, batches_of=request_frame))
+        stored += victim.stored > before
+        if number % REQUESTS == 0 or number == len(odd):
+            victim.restart(is_killed=True)
+    assert stored, "requests that are right are stored"
