@@ -6,6 +6,7 @@ Call it from threads only; other threads run meanwhile. Must not know: what an o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,7 @@ from polywire.store.objects import ObjectChanged, Stored, check_object_name
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
+    from obstore import PutResult
     from obstore.store import ObjectStore
 
 REQUEST_TIMEOUT_S: Final = 8  # of a journal object and all that is small: longer, and others take over meanwhile
@@ -24,6 +26,8 @@ CONNECT_TIMEOUT_S: Final = 4
 JOINED_BYTES_MAX: Final = 256 * 1024  # of an object that is copied rather than sent from many places
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
 _SEPARATOR: Final = "/"
+# What stores give an object: an MD5 digest or 32 such digits (S3 and what speaks like it), a counter (Azure), a generation (Google).
+_STORED_TAG: Final = re.compile(r'"?([0-9a-f]{32}(-\d+)?|0x[0-9A-F]{14,16}|[A-Za-z0-9+/]{10,}=)"?')
 
 
 def connect(
@@ -70,9 +74,11 @@ class Bucket:
         import obstore
 
         check_object_name(name)
-        content = b"".join(parts) if sum(map(len, parts)) < JOINED_BYTES_MAX else iter(parts)
-        with _errors("create", name, missing=None):
-            obstore.put(self._store, name, content, mode="create", use_multipart=False)
+        size = sum(map(len, parts))
+        content = b"".join(parts) if size < JOINED_BYTES_MAX else iter(parts)
+        with _errors("create", name, exists=BlobExists):
+            made = obstore.put(self._store, name, content, mode="create", use_multipart=False)
+            self._check_stored(name, size, made)
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
         import obstore
@@ -81,20 +87,37 @@ class Bucket:
         e_tag, _, version = tag.partition("\n")
         with _errors("replace", name, exists=ObjectChanged, missing=ObjectChanged):
             mode: obstore.UpdateVersion = {"e_tag": e_tag, "version": version} if version else {"e_tag": e_tag}
-            obstore.put(self._store, name, bytes(content), mode=mode, use_multipart=False)
+            made = obstore.put(self._store, name, bytes(content), mode=mode, use_multipart=False)
+            self._check_stored(name, len(content), made)
 
     def put(self, name: str, content: Buffer) -> None:
         import obstore
 
         check_object_name(name)
-        with _errors("put", name, missing=None):
-            obstore.put(self._store, name, bytes(content), mode="overwrite", use_multipart=False)
+        with _errors("put", name):
+            made = obstore.put(self._store, name, bytes(content), mode="overwrite", use_multipart=False)
+            self._check_stored(name, len(content), made)
+
+    def _check_stored(self, name: str, size: int, made: PutResult) -> None:
+        """Doubt a success without the ETag of a store: a proxy may answer with a page of its own. Raises Unavailable."""
+        import obstore
+
+        tag = made["e_tag"]
+        if tag is not None and _STORED_TAG.fullmatch(tag):
+            return
+        found = obstore.head(self._store, name)
+        if found["size"] != size or found["e_tag"] != tag:
+            raise Unavailable(
+                ErrorCode.STORAGE_FAILED,
+                "the answer to a put is a success, but the object is not stored: check what answers for the endpoint"
+                f" name={name!r} e_tag={tag!r}",
+            )
 
     def read(self, name: str) -> Stored:
         import obstore
 
         check_object_name(name)
-        with _errors("read", name):
+        with _errors("read", name, missing=BlobMissing):
             found = obstore.get(self._store, name)
             meta = found.meta
             return Stored(bytes(found.bytes()), f"{meta['e_tag'] or ''}\n{meta['version'] or ''}")
@@ -105,7 +128,7 @@ class Bucket:
         check_object_name(name)
         if start >= stop:
             return b""
-        with _errors("read", name):
+        with _errors("read", name, missing=BlobMissing):
             found = obstore.get(self._store, name, options={"range": (start, stop)})
             return bytes(found.bytes())
 
@@ -113,7 +136,7 @@ class Bucket:
         import obstore
 
         check_object_name(name)
-        with _errors("measure", name):
+        with _errors("measure", name, missing=BlobMissing):
             return obstore.head(self._store, name)["size"]
 
     def list(self, prefix: str) -> list[str]:
@@ -128,7 +151,7 @@ class Bucket:
 
         check_object_name(name)
         try:
-            with _errors("delete", name):
+            with _errors("delete", name, missing=BlobMissing):
                 obstore.delete(self._store, name)
         except BlobMissing:
             return
@@ -136,19 +159,20 @@ class Bucket:
 
 @contextmanager
 def _errors(
-    what: str, name: str, *, exists: type[Exception] = BlobExists, missing: type[Exception] | None = BlobMissing
+    what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
     """Turn the library's errors into ours.
 
-    missing: None for what needs no object of this name. Then the bucket itself is not there, or whoever answers for its server has lost it.
+    exists: what a failed condition means; None for requests without one, to which a store may still answer 409 or 412. missing: what 404
+    means; None for requests that need no object of this name: then the bucket itself is missing. All else raises Unavailable.
     """
     from obstore import exceptions
 
     try:
         yield
-    except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-        raise exists(name) from None
     except (exceptions.BaseError, OSError, ValueError) as error:
+        if exists is not None and isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
+            raise exists(name) from None
         if missing is not None and isinstance(error, (exceptions.NotFoundError, FileNotFoundError)):
             raise missing(name) from None
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} object: {_reason(error)} name={name!r}") from error
