@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made when it is first needed.
+# The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made once all of it is there.
 INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
@@ -45,7 +45,7 @@ help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when nothing changed)
-	@$(PYTHON) -c 'from polywire.build_info import describe; print(describe())'
+	@$(PYTHON) -c 'from polywire.build_info import describe; print(describe(), "is in $(BIN)/polywire")'
 
 build: $(VENV)/.built ## Compile what can be compiled, in place
 
@@ -175,6 +175,7 @@ $(VENV)/.made:
 $(VENV)/.base: requirements/base.lock $(VENV)/.made
 	@echo "installing what polywire needs"
 	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock
+	@$(PYTHON) -m compileall -q -j 0 $(VENV)/lib
 	@touch $@
 
 $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $(DECLARED) $(VENV)/.base
@@ -185,6 +186,7 @@ $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $
 $(VENV)/.installed: pyproject.toml $(VENV)/.built
 	@echo "installing polywire from this checkout"
 	@$(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
+	@$(PYTHON) -m compileall -q -j 0 src
 	@touch $@
 
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base

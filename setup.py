@@ -79,7 +79,10 @@ def extensions() -> list[Any]:
     built: list[Any] = cythonize(  # type: ignore[no-untyped-call, unused-ignore]
         modules,
         include_path=["src"],
-        compiler_directives={"language_level": 3},
+        compiler_directives={
+            "language_level": 3,
+            "warn.unreachable": False,  # a branch for the other way of running always is
+        },
         annotate=bool(os.environ.get("POLYWIRE_ANNOTATE")),
         quiet=True,
         cache=CACHED,

@@ -81,13 +81,14 @@ def prefer_sources() -> None:
 
 
 def describe() -> str:
-    """One line for people: what runs compiled and what does not."""
+    """Return one line for people: the version, and how much of it runs compiled."""
     found = compiled_modules()
-    if not found:
-        return "polywire: no module can be compiled"
-    words = [f"{name.removeprefix('polywire.')}={'compiled' if found[name] else 'UNCOMPILED'}" for name in found]
-    mode = "compiled" if all(found.values()) else "partly compiled" if any(found.values()) else "uncompiled (slower)"
-    return f"polywire {VERSION}, {mode}: {', '.join(words)}"
+    missing = [name.removeprefix("polywire.") for name, is_compiled in found.items() if not is_compiled]
+    if not missing:
+        return f"polywire {VERSION} (compiled)"
+    if len(missing) == len(found):
+        return f"polywire {VERSION} (uncompiled, slower)"
+    return f"polywire {VERSION} (partly compiled, without {', '.join(missing)})"
 
 
 class _SourceFinder:

@@ -4,8 +4,7 @@ A block marked `sh` is run by one shell from the page's beginning to its end; on
 that name; one marked `text` behind commands is what they print, where `…` stands for anything and a line `…` for any lines. Other blocks are
 not for following.
 
-Promises: the ports of the page are free ones of this machine, `pip` says whether what the page installs is there, and `sleep` waits
-until the broker is there on a machine that has other things to do. Must not know: what the pages are about.
+The ports of the page are free ones of this machine, and `pip` says whether what the page installs is there.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ PORTS: Final = {
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of a broker that one leaves
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
 PAGE_SECONDS_MAX: Final = 300
-SERVES: Final = "acknowledged records survive"  # what a broker logs once it listens
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
@@ -45,7 +43,7 @@ PIP: Final = """\
 exec python - "$@" <<'END'
 import importlib.metadata as metadata, re, sys
 for word in sys.argv[2:]:
-    name, _, extras = word.rstrip("]").partition("[")
+    name, _, extras = word.rstrip("]").removeprefix("../").partition("[")
     metadata.version(name)
     for extra in filter(None, extras.split(",")):
         for wanted in metadata.requires(name):
@@ -57,18 +55,7 @@ END
 
 PRELUDE: Final = """\
 set -euo pipefail
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-polywire() {
-    if [ "$1" = serve ]; then echo >> "$STARTS"; exec "$POLYWIRE" "$@"; fi
-    "$POLYWIRE" "$@"
-}
-sleep() {
-    command sleep "$1"
-    for _ in $(seq 300); do
-        if [ "$(cat ./*.log 2> /dev/null | grep -c "$SERVES")" -ge "$(wc -l < "$STARTS")" ]; then command sleep "$1"; return; fi
-        command sleep 0.2
-    done
-}
+trap 'kill $(jobs -p) $(cat ./*.pid) 2>/dev/null || true' EXIT
 """
 
 
@@ -139,7 +126,6 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
-    (commands / "starts").touch()
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
     has_users = "polywire user add" in script
@@ -151,9 +137,6 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     environment |= {
         "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
-        "POLYWIRE": str(python.with_name("polywire")),
-        "SERVES": SERVES,
-        "STARTS": str(commands / "starts"),
         "HOME": str(folder),
         "COLUMNS": "200",
         EVERY_JAVA: SHORT_LIVED,

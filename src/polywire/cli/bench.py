@@ -23,7 +23,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from polywire.build_info import describe
+from polywire.build_info import VERSION
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
@@ -258,7 +258,7 @@ def _machine() -> dict[str, object]:
         "machine": platform.machine(),
         "processors": os.cpu_count(),
         "python": platform.python_version(),
-        "client": describe().partition(",")[0],
+        "client": f"polywire {VERSION}",
     }
 
 

@@ -7,20 +7,23 @@ Must not know: any noun.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
-from polywire.cli.output import Failed
+from polywire.cli.output import Failed, note
 from polywire.client.base import WireClient
-from polywire.client.connect import connect
+from polywire.client.link import CONNECT_S, Link
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
 
 Result = TypeVar("Result")
 
 ADDRESS_DEFAULT: Final = "polywire://127.0.0.1:9555"
+CONNECT_VARIABLE: Final = "POLYWIRE_CONNECT_S"
+QUIET_S: Final = 1.0  # before it is reported that a command waits for its broker
 
 Address = Annotated[
     str,
@@ -28,26 +31,52 @@ Address = Annotated[
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
         help="Broker address as scheme://host:port; the scheme selects the wire (polywire, flux, cursus, iggy, "
-        "kafka, kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD.",
+        "kafka, kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD. A broker that does not "
+        "listen yet is waited for, up to POLYWIRE_CONNECT_S seconds (10).",
     ),
 ]
 
 
 def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]]) -> Result:
-    """Connect, run ``work``, close. Raises Failed when nobody answers, and the kinds of ``polywire.errors``."""
+    """Connect, run ``work``, close.
+
+    Waits for a broker that does not listen yet as ``polywire.connect`` does, and reports that it waits. Raises Failed when none answers
+    in time, and the kinds of ``polywire.errors``.
+    """
+    limit_s = connect_limit_s()
 
     async def connected() -> Result:
+        link = Link(address, connect_s=limit_s)
+        where = address.rpartition("@")[2]  # without a password
+        waits = asyncio.get_running_loop().call_later(
+            QUIET_S, note, f"waiting for a broker address={where} seconds={limit_s:g}"
+        )
         try:
-            client = await connect(address)
+            await link.open()
+            client = await link.wire()
         except Unavailable as error:
             words = "" if error.message.startswith("cannot connect") else "cannot connect: "
             raise Failed(f"{words}{error.message} code={error.code.value}") from error
+        finally:
+            waits.cancel()
         try:
             return await work(client)
         finally:
             await client.close()
 
     return asyncio.run(connected())
+
+
+def connect_limit_s() -> float:
+    """Return how many seconds a command waits for its broker. Raises Failed for a setting that is no such number."""
+    given = os.environ.get(CONNECT_VARIABLE) or CONNECT_S
+    try:
+        limit_s = float(given)
+    except ValueError:
+        limit_s = -1.0
+    if not 0 <= limit_s < float("inf"):
+        raise Failed(f"invalid number of seconds {CONNECT_VARIABLE}={given!r}")
+    return limit_s
 
 
 def polywire_only(client: WireClient, what: str) -> PolywireClient:

@@ -22,6 +22,7 @@ from polywire.errors import BrokerError, ErrorCode
 # In the order of their help. Each is loaded when it is used, since a client needs no broker; so what it is for is told here.
 NOUNS: Final = {
     "serve": "Run a broker until SIGTERM or SIGINT.",
+    "stop": "Stop a broker that was started with polywire serve --detach.",
     "dev": """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records.
 
     Addresses are printed as JSON on standard output once everything listens and the topic is there.
@@ -75,7 +76,7 @@ app = App(
     help="One durable streaming log that speaks many wires.",
     help_format=HELP_FORMAT,
     help_epilogue=examples(
-        "polywire serve &",
+        "polywire serve --detach",
         "echo hello | polywire record produce greetings --format raw",
         "polywire record consume greetings",
     ),
@@ -85,8 +86,10 @@ app = App(
     exit_on_error=False,
     print_error=False,
 )
+MODULES: Final = {"stop": "detached"}
+"""Modules of nouns that have not their name."""
 for place, (noun, purpose) in enumerate(NOUNS.items()):
-    app.command(f"polywire.cli.{noun}:app", name=noun, help=purpose, sort_key=place)
+    app.command(f"polywire.cli.{MODULES.get(noun, noun)}:app", name=noun, help=purpose, sort_key=place)
 app.command(completion_of(app))
 
 

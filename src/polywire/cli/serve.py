@@ -27,6 +27,7 @@ app = App(
     name="serve",
     help_epilogue=examples(
         "polywire serve",
+        "polywire serve --detach",
         "polywire serve --data-dir /var/lib/polywire --flux off",
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
@@ -295,6 +296,14 @@ class Process:
             "100 ports from the shared one for each process."
         ),
     ] = 0
+    detach: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Run the broker in the background and return once it accepts connections. It logs to a file beside the data "
+            "directory; polywire stop ends it.",
+        ),
+    ] = False
     log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
     drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
     idle_poll_us: Annotated[
@@ -406,6 +415,15 @@ def serve(
 ) -> int:
     """Run a broker until SIGTERM or SIGINT."""
     config = config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires)
+    if process.detach:
+        from polywire.cli.detached import serve_detached
+
+        return serve_detached(config, _run)
+    return _run(config)
+
+
+def _run(config: ServeConfig) -> int:
+    """Serve until told to stop; returns the exit code."""
     if not config.bucket and config.processes in (0, 1):
         return startup.run(config)
     from polywire.server.processes import run_processes

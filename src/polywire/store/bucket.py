@@ -6,13 +6,13 @@ Call it from threads only; other threads run meanwhile. Must not know: what an o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.matching import consists_of
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Stored, check_object_name
 from polywire.types import Buffer
@@ -25,9 +25,11 @@ REQUEST_TIMEOUT_S: Final = 8  # of a journal object and all that is small: longe
 CONNECT_TIMEOUT_S: Final = 4
 JOINED_BYTES_MAX: Final = 256 * 1024  # of an object that is copied rather than sent from many places
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
+DIGITS: Final = "0123456789"
+HEX: Final = DIGITS + "abcdef"
+DIGEST_DIGITS: Final = 32
+TAG_MIN: Final = 12  # of an ETag of Azure or Google
 _SEPARATOR: Final = "/"
-# What stores give an object: an MD5 digest or 32 such digits (S3 and what speaks like it), a counter (Azure), a generation (Google).
-_STORED_TAG: Final = re.compile(r'"?([0-9a-f]{32}(-\d+)?|0x[0-9A-F]{14,16}|[A-Za-z0-9+/]{10,}=)"?')
 
 
 def connect(
@@ -103,7 +105,7 @@ class Bucket:
         import obstore
 
         tag = made["e_tag"]
-        if tag is not None and _STORED_TAG.fullmatch(tag):
+        if tag is not None and _is_of_a_store(tag.strip('"')):
             return
         found = obstore.head(self._store, name)
         if found["size"] != size or found["e_tag"] != tag:
@@ -155,6 +157,14 @@ class Bucket:
                 obstore.delete(self._store, name)
         except BlobMissing:
             return
+
+
+def _is_of_a_store(tag: str) -> bool:
+    """Whether stores give objects such ETags: 32 hexadecimal digits (S3), a counter (Azure), a generation (Google)."""
+    digest, _, parts = tag.partition("-")
+    if len(digest) == DIGEST_DIGITS and consists_of(digest, HEX) and consists_of(parts, DIGITS):
+        return True
+    return len(tag) >= TAG_MIN and (tag.startswith("0x") or tag.endswith("="))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from cyclopts import App
 from polywire.__main__ import main
 from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
+from polywire.cli.connection import CONNECT_VARIABLE
 from polywire.cli.main import POSIX_MODULES, app, run
 from polywire.cli.serve import Durability, Wires
 from polywire.cli.topic import Settings
@@ -202,13 +203,25 @@ def test_wrong_usage_is_told_in_the_words_of_the_help(
         ),
     ],
 )
-def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONNECT_VARIABLE, "0")
     assert run(words) == EXIT_FAILED
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
     assert message in captured.err
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(
+    seconds: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONNECT_VARIABLE, seconds)
+    assert run(["topic", "list", "-a", NOBODY]) == EXIT_FAILED
+    assert f"invalid number of seconds POLYWIRE_CONNECT_S='{seconds}'" in capsys.readouterr().err
 
 
 def test_who_interrupts_it_while_it_is_loaded_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

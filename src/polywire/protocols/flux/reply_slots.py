@@ -31,27 +31,6 @@ else:
 Parts = list[bytes | memoryview]
 
 
-class ReplyOwner(Protocol):
-    """What an answer needs of its session."""
-
-    @property
-    def broker(self) -> FluxBroker:
-        """Whose loop and clock long answers are made with."""
-
-    @property
-    def state(self) -> FluxState: ...
-
-    @property
-    def scratch(self) -> ScratchArrays: ...
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is gone."""
-
-    def answered(self) -> None:
-        """An answer became known."""
-
-
 class ScratchArrays:
     """Arrays that every session of a factory uses in turn; nothing in them outlives a call of ``receive``.
 
@@ -76,6 +55,27 @@ class ScratchArrays:
         """Make ``out`` at least this large."""
         if len(self.out) < size:
             self.out = bytearray(size)
+
+
+class ReplyOwner(Protocol):
+    """What an answer needs of its session."""
+
+    @property
+    def broker(self) -> FluxBroker:
+        """Whose loop and clock long answers are made with."""
+
+    @property
+    def state(self) -> FluxState: ...
+
+    @property
+    def scratch(self) -> ScratchArrays: ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
+    def answered(self) -> None:
+        """An answer became known."""
 
 
 @cython.cclass

@@ -1,0 +1,145 @@
+"""``polywire serve --detach`` and ``polywire stop``: a broker in the background.
+
+A detached broker has three files beside its data directory, named after it: ``.log`` with what it logs, ``.ready`` with its addresses while
+it accepts connections, and ``.pid``, which it keeps locked while it lives: a process id that the system uses again is not mistaken for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from polywire.cli.output import Failed, note
+from polywire.cli.usage import examples
+from polywire.server.config import ServeConfig
+
+PRIVATE_MODE: Final = 0o600
+POLL_S: Final = 0.02
+QUIET_S: Final = 1.0  # of a start or a stop before it is reported that it takes longer
+REPORTS_S: Final = 10.0  # between two such reports
+STOP_S_MAX: Final = 60.0  # for a broker to answer what it has received and to sync its log
+
+app = App(
+    name="stop",
+    help_epilogue=examples("polywire stop", "polywire stop --data-dir /var/lib/polywire"),
+)
+
+
+@app.default
+def stop(
+    *,
+    data_dir: Annotated[Path, Parameter(help="Data directory of the broker.")] = Path("polywire-data"),
+) -> int:
+    """Stop a broker that was started with polywire serve --detach, and wait until it has ended."""
+    pid = running(data_dir)
+    if pid is None:
+        raise Failed(
+            f"no detached broker is running data_dir={str(data_dir)!r} (start one with polywire serve --detach)"
+        )
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not _wait(lambda: running(data_dir) is None, "stopping", limit_s=STOP_S_MAX):
+        raise Failed(f"the broker is still running pid={pid} seconds={STOP_S_MAX:g} (see {beside(data_dir, '.log')})")
+    note(f"stopped pid={pid}")
+    return 0
+
+
+def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> int:
+    """Run ``serve`` in a process of its own and return once it accepts connections. Raises Failed where it does not start."""
+    data_dir = config.data_dir
+    if (pid := running(data_dir)) is not None:
+        raise Failed(
+            f"a detached broker is already running pid={pid} data_dir={str(data_dir)!r} (polywire stop ends it)"
+        )
+    log, ready = beside(data_dir, ".log"), config.ready_file or beside(data_dir, ".ready")
+    ready.unlink(missing_ok=True)
+    data_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab", opener=_open_private) as lines:
+        start = lines.tell()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            _become_broker(replace(config, ready_file=ready), serve, lines.fileno())
+    try:
+        _wait(lambda: ready.exists() or _has_ended(child), "starting")
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        raise
+    if not ready.exists():
+        said = log.read_bytes()[start:].decode("utf-8", "replace").splitlines()
+        last = next((line for line in reversed(said) if "level=error" in line), said[-1] if said else "it said nothing")
+        raise Failed(f"the broker did not start: {last.partition(' reason=')[2] or last} log={str(log)!r}")
+    where = "" if data_dir == Path("polywire-data") else f" --data-dir {data_dir}"
+    note(f"ready pid={child} log={str(log)!r}; end it with: polywire stop{where}")
+    return 0
+
+
+def running(data_dir: Path) -> int | None:
+    """Return the process id of the detached broker of a data directory, None when there is none."""
+    try:
+        with beside(data_dir, ".pid").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return int(beside(data_dir, ".pid").read_text("ascii") or 0) or None
+    return None
+
+
+def beside(data_dir: Path, suffix: str) -> Path:
+    """Return the path of a file beside a data directory."""
+    return data_dir.with_name(data_dir.absolute().name + suffix)
+
+
+def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int) -> None:
+    """Serve in this process, which was just forked; never returns."""
+    code = 1
+    try:
+        os.setsid()  # a terminal that closes ends its own processes only
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        held = os.open(beside(config.data_dir, ".pid"), os.O_RDWR | os.O_CREAT, PRIVATE_MODE)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(held, 0)
+        os.write(held, b"%d\n" % os.getpid())
+        code = serve(config)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_MODE)
+
+
+def _has_ended(child: int) -> bool:
+    with suppress(ChildProcessError):
+        return os.waitpid(child, os.WNOHANG)[0] == child
+    return True
+
+
+def _wait(reached: Callable[[], bool], what: str, *, limit_s: float | None = None) -> bool:
+    """Wait until it is so, and report now and then that it is not yet; return whether it is, within the limit."""
+    begun = time.monotonic()
+    report_s = QUIET_S
+    while not reached():
+        passed_s = time.monotonic() - begun
+        if limit_s is not None and passed_s > limit_s:
+            return False
+        if passed_s > report_s:
+            note(f"{what} … seconds={passed_s:.0f}")
+            report_s += REPORTS_S
+        time.sleep(POLL_S)
+    return True
