@@ -148,6 +148,7 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """A group as it is now; members in the order in which they joined. When members were last seen is not stored.
 
     ``kept``: it stays without members and positions, as all did before there was a word for it. ``at_us``: by the elapsed clock.
+    ``has_consumers``: its last member to join was a consumer of Kafka's newer protocol.
     """
 
     topic: str
@@ -159,6 +160,7 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
     owner: int = UNOWNED
     kept: bool = True
     at_us: int = 0
+    has_consumers: bool = False
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -335,6 +337,7 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
     joined: tuple[MemberStored, ...] = ()
     owner: int = UNOWNED
     at_us: int = 0
+    has_consumers: bool = False
 
 
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):

@@ -82,7 +82,9 @@ def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
     return caught.value.code
 
 
-def commit(memory: MemoryBroker, consumer: Consumer, partition: int, epoch: int | None = None) -> ErrorCode | None:
+def commit(
+    memory: MemoryBroker, consumer: Consumer, partition: int, epoch: int | None = None, *, topic: str = "t"
+) -> ErrorCode | None:
     """Store a position as clients do; why it was refused."""
     consumers, epoch = memory.broker.consumers, consumer.epoch if epoch is None else epoch
     try:
@@ -90,11 +92,11 @@ def commit(memory: MemoryBroker, consumer: Consumer, partition: int, epoch: int 
     except BrokerError as error:
         return error.code
     done = Answers()
-    made = {"t": {partition: Commit(7)}}
+    made = {topic: {partition: Commit(7)}}
     refused = consumers.commit("g", consumer.id, made, epoch=epoch, wire="kafka", done=done)
     memory.run()
     done.check()
-    return refused["t"].code if refused else None
+    return refused[topic].code if refused else None
 
 
 def test_one_member_is_told_everything_at_once(memory: MemoryBroker) -> None:
@@ -334,6 +336,44 @@ def test_commits_are_of_an_epoch(memory: MemoryBroker) -> None:
     assert commit(memory, one, 0) is None
     assert commit(memory, one, 0, one.epoch - 1) is ErrorCode.GENERATION_STALE
     assert memory.broker.position("t", 0, PositionKind.GROUP, "g") == 7
+
+
+def test_a_member_stores_positions_of_a_topic_that_it_does_not_read(memory: MemoryBroker) -> None:
+    """After it has stopped reading the topic, in one that never had a group, and after a restart before it is back."""
+    for name in ("u", "v"):
+        memory.broker.create_topic(TopicName.parse(name), 2)
+    one = Consumer(memory, "m1", "t", "u")
+    one.beat()
+    one.topics = frozenset({"t"})
+    one.beat()
+    assert commit(memory, one, 0, topic="u") is None, "it has not let go of it yet"
+    one.beat()
+    for topic in ("u", "v"):
+        assert commit(memory, one, 0, topic=topic) is None
+        assert memory.broker.position(topic, 0, PositionKind.GROUP, "g") == 7
+    memory.run()
+    memory.restart()
+    for topic in ("u", "v"):
+        assert commit(memory, one, 1, topic=topic) is None
+        assert memory.broker.position(topic, 1, PositionKind.GROUP, "g") == 7
+
+
+def test_a_member_stores_no_position_that_another_member_reads(memory: MemoryBroker) -> None:
+    memory.broker.create_topic(TopicName.parse("u"), 2)
+    one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
+    one.beat()
+    one.topics = frozenset({"t"})
+    one.beat()
+    two.beat()
+    assert commit(memory, two, 0, topic="u") is ErrorCode.PARTITION_NOT_ASSIGNED, "the first has not let go of it yet"
+    assert commit(memory, one, 0, topic="u") is None
+    one.beat()
+    two.beat()
+    assert commit(memory, two, 0, topic="u") is None
+    assert commit(memory, one, 0, topic="u") is ErrorCode.PARTITION_NOT_ASSIGNED
+    memory.broker.create_topic(TopicName.parse("w"), 2)
+    memory.broker.groups.join("g", "w", "m3", wire="flux")
+    assert commit(memory, one, 0, topic="w") is ErrorCode.PARTITION_NOT_ASSIGNED
 
 
 def test_what_a_member_has_to_say_when_it_joins(memory: MemoryBroker) -> None:

@@ -515,6 +515,11 @@ class ClassicGroups:
         }
         return tuple(found.values())
 
+    def has_members(self, group: str) -> bool:
+        """Whether a group has members of the classic protocol."""
+        entry = self._entries.get(group)
+        return entry is not None and bool(entry.members)
+
     def generation(self, group: str) -> int:
         """The generation that a group has, or comes from; -1 for one that is not there."""
         entry = self._entries.get(group)

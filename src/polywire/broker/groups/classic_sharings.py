@@ -125,7 +125,7 @@ class Sharings:
             return
         there = self._coordinator.view(group, topic)
         if there is not None and there.members:
-            self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=member.join.wire, by=by)
+            self._coordinator.check_reader(group, topic, member.seat, partitions, wire=member.join.wire, by=by)
 
     def _work(self, name: str) -> None:
         if name in self._shared and name not in self._working:

@@ -175,7 +175,7 @@ class ConsumerGroup:
         if (other is not None and other is not was) or (was is not None and was.seat.id != seat):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"its instance was another group={self.name!r}")
         self._admit(0 if was is None else was.size, beat, is_new=was is None)
-        member = Member(beat.member_id, Seat(seat, beat.wire) if was is None else was.seat, now)
+        member = Member(beat.member_id, Seat(seat, beat.wire, is_consumer=True) if was is None else was.seat, now)
         if was is not None:
             self.take(was)
             member.told, member.revoking = was.told, was.revoking

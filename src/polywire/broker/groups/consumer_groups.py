@@ -151,12 +151,17 @@ class ConsumerGroups:
         owner, size = heir(UNOWNED, by), group_size(group, "")
         self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
         self._state.usage.charge(Kind.GROUPS, owner, 1, size)
-        epoch = max((at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group)), default=0)
-        entry = _Entry(
-            ConsumerGroup(group, self._limits, self._settings.consumer_session_timeout_s, max(epoch, 0) + 1), owner
-        )
+        epoch = self._last_epoch(group) + 1
+        entry = _Entry(ConsumerGroup(group, self._limits, self._settings.consumer_session_timeout_s, epoch), owner)
         self._entries[group] = entry
         return entry
+
+    def _last_epoch(self, group: str) -> int:
+        """The latest in which a position was stored, 0 for none."""
+        return max(
+            (at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group) if at.generation > 0),
+            default=0,
+        )
 
     def _beat(self, entry: _Entry, beat: Beat, by: Caller) -> Beaten:
         group, now = entry.group, self._clock.monotonic()
@@ -327,12 +332,14 @@ class ConsumerGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
     ) -> None:
-        """Refuse what a member that passed ``check_epoch`` does not read. Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED),
-        Missing(GROUP_MISSING, MEMBER_MISSING)."""
+        """Refuse what other members read, of a member that passed ``check_epoch``; of a topic that it reads, what it does not hold.
+
+        Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        """
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         seat = member_id if member is None else member.seat.id
-        self._coordinator.check_member(group, topic, seat, None, partitions, wire=wire, by=by)
+        self._coordinator.check_reader(group, topic, seat, partitions, wire=wire, by=by)
 
     def commit(
         self,
@@ -348,8 +355,8 @@ class ConsumerGroups:
     ) -> dict[str, BrokerError]:
         """Store next offsets by topic's full name and partition number, all of a topic or none, of a member that passed ``check_epoch``.
 
-        Returns why which topics were refused: Conflict(PARTITION_NOT_ASSIGNED), Missing(GROUP_MISSING, MEMBER_MISSING),
-        Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
+        Returns why which topics were refused: Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY).
+        Raises Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
@@ -373,23 +380,32 @@ class ConsumerGroups:
         return sorted(self._entries)
 
     def view(self, group: str) -> ConsumerGroupView | None:
-        """A group with its members on all wires, None where none of them is here."""
+        """A group with its members on all wires, None where it has no consumers, and its last member was none."""
         entry = self._entries.get(group)
-        if entry is None:
+        topics = sorted(self._state.group_topics.get(group, ()))
+        if entry is None and not any(self._state.groups[topic, group].has_consumers for topic in topics):
             return None
-        known = entry.group
-        found = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
+        found = [self._coordinator.view(group, topic) for topic in topics]
         there = [view for view in found if view is not None]
+        if entry is None:
+            return self._view_without_consumers(group, there)
+        known = entry.group
         ours = {member.seat.id for member in known.members.values()}
         return ConsumerGroupView(
             name=group,
             epoch=known.epoch,
-            assignor=next((view.assignor for view in there), Assignor.ROUND_ROBIN),
+            assignor=_assignor(there),
             is_settled=all(
                 member.phase is MemberPhase.STABLE and member.epoch in (known.epoch, AWAY)
                 for member in known.members.values()
             ),
             members=(*(self._member_view(group, member) for member in known.members.values()), *_others(there, ours)),
+        )
+
+    def _view_without_consumers(self, group: str, there: Sequence[GroupView]) -> ConsumerGroupView:
+        members = tuple(_others(there, frozenset()))
+        return ConsumerGroupView(
+            group, self._last_epoch(group), _assignor(there), is_settled=True, members=members, has_consumers=False
         )
 
     def _member_view(self, group: str, member: Member) -> ConsumerView:
@@ -427,6 +443,10 @@ class ConsumerGroups:
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         return frozenset() if member is None else member.topics
+
+
+def _assignor(views: Iterable[GroupView]) -> Assignor:
+    return next((view.assignor for view in views), Assignor.ROUND_ROBIN)
 
 
 def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:

@@ -116,6 +116,7 @@ class Coordinator:
         named_alone: bool = False,
         connected: bool = False,
         watched: bool = False,
+        is_consumer: bool = False,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
@@ -128,6 +129,7 @@ class Coordinator:
             this wire's members out of the old one, and the generation goes on counting in the new one.
         connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
         watched: the same until the broker stops; it may come back then, and has as long as others for it.
+        is_consumer: the member is a consumer of Kafka's newer protocol.
         by: who asks; the group becomes theirs if it is nobody's.
         done: called once the group is journalled at ``level``.
         Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) where a classic group of this
@@ -156,7 +158,7 @@ class Coordinator:
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + len(member), owner=owner)
-            wanted = wanted.with_member(joined[0])
+            wanted = wanted.with_member(joined[0], is_consumer=is_consumer)
         if wanted is not current:
             made.append(self._stored(wanted) if current is None else self._difference(wanted, current, gone, joined))
         self._host.change_all(made, level=level, done=done)
@@ -291,12 +293,29 @@ class Coordinator:
         owned = shared if isinstance(shared, range) else frozenset(shared)
         for partition in partitions:
             if partition not in owned:
-                raise Conflict(
-                    ErrorCode.PARTITION_NOT_ASSIGNED,
-                    f"partition is not assigned to member={member!r} partition={partition}",
-                )
+                raise _not_assigned(member, partition)
         if refresh:
             self._mark(found, member, now)
+
+    def check_reader(
+        self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
+    ) -> None:
+        """Refuse partitions that another member reads, for a member of the group that may have no part in this topic.
+
+        A group's members may store positions in any topic; where they read the topic, only in what they own. Raises as ``check_member``.
+        """
+        if self.has_member(group, topic, member):
+            self.check_member(group, topic, member, None, partitions, wire=wire, by=by)
+            return
+        self._check_owner(by, topic, group)
+        found, there = self.view(group, topic), self._host.group_topic(topic)
+        others = () if found is None else found.members
+        owners = {partition: other.id for other in others for partition in other.partitions}
+        held = None if there is None else self.holdings.find(group, there.id)
+        for partition in partitions:
+            owner = (None if held is None else held.holder(partition)) or owners.get(partition, member)
+            if owner != member:
+                raise _not_assigned(member, partition)
 
     def refreshed(self, group: str, topic: str) -> Group | None:
         """A group as its members find it now; who has expired is taken out."""
@@ -569,6 +588,12 @@ class Coordinator:
         seen = self._seen.get((group.topic, group.name), {})
         for member in [member for member in seen if not group.has(member)]:
             del seen[member]
+
+
+def _not_assigned(member: str, partition: int) -> Conflict:
+    return Conflict(
+        ErrorCode.PARTITION_NOT_ASSIGNED, f"partition is not assigned to member={member!r} partition={partition}"
+    )
 
 
 def _group_missing(group: str, topic: str) -> Missing:

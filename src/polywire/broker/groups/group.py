@@ -29,7 +29,8 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """A group of one topic. ``members`` are in the order in which they joined. ``kept``: it was made for itself, and stays when nobody
-    uses it. ``at_us``: when it last changed, by the elapsed clock.
+    uses it. ``at_us``: when it last changed, by the elapsed clock. ``has_consumers``: the last member to join was a consumer of Kafka's newer
+    protocol; an empty group keeps it, so that tools find the group by the API of its protocol.
 
     Invariant: ``order`` is that of their ids; use the transitions, which keep it.
     """
@@ -43,6 +44,7 @@ class Group:
     owner: int = UNOWNED
     kept: bool = False
     at_us: int = 0
+    has_consumers: bool = False
     order: tuple[bytes, ...] = ()
 
     def _index(self, member: str) -> int:
@@ -76,9 +78,9 @@ class Group:
         """It is somebody's; the same group when it was before."""
         return self if owner == self.owner else replace(self, owner=owner)
 
-    def with_member(self, member: Member) -> Group:
+    def with_member(self, member: Member, *, is_consumer: bool = False) -> Group:
         """One more member, last in order."""
-        return self._joined((member,), self.generation + 1)
+        return replace(self._joined((member,), self.generation + 1), has_consumers=is_consumer)
 
     def _joined(self, members: tuple[Member, ...], generation: int) -> Group:
         order = self.order
@@ -114,6 +116,7 @@ class Group:
             partition_count=change.partition_count,
             owner=change.owner,
             at_us=change.at_us,
+            has_consumers=change.has_consumers,
         )
         return kept._joined(_members(change.joined), change.generation)
 
@@ -130,6 +133,7 @@ def stored(group: Group, at_us: int) -> GroupStored:
         owner=group.owner,
         kept=group.kept,
         at_us=at_us,
+        has_consumers=group.has_consumers,
     )
 
 
@@ -148,6 +152,7 @@ def difference(
         joined=_stored_members(joined),
         owner=now.owner,
         at_us=at_us,
+        has_consumers=now.has_consumers,
     )
 
 
@@ -164,6 +169,7 @@ def restored(change: GroupStored) -> Group:
         owner=change.owner,
         kept=change.kept,
         at_us=change.at_us,
+        has_consumers=change.has_consumers,
         order=tuple(ordered(member.id for member in members)),
     )
 

@@ -42,11 +42,12 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Seat:
-    """One member's, under one id in all its topics. ``topics``: ids by full name."""
+    """One member's, under one id in all its topics. ``topics``: ids by full name. ``is_consumer``: of the newer protocol."""
 
     id: str
     wire: str
     topics: dict[str, bytes] = field(default_factory=dict)
+    is_consumer: bool = False
 
 
 class Seats:
@@ -81,7 +82,16 @@ class Seats:
             if topic not in seat.topics or not coordinator.has_member(group, topic, seat.id):
                 if left == 0:
                     return False
-                coordinator.join(group, topic, seat.id, wire=seat.wire, assignor=assignor, watched=True, by=by)
+                coordinator.join(
+                    group,
+                    topic,
+                    seat.id,
+                    wire=seat.wire,
+                    assignor=assignor,
+                    watched=True,
+                    is_consumer=seat.is_consumer,
+                    by=by,
+                )
                 seat.topics[topic] = id_
                 left = None if left is None else left - 1
             coordinator.holdings.held(group, id_).enter(seat.id)

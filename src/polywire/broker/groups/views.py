@@ -62,10 +62,11 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupView:
-    """A group that has consumers, with its members on all wires."""
+    """A group of Kafka's newer protocol, with its members on all wires; its consumers may all be gone."""
 
     name: str
     epoch: int
     assignor: Assignor
     is_settled: bool
     members: tuple[ConsumerView, ...]
+    has_consumers: bool = True

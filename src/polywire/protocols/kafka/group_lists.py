@@ -87,21 +87,29 @@ def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterato
 
 def _entry(peer: Peer, made: Any, name: str) -> Any:
     """One group in a list."""
-    told = peer.broker.consumers.view(name)
-    if told is not None:
-        return made(group_id=name, protocol_type=CONSUMER, group_state=_state(told), group_type=CONSUMER)
+    consumers = consumer_view(peer, name)
+    if consumers is not None:
+        return made(group_id=name, protocol_type=CONSUMER, group_state=_state(consumers), group_type=CONSUMER)
     view = peer.broker.classic.view(name)
     if view is None:
         return None
     return made(group_id=name, protocol_type=view.protocol_type, group_state=STATES[view.phase], group_type=CLASSIC)
 
 
+def consumer_view(peer: Peer, name: str) -> ConsumerGroupView | None:
+    """A group as one of the newer protocol, None where it is of the classic one: then it has classic members, or never had consumers."""
+    view = peer.broker.consumers.view(name)
+    return None if view is not None and not view.has_consumers and peer.broker.classic.has_members(name) else view
+
+
 def _state(view: ConsumerGroupView) -> str:
+    if not view.members:
+        return STATES[Phase.EMPTY]
     return "Stable" if view.is_settled else "Reconciling"
 
 
 def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """ConsumerGroupDescribe: groups that have consumers of the newer protocol, with their members on all wires."""
+    """ConsumerGroupDescribe: groups of the newer protocol, with their members on all wires."""
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     entries = (
         _told(peer, response.Groups, name, want_operations=request.want_operations) for name in request.group_ids
@@ -112,7 +120,7 @@ def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
 def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
     if not _may(peer, Action.GROUP_DESCRIBE, name):
         return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
-    view = peer.broker.consumers.view(name)
+    view = consumer_view(peer, name)
     if view is None:
         return made(error=WireError.GROUP_ID_NOT_FOUND, message="no such group", group_id=name, members=[])
     members = made.Members
@@ -172,14 +180,16 @@ def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
 def _described(peer: Peer, made: Any, version: int, name: str, *, want_operations: bool) -> Any:
     if not _may(peer, Action.GROUP_DESCRIBE, name):
         return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
-    view = peer.broker.classic.view(name)
+    is_classic = consumer_view(peer, name) is None
+    view = peer.broker.classic.view(name) if is_classic else None
     operations = _operations(peer, name) if want_operations else NO_OPERATIONS
     if view is not None:
         return _described_view(made, view, operations)
     missing = version >= MISSING_SINCE
+    why = "no such group" if is_classic else "the group is of the newer protocol: ask with ConsumerGroupDescribe"
     return made(
         error=WireError.GROUP_ID_NOT_FOUND if missing else WireError.NONE,
-        message="no such group" if missing else None,
+        message=why if missing else None,
         group_id=name,
         group_state=STATES[Phase.DEAD],
         members=[],

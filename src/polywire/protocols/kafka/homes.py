@@ -300,7 +300,8 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         for shard in sorted(found, key=lambda shard: shard != own):
             for one in found[shard].groups:
                 known = told.get(one.group_id)
-                if is_home(session, one.group_id) and (known is None or known.group_state == EMPTY):
+                has_more = known is None or (known.group_state == EMPTY and one.group_state != EMPTY)
+                if has_more and is_home(session, one.group_id):
                     told[one.group_id] = one
         entries = [
             one
@@ -327,6 +328,8 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
         for shard in sorted(found, key=lambda shard: shard != session.shards.own):
             for one in found[shard].groups if found[shard] is not None else ():
                 was = known.get(one.group_id)
+                if was is not None and group_lists.consumer_view(session, one.group_id) is not None:
+                    continue  # other shards know its positions only, and take it for a classic group
                 if was is None or was.error or was.group_state == DEAD or (was.group_state == EMPTY and one.members):
                     known[one.group_id] = one if was is None or not one.error else was
         lost = WireError.COORDINATOR_NOT_AVAILABLE

@@ -15,6 +15,7 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.group_dialogue import Asker
+from tests.unit.protocols.kafka.test_groups import member_of
 
 HEARTBEAT = Api.CONSUMER_GROUP_HEARTBEAT
 OWNED = schema.request(HEARTBEAT).TopicPartitions
@@ -207,6 +208,43 @@ def test_lists_tell_which_groups_have_consumers(peer: Asker) -> None:
     assert (listed["g"].protocol_type, listed["g"].group_state) == ("consumer", "Stable")
     only = peer.ask(Api.LIST_GROUPS, 5, types_filter=["consumer"], states_filter=["stable"]).groups
     assert [group.group_id for group in only] == ["g"]
+
+
+def kinds(peer: Asker) -> dict[str, tuple[str, str]]:
+    """Type and state of each group."""
+    return {one.group_id: (one.group_type, one.group_state) for one in peer.ask(Api.LIST_GROUPS, 5).groups}
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_group_keeps_its_protocol_when_its_members_have_left(peer: Asker, version: int) -> None:
+    missing = WireError.GROUP_ID_NOT_FOUND if version >= 6 else WireError.NONE
+
+    def described() -> Any:
+        [found] = peer.ask(Api.DESCRIBE_GROUPS, version, groups=["g"]).groups
+        return found.error, found.group_state
+
+    epoch = beat(peer).member_epoch
+    assert commit(peer, epoch) == WireError.NONE
+    assert (kinds(peer), described()) == ({"g": ("consumer", "Stable")}, (missing, "Dead"))
+    beat(peer, epoch=-1)
+    for _ in range(2):
+        assert (kinds(peer), described()) == ({"g": ("consumer", "Empty")}, (missing, "Dead"))
+        [found] = peer.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+        assert (found.error, found.group_state, found.members) == (WireError.NONE, "Empty", [])
+        peer.memory.run()
+        peer.memory.restart()
+        peer = Asker(peer.memory)
+
+
+def test_an_empty_group_has_the_protocol_of_its_next_member(peer: Asker) -> None:
+    beat(peer)
+    beat(peer, epoch=-1)
+    member = member_of(peer)
+    assert kinds(peer) == {"g": ("classic", "CompletingRebalance")}
+    assert peer.ask(Api.DESCRIBE_GROUPS, 6, groups=["g"]).groups[0].error == WireError.NONE
+    peer.ask(Api.LEAVE_GROUP, 1, group_id="g", member_id=member)
+    peer.broker.groups.join("g", "t", "z", wire="flux")
+    assert kinds(peer) == {"g": ("classic", "Stable")}
 
 
 # Patterns

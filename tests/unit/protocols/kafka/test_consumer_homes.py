@@ -309,7 +309,33 @@ def test_positions_of_what_others_read_are_refused_at_home(processes: Processes)
     assert (one.reads(), two.reads()) == ({"bb": [0]}, {"bb": [1]})
     assert commit(one, "bb", {1: 5}) == {1: WireError.ILLEGAL_GENERATION}
     assert commit(one, "bb", {0: 5}) == {0: 0}
-    assert commit(one, "ccc", {0: 5})[0] != 0
+
+
+def test_positions_of_topics_that_a_member_does_not_read_are_stored(processes: Processes) -> None:
+    one, two = Consumer(processes, GROUP, "m1", ["bb"]), Consumer(processes, GROUP, "m2", ["ccc"])
+    settle(one, two)
+    for topic in ("a", "dddd"):
+        assert commit(one, topic, {0: 5}) == {0: 0}
+        assert processes.broker(topic).classic.positions(GROUP, topic)[0].offset == 5
+    assert commit(one, "ccc", {0: 5}) == {0: WireError.ILLEGAL_GENERATION}, "the other member reads it"
+
+
+@pytest.mark.parametrize("topic", ["a", "bb", "ccc"])
+def test_a_group_of_the_newer_protocol_is_none_for_describe_groups(processes: Processes, topic: str) -> None:
+    """Whichever process has its positions, and after its last member left."""
+    one = Consumer(processes, GROUP, "m1", [topic])
+    one.beat()
+    assert commit(one, topic, {0: 5}) == {0: 0}
+    for state in ("Stable", "Empty"):
+        [old] = one.client.ask(Api.DESCRIBE_GROUPS, 5, groups=[GROUP]).groups
+        [new] = one.client.ask(Api.DESCRIBE_GROUPS, 6, groups=[GROUP]).groups
+        assert (old.error, old.group_state) == (WireError.NONE, "Dead")
+        assert (new.error, new.group_state) == (WireError.GROUP_ID_NOT_FOUND, "Dead")
+        [found] = one.client.ask(Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=[GROUP]).groups
+        assert (found.error, found.group_state) == (WireError.NONE, state)
+        [listed] = one.client.ask(Api.LIST_GROUPS, 5).groups
+        assert (listed.group_type, listed.group_state) == ("consumer", state)
+        one.beat(member_epoch=-1)
 
 
 def test_a_commit_that_comes_late_puts_nothing_back(processes: Processes) -> None:
