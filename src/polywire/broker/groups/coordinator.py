@@ -149,11 +149,9 @@ class Coordinator:
             begin = (first_generation, assignor or Assignor.ROUND_ROBIN)
             begin = begin if left is None else (left.generation + 1, left.assignor)
             wanted = self._begin(topic, group, *begin, heir(owner, by))
-        if assignor is not None and assignor is not wanted.assignor:
-            wanted = wanted.with_assignor(assignor)
+        wanted = wanted.with_assignor(assignor or wanted.assignor)
         gone = self._expired(wanted, now)
-        wanted = wanted.changed(gone=gone, partition_count=self._count(wanted))
-        wanted = wanted.with_owner(heir(owner, by))
+        wanted = wanted.changed(gone=gone, partition_count=self._count(wanted)).with_owner(heir(owner, by))
         if joined := [] if wanted.has(member) else [Member(member, wire, connected)]:
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")

@@ -71,8 +71,8 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
-        """Partitions are dealt out another way."""
-        return replace(self, assignor=assignor, generation=self.generation + 1)
+        """Partitions are dealt out another way; the same group when they were before."""
+        return self if assignor is self.assignor else replace(self, assignor=assignor, generation=self.generation + 1)
 
     def with_owner(self, owner: int) -> Group:
         """It is somebody's; the same group when it was before."""
