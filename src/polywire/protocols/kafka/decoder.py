@@ -163,8 +163,9 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
         reason = f"a producer has no sequence producer={_load(lent.p, 43, 8)} sequence={_load(lent.p, 53, 4)}"
     if reason:
         raise Refused(WireError.INVALID_RECORD, reason)
-    # An epoch below 0 says that the producer does not number its batches, whatever its id.
-    numbered: cython.bint = _load(lent.p, 51, 2) >= 0
+    if _load(lent.p, 43, 8) >= 0 and _load(lent.p, 51, 2) < 0:
+        message = f"a producer has no epoch producer={_load(lent.p, 43, 8)} epoch={_load(lent.p, 51, 2)}"
+        raise Refused(WireError.INVALID_PRODUCER_EPOCH, message)
     return BatchHead(
         end,
         attributes & 7,
@@ -173,7 +174,7 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
         attributes & 16 != 0,
         _load(lent.p, 27, 8),
         _load(lent.p, 35, 8),
-        _load(lent.p, 43, 8) if numbered else -1,
+        _load(lent.p, 43, 8),
         _load(lent.p, 51, 2),
         _load(lent.p, 53, 4),
     )

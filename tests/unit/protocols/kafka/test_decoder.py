@@ -213,8 +213,20 @@ def test_the_head_says_who_produced() -> None:
     assert not header.columns & 1 << Column.PRODUCER_ID
 
 
-def test_a_producer_without_an_epoch_does_not_number_its_batches() -> None:
-    head, built = decode_batch(encode_batch(RECORDS, producer_id=5, base_sequence=0), bytes_max=BATCH_BYTES_MAX)
+@pytest.mark.parametrize("attributes", [0, TRANSACTIONAL])
+@pytest.mark.parametrize("epoch", [-1, -2, -(2**15)])
+def test_a_producer_without_an_epoch_is_refused(epoch: int, attributes: int) -> None:
+    batch = encode_batch(RECORDS, producer_id=5, producer_epoch=epoch, base_sequence=0, attributes=attributes)
+    with pytest.raises(Refused) as caught:
+        decode_batch(batch, bytes_max=BATCH_BYTES_MAX)
+    assert caught.value.error == WireError.INVALID_PRODUCER_EPOCH
+
+
+@pytest.mark.parametrize(("epoch", "sequence"), [(0, 0), (0, -1), (7, 9)])
+def test_a_batch_without_a_producer_is_not_numbered_whatever_else_it_says(epoch: int, sequence: int) -> None:
+    """KafkaJS sends epoch 0 and sequence 0 without a producer."""
+    batch = encode_batch(RECORDS, producer_id=-1, producer_epoch=epoch, base_sequence=sequence)
+    head, built = decode_batch(batch, bytes_max=BATCH_BYTES_MAX)
     assert head.producer_id == -1
     validate(built.batch)
     assert not read_header(built.batch).columns & 1 << Column.PRODUCER_ID

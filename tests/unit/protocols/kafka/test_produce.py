@@ -244,6 +244,8 @@ def test_partitions_fail_one_by_one(world: World) -> None:
         (encode_batch(RECORDS, attributes=5), WireError.INVALID_RECORD),
         (encode_batch(RECORDS, attributes=1), WireError.INVALID_RECORD),
         (encode_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=-1), WireError.INVALID_RECORD),
+        (encode_batch(RECORDS, producer_id=1, base_sequence=0), WireError.INVALID_PRODUCER_EPOCH),
+        (encode_batch(RECORDS, producer_id=-2, producer_epoch=0, base_sequence=0), WireError.INVALID_RECORD),
         (encode_batch([Record(b"v", origin_time_us=NOW_US + (AHEAD_MS_MAX + 1) * 1000)]), WireError.INVALID_TIMESTAMP),
     ],
 )
