@@ -19,9 +19,16 @@ from polywire.records.inflate import Damaged, TooFar, parts_max
 from polywire.types import Buffer
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024  # what every decoder should take; memory of one that is at work
+WINDOW_BYTES_MAX: Final = (
+    128 * 1024 * 1024
+)  # what libzstd takes by default; clients that stream at levels 20 to 22 declare it
+PLAIN_WINDOW_BYTES_MAX: Final = (
+    8 * 1024 * 1024
+)  # a decoder allocates the window that is declared: a larger one is lowered first
 BLOCK_BYTES_MAX: Final = 128 * 1024  # that a block expands to
 
+_WINDOW_AT: Final = 5  # position of the window in a frame
+_WINDOW_LOG_MIN: Final = 10
 _SKIPPABLE: Final = b"\x2a\x4d\x18"  # behind a byte from 50 to 5f
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _CONTENT_BYTES: Final = (0, 2, 4, 8)
@@ -46,6 +53,7 @@ class _Frame:
     stop: int
     capacity: int
     parts: int
+    window: int
 
 
 def unzstd(packed: Buffer, limit: int) -> memoryview:
@@ -58,12 +66,22 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
     for frame in frames:
         target = out[at : at + frame.capacity]
         try:
-            at += cramjam.zstd.decompress_into(view[frame.start : frame.stop], target)
+            at += cramjam.zstd.decompress_into(_source(view, frame, min(frame.capacity, limit)), target)
         except cramjam.DecompressionError as error:
             if len(target) < frame.capacity and "whole buffer" in str(error):
                 raise TooFar from None
             raise Damaged(str(error)) from None
     return out[:at]
+
+
+def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
+    """A frame to open, with a window that is no larger than what it may expand to: no match lies further back."""
+    source = view[frame.start : frame.stop]
+    if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
+        return source
+    lowered = bytearray(source)
+    lowered[_WINDOW_AT] = max(size_max - 1, BLOCK_BYTES_MAX - 1).bit_length() - _WINDOW_LOG_MIN << 3
+    return lowered
 
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
@@ -97,7 +115,7 @@ def _head(view: memoryview, start: int) -> _Head:
     descriptor = _number(view, start + 4, 1)
     if descriptor & 0x08:
         raise Damaged("a reserved bit is set")
-    at, window, single = start + 5, 0, bool(descriptor & 0x20)
+    at, window, single = start + _WINDOW_AT, 0, bool(descriptor & 0x20)
     if not single:
         code = _number(view, at, 1)
         window = (8 + (code & 7)) << (7 + (code >> 3))
@@ -127,7 +145,8 @@ def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
         at = _behind(view, at + 3 + (1 if kind == _REPEATED else length))
     if head.content is not None and head.content > size:
         raise Damaged("a frame is too short for what it claims")
-    return _Frame(start, _behind(view, at + head.checksum_bytes), size if head.content is None else head.content, count)
+    capacity = size if head.content is None else head.content
+    return _Frame(start, _behind(view, at + head.checksum_bytes), capacity, count, head.window)
 
 
 def _number(view: memoryview, at: int, size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from struct import pack
 
 import cramjam
@@ -9,7 +10,8 @@ import pytest
 
 from polywire.records import unzstd as module
 from polywire.records.inflate import PARTS_MIN, Damaged, TooFar
-from polywire.records.unzstd import WINDOW_BYTES_MAX, ZSTD_MAGIC, unzstd
+from polywire.records.unzstd import PLAIN_WINDOW_BYTES_MAX, WINDOW_BYTES_MAX, ZSTD_MAGIC, unzstd
+from polywire.types import Buffer
 from tests.processor import processor_used
 
 DATA = bytes(range(256)) * 5_000
@@ -78,8 +80,55 @@ def test_what_is_no_frame_is_refused(packed: bytes) -> None:
         unzstd(packed, 1 << 20)
 
 
+@pytest.mark.parametrize("level", range(-7, 23))
+def test_frames_of_every_level_are_opened(level: int) -> None:
+    packer = cramjam.zstd.Compressor(level)
+    packer.compress(DATA)
+    assert unzstd(bytes(cramjam.zstd.compress(DATA, level)), len(DATA)) == DATA
+    assert unzstd(bytes(packer.finish()), len(DATA)) == DATA
+
+
+@pytest.mark.parametrize("size", [1, 1_000, len(DATA)])
+@pytest.mark.parametrize("log", range(23, 28))
+def test_a_window_is_lowered_to_what_a_frame_may_expand_to(
+    log: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder allocates the window that a frame declares, however short the frame is."""
+    seen: list[int] = []
+
+    class Watched:
+        DecompressionError = cramjam.DecompressionError
+
+        class zstd:
+            @staticmethod
+            def decompress_into(source: Buffer, target: Buffer) -> int:
+                seen.append(10 + (memoryview(source)[5] >> 3))
+                return cramjam.zstd.decompress_into(source, target)
+
+    packer = cramjam.zstd.Compressor(3)
+    packer.compress(DATA[:size])
+    packed = bytearray(packer.finish())
+    packed[5] = log - 10 << 3
+    monkeypatch.setattr(module, "cramjam", Watched)
+    assert unzstd(packed, 1 << 21) == DATA[:size]
+    [window] = seen
+    assert size <= 1 << window <= PLAIN_WINDOW_BYTES_MAX
+
+
+def test_a_long_match_reaches_through_a_lowered_window() -> None:
+    half = random.Random(1).randbytes(9 << 20)
+    packer = cramjam.zstd.Compressor(22)
+    for _ in range(2):
+        packer.compress(half)
+    packed = bytes(packer.finish())
+    assert len(packed) < len(half) * 11 // 10, "the second half is a match of the first"
+    assert unzstd(packed, 2 * len(half)) == half * 2
+    with pytest.raises(TooFar):
+        unzstd(packed, 2 * len(half) - 1)
+
+
 def test_nothing_is_opened_that_needs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = 13 << 3  # 8 MiB
+    largest = 17 << 3  # 128 MiB
     assert bytes(unzstd(framed(block(RAW, 1, b"x"), window=largest), 1 << 20)) == b"x"
     monkeypatch.setattr(module, "cramjam", None)  # nothing may be opened any more
     for packed in (

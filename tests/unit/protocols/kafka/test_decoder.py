@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import struct
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+import cramjam
 import pytest
 
 from polywire.protocols.kafka.client_batches import CONTROL, TIME_APPEND, TRANSACTIONAL, decode_batches, encode_batch
@@ -18,6 +22,7 @@ from polywire.records.batch import read_header, validate
 from polywire.records.columns import BATCH_BYTES_MAX as STORED_BYTES_MAX
 from polywire.records.columns import Column, Header, Record
 from polywire.records.rows import to_records
+from polywire.types import Buffer
 
 TIME_US = 1_700_000_000_000_000
 RECORDS = [Record(value=b"one", origin_time_us=TIME_US), Record(value=b"two", key=b"k", origin_time_us=TIME_US)]
@@ -113,6 +118,36 @@ def test_a_compressed_batch_is_cut_at_every_byte(codec: Codec) -> None:
         with pytest.raises(Refused) as caught:
             expand(packed[:size], codec, 100_000)
         assert caught.value.error is WireError.INVALID_RECORD, size
+
+
+def _zstd(plain: bytes, level: int) -> bytes:
+    packer = cramjam.zstd.Compressor(level)  # as clients that stream: it declares a window, and no size
+    packer.compress(plain)
+    return bytes(packer.finish())
+
+
+def _lz4(plain: bytes, level: int) -> bytes:
+    packer = cramjam.lz4.Compressor(level=level, content_checksum=True, block_linked=bool(level % 2))
+    packer.compress(plain)
+    return bytes(packer.finish())
+
+
+@pytest.mark.parametrize(
+    ("codec", "pack", "levels"),
+    [
+        (Codec.GZIP, partial(gzip.compress, mtime=0), range(10)),
+        (Codec.LZ4, _lz4, range(13)),
+        (Codec.ZSTD, _zstd, range(-7, 23)),
+        (Codec.ZSTD, cramjam.zstd.compress, range(-7, 23)),
+    ],
+    ids=["gzip", "lz4", "zstd as a stream", "zstd"],
+)
+def test_what_clients_compress_is_expanded_at_every_level(
+    codec: Codec, pack: Callable[[bytes, int], Buffer], levels: range
+) -> None:
+    for plain in (bytes(300_000), b"some records %d " * 20_000, random.Random(1).randbytes(300_000)):
+        for level in levels:
+            assert bytes(expand(pack(plain, level), codec)) == plain, level
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
