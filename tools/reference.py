@@ -21,7 +21,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from polywire.broker.actions import ANYBODY, Action
-from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, BrokerSettings, TopicSettings
+from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, TOPIC_RANGES, BrokerSettings, TopicSettings
 from polywire.cli import doctor, main
 from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
@@ -30,6 +30,7 @@ from polywire.log.settings import LogSettings
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
+from polywire.protocols.kafka.configs import TOPIC_CONFIGS
 from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig
@@ -59,6 +60,7 @@ def pages() -> dict[str, str]:
         "client.md": client_page,
         "compatibility.md": compatibility_page,
         "errors.md": errors_page,
+        "kafka-settings.md": kafka_settings_page,
         "limits.md": limits_page,
         "permissions.md": permissions_page,
     }
@@ -211,8 +213,24 @@ def limits_page() -> Iterator[str]:
     ):
         yield from ["", f"## {title}", ""]
         meanings = field_meanings(settings)
-        rows = [(f"`{field.name}`", _default(field), meanings.get(field.name, "")) for field in fields(settings)]
+        rows = [
+            (f"`{field.name}`", _default(field), f"{meanings.get(field.name, '')}{_range(settings, field.name)}")
+            for field in fields(settings)
+        ]
         yield from table(("name", "default", "meaning"), rows)
+
+
+def kafka_settings_page() -> Iterator[str]:
+    """Every setting of a topic by the name that Kafka's tools know."""
+    yield from ["# Kafka's settings of a topic", "", MADE, ""]
+    yield "CreateTopics, AlterConfigs and IncrementalAlterConfigs refuse unknown names and values out of range with INVALID_CONFIG. A setting"
+    yield "without an effect is stored and returned by DescribeConfigs; it changes nothing here."
+    yield ""
+    rows = [
+        (f"`{name}`", f"`{config.default}`" if config.default else "–", config.spelled, config.effect or "none")
+        for name, config in TOPIC_CONFIGS.items()
+    ]
+    yield from table(("name", "default", "values", "effect"), rows)
 
 
 def field_meanings(settings: type[Any]) -> Mapping[str, str]:
@@ -224,6 +242,12 @@ def field_meanings(settings: type[Any]) -> Mapping[str, str]:
         words = _SOURCE.sub("", " ".join(text.split())).replace("``", "`")
         found |= dict.fromkeys(re.split(r",\s+", heads), words.rstrip("."))
     return found
+
+
+def _range(settings: type[Any], name: str) -> str:
+    """What a number of a topic may be; others check themselves."""
+    allowed = TOPIC_RANGES.get(name) if settings is TopicSettings else None
+    return "" if allowed is None else f". {allowed.start} to {allowed.stop - 1}"
 
 
 def _default(field: Field[Any]) -> str:

@@ -22,6 +22,12 @@ DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
 RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
 RETENTION_MIB_MAX: Final = 2**40  # more than any disk
+TOPIC_RANGES: Final[Mapping[str, range]] = {
+    "replication_factor": range(1, 2**31),
+    "retention_age_us": range(2**62 + 1),  # added to a time it fits 64 bits
+    "retention_bytes": range(2**62 + 1),
+}
+"""Numbers that the settings of a topic may have, whatever protocol, command or file gives them."""
 WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 
@@ -103,13 +109,13 @@ class TopicSettings:
                 ErrorCode.INVALID_REQUEST,
                 f"options of wires are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
             )
-        if self.replication_factor < 1:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"replication factor must be positive value={self.replication_factor}"
-            )
-        for name, limit in (("retention_age_us", self.retention_age_us), ("retention_bytes", self.retention_bytes)):
-            if limit is not None and limit < 0:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"limit must not be negative name={name} value={limit}")
+        for name, allowed in TOPIC_RANGES.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    f"topic setting is out of range: {name} (use {allowed.start} to {allowed.stop - 1}) value={value}",
+                )
 
 
 @dataclass(frozen=True, slots=True)

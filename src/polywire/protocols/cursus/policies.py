@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from polywire.broker.access_lists import access_list
-from polywire.broker.settings import HOUR_US, KEEP, TopicSettings
+from polywire.broker.settings import HOUR_US, KEEP, TOPIC_RANGES, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.cursus.context import WIRE
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote, words
@@ -93,8 +93,8 @@ def read_policy(request: Request) -> Policy:
         auth_policy=_choice(options, "auth_policy", "open", {name: name for name in _AUTH_POLICIES}),
         read_acl=_list(options, "read_acl"),
         write_acl=_list(options, "write_acl"),
-        retention_hours=_limit(options, "retention_hours"),
-        retention_bytes=_limit(options, "retention_bytes"),
+        retention_hours=_limit(options, "retention_hours", TOPIC_RANGES["retention_age_us"].stop // HOUR_US),
+        retention_bytes=_limit(options, "retention_bytes", TOPIC_RANGES["retention_bytes"].stop - 1),
     )
 
 
@@ -114,10 +114,10 @@ def _list(options: Mapping[str, str], key: str) -> str:
     return given
 
 
-def _limit(options: Mapping[str, str], key: str) -> int:
+def _limit(options: Mapping[str, str], key: str, most: int) -> int:
     given = options.get(key, "0") or "0"
     value = integer(given)
-    if value is None or value < UNLIMITED or value > 2**63 // HOUR_US:
+    if value is None or value < UNLIMITED or value > most:
         raise Refused(f"invalid_{key}", f"value={given}")
     return value
 

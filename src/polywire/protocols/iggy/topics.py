@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from polywire.broker.actions import Action
-from polywire.broker.settings import TopicSettings
+from polywire.broker.settings import TOPIC_RANGES, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
@@ -30,6 +30,8 @@ from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 
 NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, where the wire has 64 bits for it
+_AGE_US_MAX: Final = TOPIC_RANGES["retention_age_us"].stop - 1
+_BYTES_MAX: Final = TOPIC_RANGES["retention_bytes"].stop - 1
 _STREAM: Final = Struct("<IQIQQ")
 _TOPIC: Final = Struct("<IQI")
 _SIZES: Final = Struct("<QQ")
@@ -278,9 +280,12 @@ def _settings(
     if kept.compression not in (1, 2):
         raise Refused(errors.UNKNOWN_COMMAND)
     if sets_expiry:
-        settings = replace(settings, retention_age_us=None if expiry_us is None else min(expiry_us, 2**62))
+        settings = replace(
+            settings,
+            retention_age_us=None if expiry_us is None else min(expiry_us, _AGE_US_MAX),
+        )
     if sets_size:
-        share = None if limit is None else min(max(1, limit // max(1, partitions)), 2**62)
+        share = None if limit is None else min(max(1, limit // max(1, partitions)), _BYTES_MAX)
         settings = replace(settings, retention_bytes=share)
     return kept, settings if framed else replace(settings, replication_factor=max(1, fields.replication))
 

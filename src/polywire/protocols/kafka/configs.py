@@ -1,20 +1,20 @@
 """Settings by the names that Kafka's tools know (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-Promises: what means something here is the topic's own setting, whoever has set it; every other name that Kafka knows is kept as it was given
-and shown again; names that it does not know are refused. Must not know: frames.
+Promises: a setting that acts here is the topic's own, whichever protocol has set it; every other setting of Kafka is stored and returned,
+without effect; unknown names and values out of range are refused by every request. Must not know: frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
 
 from polywire.broker.actions import Action
-from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
+from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, TopicSettings
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
@@ -43,52 +43,136 @@ FOREVER: Final = "-1"
 VALUE_BYTES_MAX: Final = 4096
 TIME_TYPE: Final = "message.timestamp.type"
 TIME_OF_APPEND: Final = "LogAppendTime"
-MS_MAX: Final = 2**62 // 1000
+BEFORE: Final = "message.timestamp.before.max.ms"
+AFTER: Final = "message.timestamp.after.max.ms"
+AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of the broker's, unless the topic says otherwise
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
+_NUMBERS: Final = {INT: range(2**31), LONG: range(2**63)}
+_DIGITS_MAX: Final = 20  # of a number: none of 64 bits has more
+_PARSED_MAX: Final = 256  # topics' settings, of up to 10 KiB each, that are parsed once
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A setting of a topic: its type, the value of a new topic, and the words it may have, None: any."""
+    """A setting of a topic: its type, the value of a new topic, what it may be, and what it does here.
+
+    words: that it may be, None for any. numbers: the same; a type has its own where this is None. effect: empty where it has none.
+    """
 
     kind: int
     default: str
+    effect: str = ""
     words: frozenset[str] | None = None
+    numbers: range | None = None
+
+    @property
+    def allowed(self) -> range | None:
+        """Numbers that it may be, None where it is none."""
+        return self.numbers or _NUMBERS.get(self.kind)
+
+    @property
+    def spelled(self) -> str:
+        """What it may be, for people."""
+        if self.kind == BOOLEAN:
+            return "true or false"
+        if self.kind == DOUBLE:
+            return "0 to 1"
+        if self.allowed is not None:
+            return f"{self.allowed.start} to {self.allowed.stop - 1}"
+        return "a list" if self.words is None else " or ".join(sorted(self.words))
+
+
+def _from(low: int, kind: int) -> range:
+    """All numbers of a type from this one on."""
+    return range(low, _NUMBERS[kind].stop)
 
 
 TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
-    "cleanup.policy": Config(LIST, "delete", frozenset({"delete", "compact", "compact,delete", "delete,compact"})),
+    "cleanup.policy": Config(
+        LIST,
+        "delete",
+        "`compact` retains the newest record of each key; retention applies with either",
+        frozenset({"delete", "compact", "compact,delete", "delete,compact"}),
+    ),
     "compression.type": Config(
-        STRING, "producer", frozenset({"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"})
+        STRING,
+        "producer",
+        "`lz4` and `zstd` compress stored segments; with the others they are plain",
+        frozenset({"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"}),
     ),
     "delete.retention.ms": Config(LONG, "86400000"),
     "file.delete.delay.ms": Config(LONG, "60000"),
-    "flush.messages": Config(LONG, _EVER),
+    "flush.messages": Config(LONG, _EVER, numbers=_from(1, LONG)),
     "flush.ms": Config(LONG, _EVER),
     "follower.replication.throttled.replicas": Config(LIST, ""),
     "index.interval.bytes": Config(INT, "4096"),
     "leader.replication.throttled.replicas": Config(LIST, ""),
-    "local.retention.bytes": Config(LONG, "-2"),
-    "local.retention.ms": Config(LONG, "-2"),
-    "max.compaction.lag.ms": Config(LONG, _EVER),
-    "max.message.bytes": Config(INT, str(BATCH_BYTES_MAX)),
-    "message.timestamp.after.max.ms": Config(LONG, "3600000"),
-    "message.timestamp.before.max.ms": Config(LONG, _EVER),
-    TIME_TYPE: Config(STRING, "CreateTime", frozenset({"CreateTime", TIME_OF_APPEND})),
+    "local.retention.bytes": Config(LONG, "-2", numbers=_from(-2, LONG)),
+    "local.retention.ms": Config(LONG, "-2", numbers=_from(-2, LONG)),
+    "max.compaction.lag.ms": Config(LONG, _EVER, numbers=_from(1, LONG)),
+    "max.message.bytes": Config(
+        INT, str(BATCH_BYTES_MAX), "the longest batch, as it is sent", numbers=range(BATCH_BYTES_MAX + 1)
+    ),
+    AFTER: Config(LONG, str(AHEAD_MS_MAX), "a record whose time is further ahead of the broker's is refused"),
+    BEFORE: Config(LONG, _EVER, "a record whose time is further behind the broker's is refused"),
+    TIME_TYPE: Config(
+        STRING,
+        "CreateTime",
+        "with `LogAppendTime` records have the times of their append",
+        frozenset({"CreateTime", TIME_OF_APPEND}),
+    ),
     "min.cleanable.dirty.ratio": Config(DOUBLE, "0.5"),
     "min.compaction.lag.ms": Config(LONG, "0"),
-    "min.insync.replicas": Config(INT, "1"),
+    "min.insync.replicas": Config(INT, "1", numbers=_from(1, INT)),
     "preallocate": Config(BOOLEAN, "false"),
     "remote.storage.enable": Config(BOOLEAN, "false"),
-    "retention.bytes": Config(LONG, FOREVER),
-    "retention.ms": Config(LONG, FOREVER),
-    "segment.bytes": Config(INT, "1073741824"),
-    "segment.index.bytes": Config(INT, "10485760"),
+    "retention.bytes": Config(
+        LONG, FOREVER, "the size above which a partition drops its oldest records; -1 for none", numbers=_from(-1, LONG)
+    ),
+    "retention.ms": Config(
+        LONG, FOREVER, "the age above which records are dropped; -1 for none", numbers=_from(-1, LONG)
+    ),
+    "segment.bytes": Config(INT, "1073741824", numbers=_from(14, INT)),
+    "segment.index.bytes": Config(INT, "10485760", numbers=_from(4, INT)),
     "segment.jitter.ms": Config(LONG, "0"),
-    "segment.ms": Config(LONG, "604800000"),
+    "segment.ms": Config(LONG, "604800000", numbers=_from(1, LONG)),
     "unclean.leader.election.enable": Config(BOOLEAN, "false"),
 }
+"""Every setting of a topic. All requests check and describe settings by this table, and the reference page is made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What a topic's settings say of batches that are produced to it: longest batch, and how far times may be from the broker's.
+
+    before_ms: None for any distance.
+    """
+
+    bytes_max: int = BATCH_BYTES_MAX
+    has_times_of_append: bool = False
+    before_ms: int | None = None
+    after_ms: int = AHEAD_MS_MAX
+
+
+USUAL: Final = Produced()
+
+
+def produced_to(settings: TopicSettings) -> Produced:
+    """What holds for batches that are produced to a topic."""
+    kept = settings.wire_options.get(WIRE)
+    return USUAL if kept is None else _parsed(kept)
+
+
+@lru_cache(_PARSED_MAX)
+def _parsed(kept: bytes) -> Produced:
+    given = msgspec.json.decode(kept, type=dict[str, str])
+    return Produced(
+        bytes_max=int(given.get("max.message.bytes", BATCH_BYTES_MAX)),
+        has_times_of_append=given.get(TIME_TYPE) == TIME_OF_APPEND,
+        before_ms=None if given.get(BEFORE, _EVER) == _EVER else int(given[BEFORE]),
+        after_ms=int(given.get(AFTER, AHEAD_MS_MAX)),
+    )
 
 
 def given_of(settings: TopicSettings) -> dict[str, str]:
@@ -97,16 +181,12 @@ def given_of(settings: TopicSettings) -> dict[str, str]:
     return {} if kept is None else msgspec.json.decode(kept, type=dict[str, str])
 
 
-def batch_bytes_max(settings: TopicSettings) -> int:
-    """Longest batch of a topic, as it is sent."""
-    if WIRE not in settings.wire_options:
-        return BATCH_BYTES_MAX
-    return int(given_of(settings).get("max.message.bytes", BATCH_BYTES_MAX))
-
-
-def has_times_of_append(settings: TopicSettings) -> bool:
-    """Whether a topic's records have the time of their append on this wire, whatever their clients said."""
-    return WIRE in settings.wire_options and given_of(settings).get(TIME_TYPE) == TIME_OF_APPEND
+def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
+    """Values of settings by name, as a request gives them. Raises Invalid(INVALID_REQUEST) for one without a value."""
+    for config in configs:
+        if config.value is None:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"topic setting has no value name={config.name[:255]!r}")
+    return {config.name: config.value for config in configs}
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
@@ -134,39 +214,45 @@ def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSetting
             stored = {"lz4": Compression.LZ4, "zstd": Compression.ZSTD}
             return replace(settings, compression=stored.get(value or "", Compression.NONE))
         case "retention.ms":
-            return replace(settings, retention_age_us=_limit(value, 1000))
+            return replace(settings, retention_age_us=_limit(value, "retention_age_us", 1000))
         case "retention.bytes":
-            return replace(settings, retention_bytes=_limit(value, 1))
+            return replace(settings, retention_bytes=_limit(value, "retention_bytes", 1))
         case _:
             return settings
 
 
-def _limit(value: str | None, scale: int) -> int | None:
+def _limit(value: str | None, name: str, scale: int) -> int | None:
     """A limit as it is set here: 0 is none, where they say -1, and what they have as 0 is the least there is."""
     if value is None:
         return None
     number = int(value)
-    return 0 if number < 0 else max(min(number, MS_MAX) * scale, 1)
+    return 0 if number < 0 else max(min(number * scale, TOPIC_RANGES[name].stop - 1), 1)
 
 
 def _checked(name: str, value: str) -> str:
     """A value that may be kept. Raises Invalid(INVALID_REQUEST)."""
     config = TOPIC_CONFIGS.get(name)
     if config is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic config name: {name[:VALUE_BYTES_MAX]}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic setting name={name[:255]!r}")
     value = value.strip()
-    is_right = len(value) <= VALUE_BYTES_MAX and (config.words is None or value.replace(" ", "") in config.words)
-    match config.kind:
-        case 1:
-            is_right = value.lower() in ("true", "false")
-        case 3 | 5:
-            digits = value.removeprefix("-")
-            is_right = digits.isascii() and digits.isdigit() and len(digits) < 20 and abs(int(value)) <= _LONG_MAX
-        case 6:
-            is_right = value.replace(".", "", 1).isdigit() and value.isascii() and len(value) < 20
-    if not is_right:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid value for the topic config {name}")
+    if not _is_allowed(config, value):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"topic setting is invalid: {name} (use {config.spelled}) value={value[:255]!r}"
+        )
     return value
+
+
+def _is_allowed(config: Config, value: str) -> bool:
+    if len(value) > VALUE_BYTES_MAX or not (config.kind == LIST or value.isascii()):
+        return False
+    if config.kind == BOOLEAN:
+        return value.lower() in ("true", "false")
+    if config.kind == DOUBLE:
+        return len(value) < _DIGITS_MAX and value.replace(".", "", 1).isdigit() and 0 <= float(value) <= 1
+    if config.allowed is not None:
+        digits = value.removeprefix("-")
+        return digits.isdigit() and len(digits) < _DIGITS_MAX and int(value) in config.allowed
+    return config.words is None or value.replace(" ", "") in config.words
 
 
 def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tuple[str, bool]:
@@ -307,7 +393,7 @@ def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
     def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
         del settings
-        return dict.fromkeys(TOPIC_CONFIGS) | {one.name: one.value for one in asked.configs}
+        return dict.fromkeys(TOPIC_CONFIGS) | given_values(asked.configs)
 
     _alter(session, answer, request, schema.response(Api.ALTER_CONFIGS), given)
 

@@ -18,7 +18,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.kafka import encoder, schema
 from polywire.protocols.kafka.codec import encode_response_entry
-from polywire.protocols.kafka.configs import has_times_of_append
+from polywire.protocols.kafka.configs import produced_to
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.fetch_sessions import FetchSession
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
@@ -209,7 +209,7 @@ class Fetching:
         self.run()
 
     def _take(self, read: Read, partition: Partition, offset: int, room: int, entry: Any) -> None:
-        appended = has_times_of_append(partition.topic.settings)
+        appended = produced_to(partition.topic.settings).has_times_of_append
         try:
             entry.records = self._encode(read, offset, room, append_times=appended)
         except BrokerError as error:

@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, ErrorCode, PeerError
 from polywire.log.base import Read
 from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.compression import decode_batch, expand
-from polywire.protocols.kafka.configs import batch_bytes_max, has_times_of_append
+from polywire.protocols.kafka.configs import Produced, produced_to
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
@@ -26,7 +26,7 @@ from polywire.protocols.kafka.producers import stamp_sequence
 from polywire.protocols.kafka.replies import encode_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.times import AHEAD_MS_MAX
+from polywire.protocols.kafka.times import earliest_ms
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
@@ -133,7 +133,7 @@ class Producing:
                 told.partitions.append(entry)
                 topic = self._topic_of(asked, one, entry)
                 if topic is not None:
-                    self._take((entry, topic, one.records, batch_bytes_max(topic.settings)))
+                    self._take((entry, topic, one.records, produced_to(topic.settings).bytes_max))
                 yield None
             yield None
 
@@ -229,9 +229,9 @@ class Producing:
             raise Refused(
                 WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch has no transactional id"
             )
-        appended = has_times_of_append(topic.settings)
-        if not appended and built.max_time_ms > broker.clock.now_us() // 1000 + AHEAD_MS_MAX:
-            raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too far ahead ms={built.max_time_ms}")
+        limits = produced_to(topic.settings)
+        if not limits.has_times_of_append:
+            _check_times(built, limits, broker.clock.now_us() // 1000)
         if topic.settings.compaction and built.null_keys:
             raise Refused(WireError.INVALID_RECORD, "records of a compacted topic have a key")
         if head.is_transactional and self._transactional_id is not None:
@@ -277,7 +277,7 @@ class Producing:
         else:
             entry.base_offset = result
             entry.log_start_offset = partition.log.first_offset
-            if self._acks and has_times_of_append(partition.topic.settings):
+            if self._acks and produced_to(partition.topic.settings).has_times_of_append:
                 self._look_at_time(entry, partition, result)
                 return
         self._settled()
@@ -317,6 +317,20 @@ class Producing:
             self._session.refuse_silently()
         else:
             self._answer.nothing()
+
+
+def _check_times(built: Built, limits: Produced, now_ms: int) -> None:
+    """Refuse times too far from the broker's; only a topic that limits how old they are pays for a look at each. Raises Refused."""
+    if built.max_time_ms > now_ms + limits.after_ms:
+        raise Refused(
+            WireError.INVALID_TIMESTAMP,
+            f"a time is too far ahead ms={built.max_time_ms} limit={now_ms + limits.after_ms}",
+        )
+    if limits.before_ms is None:
+        return
+    earliest, limit = earliest_ms(built.batch), now_ms - limits.before_ms
+    if earliest is not None and earliest < limit:
+        raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too old ms={earliest} limit={limit}")
 
 
 def _open(records: Any, bytes_max: int) -> Opened:

@@ -1,7 +1,7 @@
 """Looking for records by the time that clients gave them, or of their append where the topic has those (spec: kafka#listoffsets).
 
-The log finds records by when they were appended. A record is never more than an hour older there than its own time says, because PRODUCE
-refuses others, so looking begins an hour before and goes on through what follows.
+The log finds records by when they were appended. PRODUCE refuses times that are more than an hour ahead, or more than the topic's
+`message.timestamp.after.max.ms`, so the search begins that long before the time it looks for and reads on from there.
 
 Promises: the first record by offset that qualifies is found, wherever times are out of order; others' requests are handled in between; at
 most one read is under way, and nothing is held between slices. Must not know: any frame.
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.kafka.configs import has_times_of_append
+from polywire.protocols.kafka.configs import AHEAD_MS_MAX, produced_to
 from polywire.records.batch import layout, read_header, walk
 from polywire.records.columns import NO_TIME, BatchHeader, Column
 from polywire.records.compression import expand_body
+from polywire.types import Buffer
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.context import KafkaBroker
 
-AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of ours when it arrives
 READ_BYTES: Final = 1024 * 1024
 _US_MAX: Final = 2**62
 
@@ -58,7 +58,8 @@ class TimeSearch:
         if self._time_us is None:
             broker.sliced.put(self._look)
             return
-        start = partition.log.offset_at(max(self._time_us - AHEAD_MS_MAX * 1000, 0), self._begin)
+        ahead_ms = max(produced_to(partition.topic.settings).after_ms, AHEAD_MS_MAX)
+        start = partition.log.offset_at(max(self._time_us - ahead_ms * 1000, 0), self._begin)
         if isinstance(start, int):
             self._begin(start)
 
@@ -134,7 +135,7 @@ class TimeSearch:
         places = layout(batch)
         at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
         offsets = _offsets(batch, header, places)
-        if at < 0 or has_times_of_append(self._partition.topic.settings):
+        if at < 0 or produced_to(self._partition.topic.settings).has_times_of_append:
             return [(offset, header.append_time_us) for offset in offsets]
         times = batch[at : at + size].cast("q")
         return [
@@ -150,6 +151,17 @@ class TimeSearch:
 
 def _is_from(first_offset: int, time_us: int, found: tuple[int, int]) -> bool:
     return found[1] >= time_us and found[0] >= first_offset
+
+
+def earliest_ms(batch: Buffer) -> int | None:
+    """The least time of the records of a batch in milliseconds, None where none has one."""
+    places = layout(batch)
+    at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
+    if at < 0:
+        return None
+    times = memoryview(batch).cast("B")[at : at + size].cast("q")
+    earliest_us = min((time_us for time_us in times if time_us != NO_TIME), default=None)
+    return None if earliest_us is None else earliest_us // 1000
 
 
 def _plain(chunk: memoryview) -> Sequence[memoryview]:

@@ -18,7 +18,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.cluster import topic_operations
-from polywire.protocols.kafka.configs import entries_of, settings_of
+from polywire.protocols.kafka.configs import entries_of, given_values, settings_of
 from polywire.protocols.kafka.context import Shared, epoch_of
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, topic_of
@@ -221,7 +221,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
         broker.settings.partition_count if asked.num_partitions < 0 else asked.num_partitions
     )
     try:
-        settings = settings_of({config.name: config.value for config in asked.configs})
+        settings = settings_of(given_values(asked.configs))
     except Invalid as bad:
         refuse(entry, bad, WireError.INVALID_CONFIG)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from polywire.broker.settings import HOUR_US, TOPIC_RANGES
 from polywire.protocols.cursus.messages import enveloped, frame
 from tests.unit.protocols.cursus.dialogue import World
 
@@ -19,6 +20,15 @@ def test_a_topic_is_made_told_and_deleted() -> None:
     assert json.loads(peer.ask("DESCRIBE topic=orders"))["partitions"][1]["leo"] == 0
     assert peer.ask("DELETE topic=orders") == "OK topic=orders deleted=true"
     assert peer.ask("LIST") == "OK count=0 topics="
+
+
+def test_retention_has_the_ranges_of_every_protocol() -> None:
+    peer = World().connect()
+    hours, size = TOPIC_RANGES["retention_age_us"].stop // HOUR_US, TOPIC_RANGES["retention_bytes"].stop - 1
+    told = peer.ask(f"CREATE topic=most partitions=1 retention_hours={hours} retention_bytes={size}")
+    assert told.endswith(f"retention_hours={hours} retention_bytes={size}")
+    for key, value in (("retention_hours", hours + 1), ("retention_bytes", size + 1)):
+        assert peer.ask(f"CREATE topic=more partitions=1 {key}={value}") == f"ERROR: invalid_{key} value={value}"
 
 
 def test_every_dialect_in_its_words() -> None:

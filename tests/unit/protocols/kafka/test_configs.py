@@ -11,9 +11,10 @@ import pytest
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.configs import TOPIC_CONFIGS
+from polywire.protocols.kafka.configs import INT, LONG, TOPIC_CONFIGS
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
@@ -133,6 +134,75 @@ def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
 def test_settings_that_are_none(peer: Dialogue, name: str, value: str) -> None:
     assert changed(peer, (name, SET, value)) == WireError.INVALID_CONFIG
     assert topic_of(peer).settings == TopicSettings()
+
+
+LEAST = {
+    **dict.fromkeys(("local.retention.bytes", "local.retention.ms"), -2),
+    **dict.fromkeys(("retention.bytes", "retention.ms"), -1),
+    **dict.fromkeys(("flush.messages", "max.compaction.lag.ms", "min.insync.replicas", "segment.ms"), 1),
+    "segment.bytes": 14,
+    "segment.index.bytes": 4,
+}
+MOST = {INT: 2**31 - 1, LONG: 2**63 - 1}
+NUMBERS = [name for name, config in TOPIC_CONFIGS.items() if config.kind in MOST]
+
+
+def created(peer: Dialogue, name: str, value: str | None, **fields: Any) -> int:
+    asked = schema.request(Api.CREATE_TOPICS).Topics
+    one = asked(name="new", num_partitions=1, replication_factor=1, configs=[asked.Configs(name=name, value=value)])
+    error: int = peer.ask(Api.CREATE_TOPICS, topics=[one], **fields).topics[0].error
+    return error
+
+
+def replaced(peer: Dialogue, name: str, value: str | None) -> int:
+    asked = schema.request(Api.ALTER_CONFIGS).Resources
+    one = asked(resource_type=TOPIC, resource_name="orders", configs=[asked.Configs(name=name, value=value)])
+    error: int = peer.ask(Api.ALTER_CONFIGS, resources=[one]).responses[0].error
+    return error
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_a_range_for_every_request(peer: Dialogue, name: str) -> None:
+    least, most = LEAST.get(name, 0), MOST[TOPIC_CONFIGS[name].kind]
+    most = BATCH_BYTES_MAX if name == "max.message.bytes" else most
+    for value in (least - 1, most + 1, -(2**63)):
+        refused = (
+            created(peer, name, str(value)),
+            changed(peer, (name, SET, str(value))),
+            replaced(peer, name, str(value)),
+        )
+        assert refused == (WireError.INVALID_CONFIG,) * 3, value
+    assert topic_of(peer).settings == TopicSettings()
+    for value in (least, most):
+        taken = created(peer, name, str(value), validate_only=True), changed(peer, (name, SET, str(value)))
+        assert (*taken, replaced(peer, name, str(value))) == (0, 0, 0), value
+
+
+@pytest.mark.parametrize("value", ["2", "1.1", "-0.1", "nan", ".", ""])
+def test_a_ratio_lies_between_0_and_1(peer: Dialogue, value: str) -> None:
+    name = "min.cleanable.dirty.ratio"
+    refused = created(peer, name, value), changed(peer, (name, SET, value)), replaced(peer, name, value)
+    assert refused == (WireError.INVALID_CONFIG,) * 3
+    assert not changed(peer, (name, SET, "1"), ("retention.ms", SET, "5"))
+    assert not changed(peer, (name, SET, "0.0"))
+
+
+def test_a_setting_has_a_value(peer: Dialogue) -> None:
+    assert created(peer, "retention.ms", None) == WireError.INVALID_CONFIG
+    assert replaced(peer, "retention.ms", None) == WireError.INVALID_CONFIG
+
+
+def test_a_refusal_says_what_may_be_set(peer: Dialogue) -> None:
+    asked = schema.request(Api.CREATE_TOPICS).Topics
+    configs = [asked.Configs(name="max.message.bytes", value="20000000")]
+    one = asked(name="new", num_partitions=1, replication_factor=1, configs=configs)
+    told = peer.ask(Api.CREATE_TOPICS, topics=[one]).topics[0].message
+    assert told == f"topic setting is invalid: max.message.bytes (use 0 to {BATCH_BYTES_MAX}) value='20000000'"
+
+
+def test_defaults_may_be_set(peer: Dialogue) -> None:
+    for name, config in TOPIC_CONFIGS.items():
+        assert not changed(peer, (name, SET, config.default)), name
 
 
 def test_lists_are_added_to_and_taken_from(peer: Dialogue) -> None:

@@ -13,10 +13,9 @@ from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
 from polywire.protocols.kafka.client_codec import decode_response
-from polywire.protocols.kafka.configs import settings_of
+from polywire.protocols.kafka.configs import AHEAD_MS_MAX, settings_of
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec, WireError
-from polywire.protocols.kafka.times import AHEAD_MS_MAX
 from polywire.records.columns import Header, Record
 from polywire.types import Level, TopicName
 from tests.unit.broker.test_owners import guard
@@ -352,6 +351,52 @@ def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
 
 
 # Times of append
+
+
+def batch_at(*ahead_ms: int | None) -> bytes:
+    """A batch of records whose times are so far ahead of the broker's; None has no time."""
+    times = (None if ahead is None else NOW_US + ahead * 1000 for ahead in ahead_ms)
+    return encode_batch([Record(b"v", origin_time_us=time_us) for time_us in times])
+
+
+@pytest.mark.parametrize("after", [0, 60_000, 4 * AHEAD_MS_MAX])
+def test_a_topic_limits_how_far_times_may_be_ahead(world: World, after: int) -> None:
+    peer, topic = world.connect(), make(world, settings_of({"message.timestamp.after.max.ms": str(after)}))
+    assert [one.error for one in produce(peer, topic, batch_at(after, 0))] == [0]
+    (refused,) = produce(peer, topic, batch_at(0, after + 1))
+    assert refused.error == WireError.INVALID_TIMESTAMP
+    assert f"limit={NOW_US // 1000 + after}" in refused.message
+    assert listed(peer, topic, NOW_US // 1000 + after) == (0, NOW_US // 1000 + after)
+
+
+def test_a_time_far_ahead_is_found_behind_records_of_later_appends(world: World) -> None:
+    """Their search begins as far back as times may be ahead."""
+    hours = 3_600_000
+    peer, topic = world.connect(), make(world, settings_of({"message.timestamp.after.max.ms": str(10 * hours)}))
+    produce(peer, topic, batch_at(8 * hours))
+    for _ in range(4):
+        world.memory.advance(3600.0)
+        produce(peer, topic, batch_at(None))
+    assert listed(peer, topic, NOW_US // 1000 + 7 * hours) == (0, NOW_US // 1000 + 8 * hours)
+
+
+@pytest.mark.parametrize("before", [0, 3_600_000])
+def test_a_topic_limits_how_old_times_may_be(world: World, before: int) -> None:
+    peer, topic = world.connect(), make(world, settings_of({"message.timestamp.before.max.ms": str(before)}))
+    assert [one.error for one in produce(peer, topic, batch_at(-before, None, 0))] == [0]
+    assert [one.error for one in produce(peer, topic, batch_at(None))] == [0]
+    (refused,) = produce(peer, topic, batch_at(0, None, -before - 1))
+    assert refused.error == WireError.INVALID_TIMESTAMP
+    assert f"limit={NOW_US // 1000 - before}" in refused.message
+    assert len(stored(peer, topic)) == 4
+
+
+def test_times_of_append_have_no_limits(world: World) -> None:
+    given = {"message.timestamp.type": APPENDED}
+    given |= {f"message.timestamp.{name}.max.ms": "0" for name in ("before", "after")}
+    peer, topic = world.connect(), make(world, settings_of(given))
+    assert [one.error for one in produce(peer, topic, batch_at(-1_000_000, 1_000_000))] == [0]
+
 
 APPENDED = "LogAppendTime"
 

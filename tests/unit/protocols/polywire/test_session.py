@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from polywire.broker.settings import BrokerSettings
+from polywire.broker.settings import TOPIC_RANGES, BrokerSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, decode_prefix, encode_head
@@ -180,6 +180,23 @@ def test_settings_of_a_topic_are_kept_and_wrong_ones_named(peer: Peer) -> None:
         is ErrorCode.INVALID_REQUEST
     )
     assert peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).error.code is ErrorCode.TOPIC_EXISTS
+
+
+@pytest.mark.parametrize("name", TOPIC_RANGES)
+def test_numbers_of_a_topic_have_a_range(peer: Peer, name: str) -> None:
+    allowed = TOPIC_RANGES[name]
+    create(peer, "there")
+    for value in (allowed.start - 1, allowed.stop, 2**63 - 1):
+        for verb, head in (
+            (Verb.CREATE_TOPIC, messages.CreateTopic("new", 1, settings={name: value})),
+            (Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("there", {name: value})),
+        ):
+            refused = peer.ask(verb, head).error
+            assert refused.code is ErrorCode.INVALID_REQUEST
+            assert name in refused.message
+    for value in (allowed.start, allowed.stop - 1):
+        made = peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic(f"of{value}", 1, settings={name: value}))
+        assert made.decode(messages.TopicDescription).settings[name] == value
 
 
 def test_produced_batches_come_back_verbatim_but_for_their_numbers(peer: Peer) -> None:
