@@ -28,6 +28,16 @@ PARTITION_COUNT_MAX: Final = 10_000
 SHARDS_MAX: Final = 64  # that have topics between them, each with a process of its own
 
 
+def spell_address(host: str, port: int | str) -> str:
+    """``HOST:PORT``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(address: str) -> str:
+    """The host of a spelled address, without brackets; empty where there is no port."""
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
 class Level(IntEnum):
     """What an acknowledgement means (concepts: guarantees#levels): accepted, in the operating system, on the disk, in the bucket.
 

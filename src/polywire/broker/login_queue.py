@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
+from polywire.types import host_of
+
 FAILURES_KEPT_MAX: Final = (
     4_096  # addresses, connections and names that failed of late, some 200 bytes each; the oldest is forgotten first
 )
@@ -35,9 +37,9 @@ class Origin:
 
 def origin_of(peer: str, name: str) -> Origin:
     """peer: ``host:port``, as connections have it."""
-    host = peer.rpartition(":")[0]
+    host = host_of(peer)
     try:
-        address = ip_address(host.strip("[]").partition("%")[0])
+        address = ip_address(host.partition("%")[0])
     except ValueError:
         return Origin(peer, host, name)
     if isinstance(address, IPv6Address) and not address.is_loopback:

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from polywire.broker.actions import Action
 from polywire.broker.users import Principal
 from polywire.errors import Denied, ErrorCode
+from polywire.types import host_of
 
 UNOWNED: Final = 0
 ANONYMOUS: Final = "anonymous"  # the user that stands for all peers of a wire without a login
@@ -45,7 +46,7 @@ def caller_of(principal: Principal | None, peer: str) -> Caller:
 
 def owner_of_address(peer: str) -> int:
     """The number of an address, which may have a port behind it; addresses of one IPv6 network have one number."""
-    host = peer.rpartition(":")[0] or peer
+    host = host_of(peer) or peer
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:

@@ -23,7 +23,7 @@ from polywire.cluster.shards import FIRST
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
-from polywire.types import SHARDS_MAX, shard_name
+from polywire.types import SHARDS_MAX, shard_name, spell_address
 
 EXIT_UNFIT: Final = 3
 POLL_S: Final = 0.25
@@ -119,7 +119,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
             "state": state.value,
             "start": node.start if node.start > 0 else None,
             "drained": node.drained,
-            "addresses": " ".join(f"{wire}={host}:{port}" for wire, (host, port) in sorted(node.addresses.items())),
+            "addresses": " ".join(f"{wire}={spell_address(*at)}" for wire, at in sorted(node.addresses.items())),
         }
         for node, state in seen_nodes(objects)
     ]

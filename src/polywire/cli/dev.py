@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -25,6 +25,7 @@ from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Record
 from polywire.server import lifecycle, startup
 from polywire.server.config import ServeConfig
+from polywire.types import spell_address
 
 SAMPLE: Final = "sample"
 SAMPLE_PARTITIONS: Final = 3
@@ -85,7 +86,7 @@ def _sample(ready: Path, rate: float, over: threading.Event) -> None:
         if over.wait(READY_POLL_S):
             return
     listeners = json.loads(ready.read_text(encoding="utf-8"))
-    url = "polywire://{host}:{port}".format_map(listeners["polywire"])
+    url = _url("polywire", listeners["polywire"])
     try:
         asyncio.run(_feed(url, listeners, rate, over))
     except BrokerError as error:
@@ -93,11 +94,16 @@ def _sample(ready: Path, rate: float, over: threading.Event) -> None:
             note(f"no more samples: {error.message}")
 
 
-async def _feed(url: str, listeners: dict[str, dict[str, object]], rate: float, over: threading.Event) -> None:
+def _url(wire: str, at: dict[str, Any]) -> str:
+    """Where a listener of the ready file is, for clients."""
+    return f"{wire}://{spell_address(at['host'], at['port'])}"
+
+
+async def _feed(url: str, listeners: dict[str, dict[str, Any]], rate: float, over: threading.Event) -> None:
     client = await connect(url)
     try:
         number = await _fill(client)
-        print(json.dumps({name: f"{name}://{at['host']}:{at['port']}" for name, at in listeners.items()}), flush=True)
+        print(json.dumps({name: _url(name, at) for name, at in listeners.items()}), flush=True)
         note(f"ready topic={SAMPLE} records={number}; try: polywire record tail {SAMPLE} --address {url}")
         while not await asyncio.to_thread(over.wait, 1 / rate if rate else None):
             await client.produce(SAMPLE, [_record(number)])

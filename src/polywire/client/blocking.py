@@ -30,7 +30,7 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Limits, LogIn, Verb
 from polywire.records.arena import Arena
-from polywire.types import Buffer
+from polywire.types import Buffer, spell_address
 
 SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the system's limit of 1,024
 
@@ -51,7 +51,7 @@ class FramedSocket:
 
         ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login.
         """
-        self.address: Final = f"{host}:{port}"
+        self.address: Final = spell_address(host, port)
         self.open = True
         self.owed = 0
         self._correlation = 0

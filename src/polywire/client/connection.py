@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
 from polywire.client.unreachable import hung_up, makes_no_sense, silent
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.types import spell_address
 
 LENGTH_BYTES: Final = 4  # in front of a frame
 TLS_ALERT: Final = b"\x15\x03"
@@ -51,7 +52,7 @@ class Connection(asyncio.Protocol, ABC):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
-        self._address = f"{host}:{port}"
+        self._address = spell_address(host, port)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all calls under way; asyncio calls it."""

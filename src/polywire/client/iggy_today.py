@@ -49,7 +49,7 @@ from polywire.protocols.iggy.client_codec import Polled, ident
 from polywire.protocols.iggy.messages import U32, U64, Code
 from polywire.protocols.iggy.today_codec import Reply
 from polywire.records.columns import Record
-from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level, spell_address
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -228,7 +228,9 @@ class IggyTodayClient(IggyClient):
                 async with asyncio.timeout(timeout_s):
                     await connection.log_in(*words)
             except TimeoutError:
-                error = Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}")
+                error = Unavailable(
+                    ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
+                )
                 connection.fail(error)
                 raise error from None
             except BrokerError as error:

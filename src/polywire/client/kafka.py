@@ -36,7 +36,7 @@ from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import Record
-from polywire.types import Assignor, Level
+from polywire.types import Assignor, Level, spell_address
 
 WIRE: Final = "Kafka"  # in what is refused
 OPEN_TIMEOUT_S: Final = 10.0
@@ -125,7 +125,9 @@ async def _dial(
                 await log_in(connection.ask, login, mechanism)
         except TimeoutError:
             connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
-            raise Unavailable(ErrorCode.UNREACHABLE, f"nobody answers a login address={host}:{port}") from None
+            raise Unavailable(
+                ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
+            ) from None
         except BrokerError:
             connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
             raise

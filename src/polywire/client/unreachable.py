@@ -10,6 +10,7 @@ import ssl
 from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.types import spell_address
 
 HUNG_UP: Final = "it hung up without an answer, is it another wire's port, is TLS on one side only,"
 
@@ -53,12 +54,12 @@ def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
     kind: type[BrokerError]
     match error:
         case ConnectionResetError() | ConnectionAbortedError() | ssl.SSLEOFError():
-            return hung_up(f"{host}:{port}")
+            return hung_up(spell_address(host, port))
         case ssl.SSLError():
             kind, code, cause = Invalid, ErrorCode.INVALID_REQUEST, _cause(error)
         case _:
             kind, code, cause = Unavailable, ErrorCode.UNREACHABLE, _cause(error)
-    return kind(code, f"cannot connect: {cause} address={host}:{port}")
+    return kind(code, f"cannot connect: {cause} address={spell_address(host, port)}")
 
 
 def _cause(error: Exception) -> str:

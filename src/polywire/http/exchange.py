@@ -16,6 +16,7 @@ import h11
 
 from polywire.http.framing import HEAD_BYTES_MAX, Refusal
 from polywire.protocols.runtime.session import Output
+from polywire.types import host_of
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -67,7 +68,8 @@ class AsgiExchange:
 
     def _scope(self, head: h11.Request) -> Scope:
         raw_path, _, query = head.target.partition(b"?")
-        host, _, port = self._output.peer.rpartition(":")
+        peer = self._output.peer
+        host, port = host_of(peer), peer.rpartition(":")[2]
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

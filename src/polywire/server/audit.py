@@ -17,6 +17,7 @@ import structlog
 
 from polywire.broker.audit import AuditEvent, Outcome
 from polywire.clock import Clock
+from polywire.types import host_of
 
 LINES_MAX: Final = 1_000  # in a window, of one user's (or address's) doing the same: a hundred a second are no person's
 WINDOW_S: Final = 10.0
@@ -60,7 +61,7 @@ class AuditLog:
 
     def record(self, event: AuditEvent) -> None:
         """Keep an event."""
-        who = event.user if event.outcome is Outcome.ALLOWED else event.peer.rpartition(":")[0]
+        who = event.user if event.outcome is Outcome.ALLOWED else host_of(event.peer)
         kind = event.action, event.outcome.value, who
         if kind not in self._written and len(self._written) >= KEYS_MAX:
             kind = "", "", ""

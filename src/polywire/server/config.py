@@ -28,7 +28,7 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.server.machine import memory_bytes, reached_at
 from polywire.server.prices import parse_prices
-from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level, spell_address
 
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
@@ -79,7 +79,7 @@ class Address:
             return False
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return spell_address(self.host, self.port)
 
 
 def parse_address(text: str) -> Address | None:

@@ -25,6 +25,7 @@ from polywire.server.tls import ServerTls
 INSIDE: Final = "inside"  # the listener for other processes of this broker
 INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the one for other machines, where links between them are under TLS
 OWN: Final = "own-"  # before the name of one where a process is reached alone, beside those that several share
+EVERYWHERE_V6: Final = "::"
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -55,6 +56,19 @@ class Listener:
     name: str
     address: Address
     server: Server
+
+
+class LoopServer:
+    """Accepts connections for the loop, on several sockets."""
+
+    def __init__(self, servers: Sequence[asyncio.Server]) -> None:
+        self._servers = servers
+        self.sockets: Sequence[Any] = [one for server in servers for one in server.sockets]
+
+    def close(self) -> None:
+        """Accept no further connection."""
+        for server in self._servers:
+            server.close()
 
 
 class ReadinessServer:
@@ -163,12 +177,11 @@ async def _listen(
         connection = Connection(hub, spoken)
         return connection if tls is None else tls.over(hub, connection, plain_too=plain_too)
 
+    sockets = await bound(address, shared=shared)
     if tls is None and driver is not None:
-        server = ReadinessServer(driver, await _bound(address, shared=shared), connect, loop)
+        server = ReadinessServer(driver, sockets, connect, loop)
     else:
-        server = await loop.create_server(
-            connect, address.host, address.port, backlog=ACCEPT_BACKLOG, reuse_port=shared or None
-        )
+        server = LoopServer([await loop.create_server(connect, sock=one, backlog=ACCEPT_BACKLOG) for one in sockets])
     for listening in server.sockets:
         _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
@@ -208,8 +221,8 @@ async def open_inside(
         raise cannot_listen(name, address, error) from error
 
 
-async def _bound(address: Address, *, shared: bool) -> list[socket.socket]:
-    """A socket for every address of this host, as loops make them for their servers. Raises OSError."""
+async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
+    """A socket for every address of this host, and for both families where the host is the wildcard of IPv6. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -223,7 +236,7 @@ async def _bound(address: Address, *, shared: bool) -> list[socket.socket]:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != EVERYWHERE_V6))
             made.bind(place)
     except OSError:
         for made in sockets:

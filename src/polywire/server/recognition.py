@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from polywire.errors import PeerError
 from polywire.protocols.runtime.session import SessionFactory
+from polywire.types import spell_address
 
+_MAPPED: Final = "::ffff:"  # before an IPv4 address that is written as one of IPv6
 PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
 
 
@@ -30,16 +32,17 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
 
 def format_address(name: Any) -> str:
     """The address of a socket's end, for logs."""
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+    return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name)
 
 
 def host_and_port(name: Any) -> tuple[str, int]:
-    """Where a peer connected to; a host of IPv6 digits as a name where there is one, because wires split at colons."""
+    """Host and port of a socket's end; an IPv4 address of a socket that accepts both families is spelled as IPv4."""
     if not isinstance(name, tuple):
         return "localhost", 0
-    return "localhost" if name[0] == "::1" else name[0], name[1]
+    host: str = name[0]
+    return host.removeprefix(_MAPPED) if "." in host else host, name[1]
 
 
 def is_loopback(name: Any) -> bool:
     """Whether an end of a socket is on this machine."""
-    return not isinstance(name, tuple) or ip_address(name[0].partition("%")[0]).is_loopback
+    return not isinstance(name, tuple) or ip_address(host_and_port(name)[0].partition("%")[0]).is_loopback

@@ -10,12 +10,14 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, cast
 
 import structlog
 
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server.config import Address
+from polywire.server.listener import bound
 
 RELAYED_MAX: Final = 10_000  # connections: each takes two descriptors
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -71,19 +73,15 @@ class Relay:
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
             try:
-                server = await loop.create_server(
-                    lambda name=name: _End(self, name),
-                    address.host,
-                    address.port,
-                    reuse_port=shared or None,
-                )
+                sockets = await bound(address, shared=shared)
+                servers = [await loop.create_server(partial(_End, self, name), sock=one) for one in sockets]
             except OSError as error:
                 await self.stop()
                 raise Unavailable(
                     ErrorCode.STORAGE_FAILED, f"cannot listen: {error.strerror} listener={name} address={address}"
                 ) from error
-            self._servers.append(server)
-            found[name] = Address(address.host, server.sockets[0].getsockname()[1])
+            self._servers += servers
+            found[name] = Address(address.host, sockets[0].getsockname()[1])
         return found
 
     async def listen_on(self, name: str, listening: socket.socket) -> None:

@@ -18,6 +18,7 @@ import structlog
 from polywire.cluster.shards import FIRST
 from polywire.http.framing import HEAD_BYTES_MAX
 from polywire.server.config import Address
+from polywire.server.listener import bound
 from polywire.types import shard_name
 
 ASKING_MAX: Final = 64  # connections: each is answered once
@@ -51,11 +52,12 @@ class StandbyHealth:
 
     async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
         """Answer there; returns the address with its real port. Raises OSError."""
-        server = await asyncio.start_server(
-            self._came, address.host, address.port, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True
-        )
-        self._servers.append(server)
-        return Address(address.host, server.sockets[0].getsockname()[1])
+        sockets = await bound(address)
+        for one in sockets:
+            self._servers.append(
+                await asyncio.start_server(self._came, sock=one, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True)
+            )
+        return Address(address.host, sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Answer nobody any more."""

@@ -21,6 +21,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Final
 
+from polywire.types import spell_address
+
 READY_SECONDS_MAX: Final = 90.0  # a start takes one; a machine that does much else, many
 STOP_SECONDS_MAX: Final = 60.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
@@ -104,7 +106,7 @@ class BrokerProcess:
         command += silenced(*self._wires)
         for wire in self._wires:
             host, port = self.addresses.get(wire) or ("127.0.0.1", lasting_port())
-            command += [f"--{wire}", f"{host}:{port}"]
+            command += [f"--{wire}", spell_address(host, port)]
         command += ["--ready-file", str(ready_file), *self._options]
         if self._descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "sh", *command]
@@ -124,7 +126,7 @@ class BrokerProcess:
     def url(self, wire: str = "polywire") -> str:
         """Where a wire is spoken, for ``polywire.connect``."""
         host, port = self.addresses[wire]
-        return f"{wire}://{host}:{port}"
+        return f"{wire}://{spell_address(host, port)}"
 
     @property
     def memory_bytes(self) -> int:

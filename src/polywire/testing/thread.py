@@ -21,6 +21,7 @@ from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.wires import factories_of
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.process import WIRES, lasting_port
+from polywire.types import spell_address
 
 HOST: Final = "127.0.0.1"
 CALL_SECONDS_MAX: Final = 30.0
@@ -61,7 +62,7 @@ class BrokerThread:
     def url(self, wire: str = "polywire") -> str:
         """Where a wire is spoken, for ``polywire.connect``."""
         host, port = self.addresses[wire]
-        return f"{wire}://{host}:{port}"
+        return f"{wire}://{spell_address(host, port)}"
 
     def start(self) -> Self:
         """Listen; behind a ``kill`` on the same ports, over what was kept."""

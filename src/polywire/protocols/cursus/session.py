@@ -38,6 +38,7 @@ from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoop
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.types import spell_address
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
@@ -374,8 +375,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def leader(self) -> str:
         """The address as acknowledgements and METADATA tell it."""
         if not self._leader:
-            host, port = self.address
-            self._leader = f"{host}:{port}"
+            self._leader = spell_address(*self.address)
         return self._leader
 
     @property

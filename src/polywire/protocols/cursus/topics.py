@@ -37,7 +37,7 @@ from polywire.protocols.cursus.policies import (
     with_policy,
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.types import TopicName
+from polywire.types import TopicName, spell_address
 
 CREATE_PARTITIONS: Final = 4  # when CREATE gives no number (spec: cursus#create)
 DONE: Final = "\u2705"
@@ -231,8 +231,7 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
     told for ever."""
     topic = find_topic(session, request.need("topic"))
     count, places, at = len(topic.partitions), session.state.places, session.address
-    host, port = at if places is None else places.alone(at)
-    leaders = ",".join([f"{host}:{port}"] * count)
+    leaders = ",".join([spell_address(*(at if places is None else places.alone(at)))] * count)
     epochs = ",".join(["0"] * count)
     return encoded(
         f"OK topic={topic_word(topic.name.full)} partitions={count} leaders={leaders} epochs={epochs} {policy_of(topic).encoded()}"

@@ -22,6 +22,7 @@ from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.types import spell_address
 
 TOPIC: Final = 2  # resources that have settings
 BROKER: Final = 4
@@ -351,15 +352,15 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     """What tools ask of a broker, as it is here."""
     settings = session.broker.settings
-    host, port = session.address
     directory = session.shared.settings.data_dir
-    yield "advertised.listeners", f"PLAINTEXT://{host}:{port}", STRING
+    listener = f"PLAINTEXT://{spell_address(*session.address)}"
+    yield "advertised.listeners", listener, STRING
     yield "auto.create.topics.enable", str(settings.auto_create).lower(), BOOLEAN
     yield "broker.id", str(session.shared.node_id), INT
     yield "compression.type", "producer", STRING
     yield "default.replication.factor", "1", INT
     yield "delete.topic.enable", "true", BOOLEAN
-    yield "listeners", f"PLAINTEXT://{host}:{port}", STRING
+    yield "listeners", listener, STRING
     yield "log.cleanup.policy", "delete", LIST
     yield "log.dirs", "" if directory is None else str(directory.absolute()), STRING
     yield "log.message.timestamp.type", "CreateTime", STRING

@@ -20,6 +20,7 @@ from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRITING, read_subscriptions
 from polywire.protocols.runtime.slices import Slices
+from polywire.types import host_of
 
 ID_FIRST_SINCE: Final = 4  # version of JoinGroup in which a new member is given its id before it joins
 NULL_PROTOCOL_SINCE: Final = 7  # version of JoinGroup that has no protocol where none was chosen
@@ -99,8 +100,7 @@ def random_id() -> UUID:
 
 def client_host(peer: Peer) -> str:
     """Where a member is, as tools show it."""
-    host = peer.peer_address.rpartition(":")[0] or peer.peer_address
-    return "/" + host.strip("[]")
+    return "/" + (host_of(peer.peer_address) or peer.peer_address)
 
 
 def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:

@@ -1,0 +1,132 @@
+"""Addresses of both families: how they are spelled, and what accepts them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.protocols.flux.context import FluxSettings
+from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import Api
+from polywire.server.config import Address
+from polywire.server.hub import Hub
+from polywire.server.listener import close_listeners, open_listeners
+from polywire.server.readiness import ReadinessDriver
+from polywire.server.recognition import format_address, host_and_port, is_loopback
+from polywire.server.relay import Relay
+from polywire.server.standby_health import StandbyHealth
+from polywire.testing.memory_broker import MemoryBroker
+from polywire.types import host_of, spell_address
+from tests.unit.protocols.cursus.dialogue import World as CursusWorld
+from tests.unit.protocols.kafka.dialogue import World as KafkaWorld
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "spelled", "loopback"),
+    [
+        (("127.0.0.1", 5), "127.0.0.1", "127.0.0.1:5", True),
+        (("::1", 5, 0, 0), "::1", "[::1]:5", True),
+        (("2001:db8::7", 5, 0, 0), "2001:db8::7", "[2001:db8::7]:5", False),
+        (("fe80::1%eth0", 5, 0, 2), "fe80::1%eth0", "[fe80::1%eth0]:5", False),
+        (("::ffff:127.0.0.1", 5, 0, 0), "127.0.0.1", "127.0.0.1:5", True),
+        (("::ffff:10.0.0.1", 5, 0, 0), "10.0.0.1", "10.0.0.1:5", False),
+    ],
+)
+def test_an_end_of_a_socket(name: tuple[object, ...], host: str, spelled: str, loopback: bool) -> None:
+    assert host_and_port(name) == (host, 5)
+    assert format_address(name) == spelled == spell_address(host, 5) == str(Address(host, 5))
+    assert host_of(spelled) == host
+    assert is_loopback(name) is loopback
+
+
+def test_what_is_no_address_of_ip_has_no_host() -> None:
+    assert (host_and_port(""), format_address("/run/socket"), host_of("")) == (("localhost", 0), "/run/socket", "")
+
+
+@pytest.fixture
+def has_ipv6() -> None:
+    """Skip a test where this machine has no IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6 loopback address: {error}")
+
+
+def answer_from(host: str, port: int, request: bytes) -> bytes:
+    """The first bytes that come back; nothing where nobody listens."""
+    try:
+        with socket.create_connection((host, port), timeout=60) as peer:
+            peer.sendall(request)
+            return peer.recv(100)
+    except ConnectionRefusedError:
+        return b""
+
+
+async def who_answers(host: str, *, watched: bool) -> dict[str, bytes]:
+    """What a FLUX listener on this host answers to clients of each family. watched: by the readiness driver."""
+    loop = asyncio.get_running_loop()
+    memory = MemoryBroker(loop=loop, clock=SystemClock())
+    hub = Hub(memory.broker)
+    driver = ReadinessDriver(hub, loop) if watched else None
+    places = {"flux": Address(host, 0)}
+    listeners = await open_listeners(hub, places, [FluxFactory(memory.broker, FluxSettings())], driver=driver)
+    try:
+        port = listeners[0].address.port
+        request = b"V1|1|ADMIN_GET_METADATA|\n"
+        return {one: await asyncio.to_thread(answer_from, one, port, request) for one in ("127.0.0.1", "::1")}
+    finally:
+        close_listeners(listeners)
+        while hub.connections:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0.01)
+        memory.broker.close()
+
+
+@pytest.mark.usefixtures("has_ipv6")
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("host", "families"),
+    [("::", {"127.0.0.1", "::1"}), ("::1", {"::1"}), ("0.0.0.0", {"127.0.0.1"}), ("127.0.0.1", {"127.0.0.1"})],
+)
+def test_the_wildcard_of_ipv6_accepts_both_families(host: str, families: set[str], watched: bool) -> None:
+    answers = asyncio.run(who_answers(host, watched=watched))
+    assert {one for one, answer in answers.items() if answer.startswith(b"V1|1|")} == families
+
+
+@pytest.mark.usefixtures("has_ipv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_standby_accepts_both_families_there(host: str) -> None:
+    async def livez() -> list[bytes]:
+        relay = Relay(lambda _: None, lambda listener, first: b"HTTP/1.1 200", asked=("http",))
+        health, answers = StandbyHealth(lambda: False), []
+        request = b"GET /livez HTTP/1.1\r\n\r\n"
+        for at in (
+            (await relay.listen({"http": Address("::", 0)}))["http"],
+            await health.listen(Address("::", 0), None),
+        ):
+            answers.append(await asyncio.to_thread(answer_from, host, at.port, request))
+        await relay.stop()
+        await health.stop()
+        return answers
+
+    assert [answer[:12] for answer in asyncio.run(livez())] == [b"HTTP/1.1 200"] * 2
+
+
+def test_clients_are_told_the_address_that_they_came_to() -> None:
+    cursus = CursusWorld().connect()
+    cursus.local = ("::1", 9000)
+    assert " leaders=[::1]:9000 " in (cursus.ask("CREATE topic=t partitions=1") and cursus.ask("METADATA topic=t"))
+    assert cursus.ask("FIND_COORDINATOR group=g").endswith(" host=::1 port=9000")
+    kafka = KafkaWorld().connect()
+    kafka.local = ("::1", 9094)
+    [broker] = kafka.ask(Api.METADATA, topics=[]).brokers
+    assert (broker.host, broker.port) == ("::1", 9094)
+    coordinator = kafka.ask(Api.FIND_COORDINATOR, 3, key="g")
+    assert (coordinator.host, coordinator.port) == ("::1", 9094)
+    resource = schema.request(Api.DESCRIBE_CONFIGS).Resources(resource_type=4, resource_name="1")
+    [described] = kafka.ask(Api.DESCRIBE_CONFIGS, resources=[resource]).results
+    told = {config.name: config.value for config in described.configs}
+    assert told["listeners"] == told["advertised.listeners"] == "PLAINTEXT://[::1]:9094"
