@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.groups.consumer import JOINING, Beat, Subscription
+from polywire.broker.groups.consumer import AWAY, JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import Beaten
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode
@@ -48,8 +48,9 @@ def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
 def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
     """Carry out a ConsumerGroupHeartbeat; look: for the topics of a pattern."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
-    if not request.group_id or not (request.member_id or request.member_epoch == JOINING):
-        return response(error=WireError.INVALID_REQUEST, message="a group and a member have names")
+    wrong = _wrong(request)
+    if wrong:
+        return response(error=WireError.INVALID_REQUEST, message=wrong)
     if request.server_assignor not in ASSIGNORS:
         names = ", ".join(name for name in ASSIGNORS if name is not None)
         return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"there are these assignors: {names}")
@@ -72,6 +73,20 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
 
     look(pattern, found, done)
     return None
+
+
+def _wrong(request: Any) -> str:
+    """What no heartbeat may say, whoever sends it; empty for nothing."""
+    epoch = request.member_epoch
+    if not request.group_id or not (request.member_id or epoch == JOINING):
+        return "a group and a member have names"
+    if request.instance_id == "" or request.rack_id == "":
+        return "an instance and a rack have names, or none is given"
+    if epoch < AWAY:
+        return f"the least epoch of a member is {AWAY} got={epoch}"
+    return (
+        "only a member with an instance id goes away for a while" if epoch == AWAY and not request.instance_id else ""
+    )
 
 
 def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:

@@ -88,7 +88,15 @@ def test_a_member_without_a_name_is_given_one(peer: Asker) -> None:
         ({"subscribed_topic_regex": "(?=t)t"}, WireError.INVALID_REGULAR_EXPRESSION),
         ({"member_epoch": 1}, WireError.UNKNOWN_MEMBER_ID),
         ({"member_id": "", "member_epoch": 1}, WireError.INVALID_REQUEST),
-        ({"member_epoch": -7}, WireError.UNKNOWN_MEMBER_ID),
+        ({"member_epoch": -1}, WireError.UNKNOWN_MEMBER_ID),
+        ({"member_epoch": -2, "instance_id": "i"}, WireError.UNKNOWN_MEMBER_ID),
+        ({"member_epoch": -2}, WireError.INVALID_REQUEST),
+        ({"member_epoch": -3}, WireError.INVALID_REQUEST),
+        ({"member_epoch": -3, "instance_id": "i"}, WireError.INVALID_REQUEST),
+        ({"member_epoch": -(2**31)}, WireError.INVALID_REQUEST),
+        ({"instance_id": ""}, WireError.INVALID_REQUEST),
+        ({"instance_id": "", "member_epoch": -2}, WireError.INVALID_REQUEST),
+        ({"rack_id": ""}, WireError.INVALID_REQUEST),
     ],
 )
 def test_what_is_refused(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
@@ -100,7 +108,10 @@ def test_what_is_refused(peer: Asker, fields: dict[str, Any], code: WireError) -
 def test_epochs_that_are_not_the_members(peer: Asker) -> None:
     epoch = beat(peer).member_epoch
     assert beat(peer, epoch=epoch + 1).error == WireError.FENCED_MEMBER_EPOCH
-    assert beat(peer, epoch=-7).error == WireError.FENCED_MEMBER_EPOCH
+    for away in (-2, -7):
+        assert beat(peer, epoch=away).error == WireError.INVALID_REQUEST, (
+            "it has no instance id, or there is no such epoch"
+        )
 
 
 def test_static_members(peer: Asker) -> None:
