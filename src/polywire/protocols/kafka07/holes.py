@@ -29,7 +29,8 @@ FILLER_BYTES_MIN: Final = 30
 BLANK_BYTES_MIN: Final = 10
 PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, where messages are short
 MESSAGE_BYTES_MAX: Final = 16 * 1024  # of a message that is packed because of a small hole before it
-REPEATED_BYTES_MAX: Final = 64 * 1024  # of a message that is told again and again before a hole larger than an answer
+STORED: Final = 0  # level of a wrapper that packs nothing: it costs a copy, however long the message is
+PACKED: Final = -1  # zlib's own default
 
 _GZIP_HEAD: Final = Struct("<BBBBIBB")
 _GZIP_TAIL: Final = Struct("<II")
@@ -69,19 +70,31 @@ def bridge(
         return wrapper(messages, end - address) or _blank(hole)
     if begun:
         return None
+    if record_bytes > limit:  # cut, as a message is that is longer than what was asked for
+        return _cut(chunks[0], address + hole, limit)
     size = hole if hole <= limit else min(limit, hole - FILLER_BYTES_MIN)
-    if size < BLANK_BYTES_MIN:  # the limit is less than any message has
+    if size < BLANK_BYTES_MIN:  # no message fits before the rest of the hole
         whole = _blank(hole)
         return None if whole is None else whole[:limit]
-    if record_bytes <= min(size, REPEATED_BYTES_MAX):
-        message, _ = _messages(chunks, address + hole, address + hole + record_bytes)
-        return wrapper(message, size) or _blank(size)
-    return _blank(size)
+    if record_bytes > size:
+        return _blank(size)
+    message, _ = _messages(chunks, address + hole, address + hole + record_bytes)
+    return _repeated(message, size, hole) or _blank(size)
 
 
-def wrapper(message_set: bytes, size: int) -> bytes | None:
+def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
+    """A message that also lies behind a hole, in a wrapper of this size or as it is; None where neither leaves a hole that can be bridged."""
+    packed = wrapper(message, size, level=STORED)
+    if packed is None and len(message) <= MESSAGE_BYTES_MAX:
+        packed = wrapper(message, size)
+    if packed is None and (hole == len(message) or hole - len(message) >= FILLER_BYTES_MIN):
+        return message
+    return packed
+
+
+def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | None:
     """A set as one gzip message of exactly this size; None when that is too small."""
-    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    packer = zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
     blocks = packer.compress(message_set) + packer.flush()
     padding = size - _WRAPPED_BYTES - len(blocks)
     if padding < 0:
@@ -108,3 +121,10 @@ def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[by
     out = bytearray(stop - address)
     size, end = encoder.gather_entries(chunks, address, stop - address, out)
     return bytes(out[:size]), end
+
+
+def _cut(batch: memoryview, address: int, limit: int) -> bytes:
+    """The first bytes of the message at an address, which is longer."""
+    out = bytearray(limit)
+    encoder.put_entries([batch], address, limit, out, 0)
+    return bytes(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 import zlib
 from array import array
@@ -168,6 +169,22 @@ def test_a_hole_larger_than_an_answer_repeats_the_message_behind_it() -> None:
     found = [value for _, value, _ in partition.read(0, 1000)]
     assert found == [b"a", *[b"b"] * (len(found) - 1)]
     assert 5 <= len(found) - 1 <= 7, "5,000 bytes in answers of 1,000"
+
+
+@pytest.mark.parametrize("value", [b"z" * 100_000, random.Random(1).randbytes(100_000), b"short"])
+@pytest.mark.parametrize("size", [200_100, 300_000, 1 << 20])
+def test_a_hole_larger_than_an_answer_repeats_a_long_message_too(value: bytes, size: int) -> None:
+    partition = Compacted([[*plain(b"v" * 50_000, stay=False), *plain(b"v" * 80_000, stay=False) * 40, *plain(value)]])
+    assert {found for _, found, _ in partition.read(0, size)} == {value}
+
+
+@pytest.mark.parametrize("size", [10, 500, 50_009])
+def test_a_message_behind_a_hole_that_is_longer_than_what_was_asked_for_is_cut(size: int) -> None:
+    """As it is without a hole: readers say that they have to ask for more."""
+    value = random.Random(1).randbytes(50_000)
+    partition = Compacted([[*plain(b"v" * 80_000, stay=False) * 3, *plain(value)]])
+    assert partition.fetch(0, size) == encode_message(value)[:size]
+    assert [found for _, found, _ in partition.read(0, 400_000)] == [value]
 
 
 def test_a_hole_and_a_long_message_behind_it() -> None:
