@@ -68,7 +68,8 @@ class Expander:
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
         """The set as plain sets in order. Raises PeerError for one that is to be refused, and when it expands too far."""
         is_sound, records, wrappers, longest = survey(data, start, stop)
-        if not is_sound:
+        is_stray = depth > 0 and 0 < stop - start < _I32.size  # a producer would take the message for stored
+        if not is_sound or is_stray:
             raise PeerError("a message set is broken", fatal=True)
         if not wrappers:
             return [PlainSet(data, start, stop, records, longest)]

@@ -132,6 +132,8 @@ def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
         wrap(A + BAD, GZIP),
         wrap(BAD, SNAPPY),
         wrap(A[:-1], GZIP),
+        *[wrap(bytes(size), codec) for size in (1, 2, 3, 4) for codec in (GZIP, SNAPPY)],
+        A + wrap(wrap(b"x", GZIP), GZIP),
         TOO_LONG,
         A + TOO_LONG,
         A + wrap(TOO_LONG, GZIP),
