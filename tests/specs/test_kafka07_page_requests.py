@@ -253,6 +253,16 @@ ONE_SEGMENT: Final = Differs(
         (multifetch((0, 0, 100), (0, 15, 100)), answer(0, answer(0, HELLO + ABC) + answer(0, ABC))),
     ),
     Row(
+        10,
+        "all five requests have one header: type, topic, partition",
+        (multifetch((0, 0, 100)), answer(0, answer(0, HELLO + ABC))),
+        Differs(
+            "MULTIFETCH and MULTIPRODUCE have a count there, each entry has a topic and a partition",
+            "the same",
+            "clients speak to the software, not to the page",
+        ),
+    ),
+    Row(
         34,
         "an entry that fails has an error of its own",
         (multifetch((9_999, 0, 9), (0, 29, 9), (0, 15, 99)), answer(0, answer(3) + answer(1) + answer(0, ABC))),
@@ -262,6 +272,16 @@ ONE_SEGMENT: Final = Differs(
     Row(35, "OFFSETS (4): time, and most offsets; answered with a count and offsets", (offsets(-2, 1), listed(0))),
     Row(35, "time -1 is the latest: the end, then where segments begin", (offsets(-1, 10), listed(28, 0))),
     Row(35, "no more offsets than were asked for", (offsets(-1, 1), listed(28))),
+    Row(35, "no offsets where none were asked for", (offsets(-1, 0), listed())),
+    *(
+        Row(
+            35,
+            f"the same for a topic nobody produced to, time {time}",
+            (offsets(time, 0, name=b"nobody"), listed(0)),
+            Differs("one offset, 0, whatever was asked for", "the same", "as the software; no client asks for none"),
+        )
+        for time in (-1, -2)
+    ),
     Row(35, "time -2 is the earliest: one offset, however many were asked for", (offsets(-2, 10), listed(0))),
     Row(35, "offsets are descending", (offsets(FAR, 10), listed(28, 0))),
     Row(35, "a time is in milliseconds since 1970; the future is as -1", (offsets(FAR, 1), listed(28))),
@@ -281,6 +301,18 @@ def test_what_is_answered(client: Client, topic: bytes, ask: Asked, answered: by
     assert whole_answer(client) == answered
     if answered is not CLOSED:
         assert end_of(client, topic) == 28
+
+
+@KAFKA07.says(33, "a first message that is longer is cut there, however long it and the most bytes are")
+@KAFKA07.says(34, "and in each entry of MULTIFETCH")
+@pytest.mark.parametrize("most", [100_000, 2**20, 2**20 + 1, 3_000_000, 4_999_999])
+def test_a_long_first_message_is_cut(client: Client, most: int) -> None:
+    topic, whole = new_topic(), message(random.Random(7).randbytes(5_000_000 - 10))
+    client.socket.sendall(frame(PRODUCE, produced(topic, 0, whole)) + frame(PRODUCE, produced(topic, 1, whole)))
+    assert end_of(client, topic, 1) == len(whole)
+    assert client.ask(frame(FETCH, fetched(topic, 0, 0, most))) == whole[:most]
+    entries = counted(fetched(topic, 0, 0, most), fetched(topic, 1, 0, most))
+    assert client.ask(frame(MULTIFETCH, entries)) == answer(0, whole[:most]) * 2
 
 
 @KAFKA07.says(35, "a time lists where segments begin that were written by then", ONE_SEGMENT)
