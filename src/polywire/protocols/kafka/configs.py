@@ -50,6 +50,7 @@ AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of the b
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
 _NUMBERS: Final = {INT: range(2**31), LONG: range(2**63)}
+WITHOUT_EFFECT: Final = "none: it is stored and returned"
 _DIGITS_MAX: Final = 20  # of a number: none of 64 bits has more
 _PARSED_MAX: Final = 256  # topics' settings, of up to 10 KiB each, that are parsed once
 
@@ -293,9 +294,7 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """DescribeConfigs: settings of topics, and what tools ask of a broker."""
     response = schema.response(Api.DESCRIBE_CONFIGS)
-    entries = (
-        _described(session, response.Results, asked, synonyms=request.include_synonyms) for asked in request.resources
-    )
+    entries = (_described(session, response.Results, asked, request) for asked in request.resources)
     made = partial(_answered, response)
     return answer_in_slices(session.broker, answer, entries, made, at_once=DESCRIBED_AT_ONCE_MAX)
 
@@ -304,7 +303,7 @@ def _answered(response: Any, results: list[Any]) -> Any:
     return response(results=results)
 
 
-def _described(session: KafkaSession, made: Any, asked: Any, *, synonyms: bool) -> Any:
+def _described(session: KafkaSession, made: Any, asked: Any, request: Any) -> Any:
     """What one resource is told to be set to."""
     told = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
     try:
@@ -313,9 +312,7 @@ def _described(session: KafkaSession, made: Any, asked: Any, *, synonyms: bool) 
         refuse(told, error, _refusal(error, asked.resource_type))
         return told
     names = None if asked.configuration_keys is None else frozenset(asked.configuration_keys)
-    told.configs = [
-        _told_config(made.Configs, one, synonyms=synonyms) for one in described if names is None or one.name in names
-    ]
+    told.configs = [_told_config(made.Configs, one, request) for one in described if names is None or one.name in names]
     return told
 
 
@@ -327,6 +324,7 @@ class _Described:
     source: int
     read_only: bool
     default: str | None = None
+    documentation: str | None = None
 
 
 def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
@@ -339,7 +337,8 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
         for name, config in TOPIC_CONFIGS.items():
             value, is_own = value_of(name, settings, broker.settings)
             source = TOPIC_CONFIG if is_own else DEFAULT_CONFIG
-            found.append(_Described(name, value, config.kind, source, read_only=False, default=config.default))
+            one = _Described(name, value, config.kind, source, False, config.default, config.effect or WITHOUT_EFFECT)
+            found.append(one)
         return found
     session.authorize(Action.CLUSTER_DESCRIBE)
     if asked.resource_type != BROKER or asked.resource_name not in ("", str(session.shared.node_id)):
@@ -373,9 +372,9 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
 
 
-def _told_config(made: Any, one: _Described, *, synonyms: bool) -> Any:
+def _told_config(made: Any, one: _Described, request: Any) -> Any:
     named = []
-    if synonyms:
+    if request.include_synonyms:
         named.append(made.Synonyms(name=one.name, value=one.value, source=one.source))
         if one.source == TOPIC_CONFIG and one.default is not None:
             named.append(made.Synonyms(name=one.name, value=one.default, source=DEFAULT_CONFIG))
@@ -386,6 +385,7 @@ def _told_config(made: Any, one: _Described, *, synonyms: bool) -> Any:
         config_source=one.source,
         synonyms=named,
         config_type=one.kind,
+        documentation=one.documentation if request.include_documentation else None,
     )
 
 

@@ -65,6 +65,17 @@ def test_single_settings(peer: Dialogue) -> None:
     assert [(one.name, one.source) for one in configs["retention.ms"].synonyms] == [("retention.ms", 5)]
 
 
+@pytest.mark.parametrize("version", range(1, 5))
+def test_what_a_setting_does_is_told_when_asked_for(peer: Dialogue, version: int) -> None:
+    _, configs = described(peer, version=version)
+    assert {config.documentation for config in configs.values()} == {None}
+    if version >= 3:
+        _, configs = described(peer, version=version, include_documentation=True)
+        told = {name: config.documentation for name, config in configs.items()}
+        assert told["max.message.bytes"] == "the longest batch, as it is sent"
+        assert told["segment.ms"] == "none: it is stored and returned"
+
+
 def test_settings_of_the_broker(peer: Dialogue) -> None:
     error, configs = described(peer, "1", BROKER)
     assert error == 0
