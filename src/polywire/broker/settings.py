@@ -20,14 +20,14 @@ SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
-RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
-RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 TOPIC_RANGES: Final[Mapping[str, range]] = {
     "replication_factor": range(1, 2**31),
     "retention_age_us": range(2**62 + 1),  # added to a time it fits 64 bits
     "retention_bytes": range(2**62 + 1),
 }
 """Numbers that the settings of a topic may have, whatever protocol, command or file gives them."""
+RETENTION_HOURS_MAX: Final = (TOPIC_RANGES["retention_age_us"].stop - 1) // HOUR_US
+RETENTION_MIB_MAX: Final = (TOPIC_RANGES["retention_bytes"].stop - 1) // MEBI
 WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 

@@ -259,6 +259,7 @@ class ServeConfig:
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
+            ("offsets_retention_hours", self.offsets_retention_hours, RETENTION_HOURS_MAX),
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
             ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
