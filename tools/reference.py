@@ -245,7 +245,7 @@ def field_meanings(settings: type[Any]) -> Mapping[str, str]:
 
 
 def _range(settings: type[Any], name: str) -> str:
-    """What a number of a topic may be; others check themselves."""
+    """Return the range of a topic's number, empty for other settings."""
     allowed = TOPIC_RANGES.get(name) if settings is TopicSettings else None
     return "" if allowed is None else f". {allowed.start} to {allowed.stop - 1}"
 

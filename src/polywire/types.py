@@ -29,12 +29,12 @@ SHARDS_MAX: Final = 64  # that have topics between them, each with a process of 
 
 
 def spell_address(host: str, port: int | str) -> str:
-    """``HOST:PORT``, an IPv6 host in brackets."""
+    """Return ``HOST:PORT``, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_of(address: str) -> str:
-    """The host of a spelled address, without brackets; empty where there is no port."""
+    """Return the host of a spelled address without brackets, empty where there is no port."""
     return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 

@@ -259,7 +259,7 @@ ONE_SEGMENT: Final = Differs(
         Differs(
             "MULTIFETCH and MULTIPRODUCE have a count there, each entry has a topic and a partition",
             "the same",
-            "clients speak to the software, not to the page",
+            "clients are written for the software",
         ),
     ),
     Row(
@@ -272,13 +272,13 @@ ONE_SEGMENT: Final = Differs(
     Row(35, "OFFSETS (4): time, and most offsets; answered with a count and offsets", (offsets(-2, 1), listed(0))),
     Row(35, "time -1 is the latest: the end, then where segments begin", (offsets(-1, 10), listed(28, 0))),
     Row(35, "no more offsets than were asked for", (offsets(-1, 1), listed(28))),
-    Row(35, "no offsets where none were asked for", (offsets(-1, 0), listed())),
+    Row(35, "no offsets for a maximum of 0", (offsets(-1, 0), listed())),
     *(
         Row(
             35,
-            f"the same for a topic nobody produced to, time {time}",
+            f"no offsets for a maximum of 0 on an unknown topic, time {time}",
             (offsets(time, 0, name=b"nobody"), listed(0)),
-            Differs("one offset, 0, whatever was asked for", "the same", "as the software; no client asks for none"),
+            Differs("one offset, 0, whatever the maximum", "the same", "as the software; no client sends 0"),
         )
         for time in (-1, -2)
     ),
@@ -303,8 +303,8 @@ def test_what_is_answered(client: Client, topic: bytes, ask: Asked, answered: by
         assert end_of(client, topic) == 28
 
 
-@KAFKA07.says(33, "a first message that is longer is cut there, however long it and the most bytes are")
-@KAFKA07.says(34, "and in each entry of MULTIFETCH")
+@KAFKA07.says(33, "a first message longer than the maximum is cut, for any sizes")
+@KAFKA07.says(34, "a first message longer than the maximum is cut in each entry")
 @pytest.mark.parametrize("most", [100_000, 2**20, 2**20 + 1, 3_000_000, 4_999_999])
 def test_a_long_first_message_is_cut(client: Client, most: int) -> None:
     topic, whole = new_topic(), message(random.Random(7).randbytes(5_000_000 - 10))

@@ -21,10 +21,8 @@ from polywire.types import Buffer
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 WINDOW_BYTES_MAX: Final = (
     128 * 1024 * 1024
-)  # what libzstd takes by default; clients that stream at levels 20 to 22 declare it
-PLAIN_WINDOW_BYTES_MAX: Final = (
-    8 * 1024 * 1024
-)  # a decoder allocates the window that is declared: a larger one is lowered first
+)  # the default limit of libzstd; streaming clients declare it at levels 20 to 22
+PLAIN_WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024  # decoders allocate the declared window: a larger one is lowered first
 BLOCK_BYTES_MAX: Final = 128 * 1024  # that a block expands to
 
 _WINDOW_AT: Final = 5  # position of the window in a frame
@@ -75,7 +73,7 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 
 def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
-    """A frame to open, with a window that is no larger than what it may expand to: no match lies further back."""
+    """Return a frame with a window no larger than its content may be, since no match lies further back."""
     source = view[frame.start : frame.stop]
     if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
         return source

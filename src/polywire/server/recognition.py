@@ -13,7 +13,7 @@ from polywire.errors import PeerError
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.types import spell_address
 
-_MAPPED: Final = "::ffff:"  # before an IPv4 address that is written as one of IPv6
+_MAPPED: Final = "::ffff:"  # prefix of an IPv4 address in IPv6 notation
 PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
 
 

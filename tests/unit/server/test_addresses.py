@@ -57,7 +57,7 @@ def has_ipv6() -> None:
 
 
 def answer_from(host: str, port: int, request: bytes) -> bytes:
-    """The first bytes that come back; nothing where nobody listens."""
+    """The first bytes that come back; nothing where no socket listens."""
     try:
         with socket.create_connection((host, port), timeout=60) as peer:
             peer.sendall(request)
@@ -115,7 +115,7 @@ def test_a_standby_accepts_both_families_there(host: str) -> None:
     assert [answer[:12] for answer in asyncio.run(livez())] == [b"HTTP/1.1 200"] * 2
 
 
-def test_clients_are_told_the_address_that_they_came_to() -> None:
+def test_responses_name_the_address_that_a_client_connected_to() -> None:
     cursus = CursusWorld().connect()
     cursus.local = ("::1", 9000)
     assert " leaders=[::1]:9000 " in (cursus.ask("CREATE topic=t partitions=1") and cursus.ask("METADATA topic=t"))
@@ -128,5 +128,5 @@ def test_clients_are_told_the_address_that_they_came_to() -> None:
     assert (coordinator.host, coordinator.port) == ("::1", 9094)
     resource = schema.request(Api.DESCRIBE_CONFIGS).Resources(resource_type=4, resource_name="1")
     [described] = kafka.ask(Api.DESCRIBE_CONFIGS, resources=[resource]).results
-    told = {config.name: config.value for config in described.configs}
-    assert told["listeners"] == told["advertised.listeners"] == "PLAINTEXT://[::1]:9094"
+    values = {config.name: config.value for config in described.configs}
+    assert values["listeners"] == values["advertised.listeners"] == "PLAINTEXT://[::1]:9094"

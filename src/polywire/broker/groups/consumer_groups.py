@@ -157,7 +157,7 @@ class ConsumerGroups:
         return entry
 
     def _last_epoch(self, group: str) -> int:
-        """The latest in which a position was stored, 0 for none."""
+        """Return the latest epoch in which a position was stored, 0 for none."""
         return max(
             (at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group) if at.generation > 0),
             default=0,
@@ -332,7 +332,7 @@ class ConsumerGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
     ) -> None:
-        """Refuse what other members read, of a member that passed ``check_epoch``; of a topic that it reads, what it does not hold.
+        """Check that a member, which passed ``check_epoch``, may store positions of these partitions: see ``Coordinator.check_reader``.
 
         Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """
@@ -380,7 +380,7 @@ class ConsumerGroups:
         return sorted(self._entries)
 
     def view(self, group: str) -> ConsumerGroupView | None:
-        """A group with its members on all wires, None where it has no consumers, and its last member was none."""
+        """Return a group with its members on all wires, None unless it has consumers or its last member was one."""
         entry = self._entries.get(group)
         topics = sorted(self._state.group_topics.get(group, ()))
         if entry is None and not any(self._state.groups[topic, group].has_consumers for topic in topics):

@@ -298,9 +298,9 @@ class Coordinator:
     def check_reader(
         self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
     ) -> None:
-        """Refuse partitions that another member reads, for a member of the group that may have no part in this topic.
+        """Check that a member may store positions of these partitions.
 
-        A group's members may store positions in any topic; where they read the topic, only in what they own. Raises as ``check_member``.
+        In a topic that it reads it must own them; in any other topic no other member may read them. Raises as ``check_member``.
         """
         if self.has_member(group, topic, member):
             self.check_member(group, topic, member, None, partitions, wire=wire, by=by)

@@ -46,20 +46,20 @@ TIME_TYPE: Final = "message.timestamp.type"
 TIME_OF_APPEND: Final = "LogAppendTime"
 BEFORE: Final = "message.timestamp.before.max.ms"
 AFTER: Final = "message.timestamp.after.max.ms"
-AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of the broker's, unless the topic says otherwise
+AHEAD_MS_MAX: Final = 3_600_000  # default of how far a timestamp may be ahead of the broker's clock
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
 _NUMBERS: Final = {INT: range(2**31), LONG: range(2**63)}
-WITHOUT_EFFECT: Final = "none: it is stored and returned"
+WITHOUT_EFFECT: Final = "no effect: the value is stored and returned"
 _DIGITS_MAX: Final = 20  # of a number: none of 64 bits has more
 _PARSED_MAX: Final = 256  # topics' settings, of up to 10 KiB each, that are parsed once
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A setting of a topic: its type, the value of a new topic, what it may be, and what it does here.
+    """A setting of a topic: its type, its default and its effect, which is empty for a setting without one.
 
-    words: that it may be, None for any. numbers: the same; a type has its own where this is None. effect: empty where it has none.
+    words: allowed words, None for any. numbers: allowed numbers, None for all of the type.
     """
 
     kind: int
@@ -70,12 +70,12 @@ class Config:
 
     @property
     def allowed(self) -> range | None:
-        """Numbers that it may be, None where it is none."""
+        """Allowed numbers, None for a setting that is not numeric."""
         return self.numbers or _NUMBERS.get(self.kind)
 
     @property
     def spelled(self) -> str:
-        """What it may be, for people."""
+        """Allowed values, as messages and the reference page spell them."""
         if self.kind == BOOLEAN:
             return "true or false"
         if self.kind == DOUBLE:
@@ -86,7 +86,7 @@ class Config:
 
 
 def _from(low: int, kind: int) -> range:
-    """All numbers of a type from this one on."""
+    """Return the numbers of a type from ``low`` on."""
     return range(low, _NUMBERS[kind].stop)
 
 
@@ -100,7 +100,7 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "compression.type": Config(
         STRING,
         "producer",
-        "`lz4` and `zstd` compress stored segments; with the others they are plain",
+        "`lz4` and `zstd` compress stored segments; other values store them uncompressed",
         frozenset({"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"}),
     ),
     "delete.retention.ms": Config(LONG, "86400000"),
@@ -114,14 +114,17 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "local.retention.ms": Config(LONG, "-2", numbers=_from(-2, LONG)),
     "max.compaction.lag.ms": Config(LONG, _EVER, numbers=_from(1, LONG)),
     "max.message.bytes": Config(
-        INT, str(BATCH_BYTES_MAX), "the longest batch, as it is sent", numbers=range(BATCH_BYTES_MAX + 1)
+        INT,
+        str(BATCH_BYTES_MAX),
+        "largest batch in bytes, as the producer sends it",
+        numbers=range(BATCH_BYTES_MAX + 1),
     ),
-    AFTER: Config(LONG, str(AHEAD_MS_MAX), "a record whose time is further ahead of the broker's is refused"),
-    BEFORE: Config(LONG, _EVER, "a record whose time is further behind the broker's is refused"),
+    AFTER: Config(LONG, str(AHEAD_MS_MAX), "records with a timestamp further ahead of the broker's clock are refused"),
+    BEFORE: Config(LONG, _EVER, "records with a timestamp further behind the broker's clock are refused"),
     TIME_TYPE: Config(
         STRING,
         "CreateTime",
-        "with `LogAppendTime` records have the times of their append",
+        "with `LogAppendTime` the broker sets the timestamps of records",
         frozenset({"CreateTime", TIME_OF_APPEND}),
     ),
     "min.cleanable.dirty.ratio": Config(DOUBLE, "0.5"),
@@ -141,14 +144,14 @@ TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
     "segment.ms": Config(LONG, "604800000", numbers=_from(1, LONG)),
     "unclean.leader.election.enable": Config(BOOLEAN, "false"),
 }
-"""Every setting of a topic. All requests check and describe settings by this table, and the reference page is made of it."""
+"""Every setting of a topic. All requests check and describe settings by this table; the reference page is generated from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a topic's settings say of batches that are produced to it: longest batch, and how far times may be from the broker's.
+    """Limits of a topic for produced batches: the largest batch, and how far timestamps may be from the broker's clock.
 
-    before_ms: None for any distance.
+    before_ms: None for no limit.
     """
 
     bytes_max: int = BATCH_BYTES_MAX
@@ -161,7 +164,7 @@ USUAL: Final = Produced()
 
 
 def produced_to(settings: TopicSettings) -> Produced:
-    """What holds for batches that are produced to a topic."""
+    """Return the limits of a topic for produced batches."""
     kept = settings.wire_options.get(WIRE)
     return USUAL if kept is None else _parsed(kept)
 
@@ -184,7 +187,7 @@ def given_of(settings: TopicSettings) -> dict[str, str]:
 
 
 def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
-    """Values of settings by name, as a request gives them. Raises Invalid(INVALID_REQUEST) for one without a value."""
+    """Return the values in a request by setting. Raises Invalid(INVALID_REQUEST) for a setting without a value."""
     for config in configs:
         if config.value is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic setting has no value name={config.name[:255]!r}")

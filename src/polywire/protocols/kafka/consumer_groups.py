@@ -76,17 +76,15 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
 
 
 def _wrong(request: Any) -> str:
-    """What no heartbeat may say, whoever sends it; empty for nothing."""
+    """Return why a heartbeat is invalid for any member, or an empty string."""
     epoch = request.member_epoch
     if not request.group_id or not (request.member_id or epoch == JOINING):
-        return "a group and a member have names"
+        return "group id and member id must not be empty"
     if request.instance_id == "" or request.rack_id == "":
-        return "an instance and a rack have names, or none is given"
+        return "instance id and rack id must be null or not empty"
     if epoch < AWAY:
-        return f"the least epoch of a member is {AWAY} got={epoch}"
-    return (
-        "only a member with an instance id goes away for a while" if epoch == AWAY and not request.instance_id else ""
-    )
+        return f"member epoch is below {AWAY} got={epoch}"
+    return f"member epoch {AWAY} requires an instance id" if epoch == AWAY and not request.instance_id else ""
 
 
 def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:

@@ -164,7 +164,7 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
     if reason:
         raise Refused(WireError.INVALID_RECORD, reason)
     if _load(lent.p, 43, 8) >= 0 and _load(lent.p, 51, 2) < 0:
-        message = f"a producer has no epoch producer={_load(lent.p, 43, 8)} epoch={_load(lent.p, 51, 2)}"
+        message = f"producer epoch is negative producer={_load(lent.p, 43, 8)} epoch={_load(lent.p, 51, 2)}"
         raise Refused(WireError.INVALID_PRODUCER_EPOCH, message)
     return BatchHead(
         end,

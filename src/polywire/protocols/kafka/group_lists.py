@@ -97,7 +97,7 @@ def _entry(peer: Peer, made: Any, name: str) -> Any:
 
 
 def consumer_view(peer: Peer, name: str) -> ConsumerGroupView | None:
-    """A group as one of the newer protocol, None where it is of the classic one: then it has classic members, or never had consumers."""
+    """Return a group of the newer protocol, None for a classic one: it has classic members, or never had consumers."""
     view = peer.broker.consumers.view(name)
     return None if view is not None and not view.has_consumers and peer.broker.classic.has_members(name) else view
 
@@ -186,7 +186,7 @@ def _described(peer: Peer, made: Any, version: int, name: str, *, want_operation
     if view is not None:
         return _described_view(made, view, operations)
     missing = version >= MISSING_SINCE
-    why = "no such group" if is_classic else "the group is of the newer protocol: ask with ConsumerGroupDescribe"
+    why = "no such group" if is_classic else "group uses the newer protocol: describe it with ConsumerGroupDescribe"
     return made(
         error=WireError.GROUP_ID_NOT_FOUND if missing else WireError.NONE,
         message=why if missing else None,

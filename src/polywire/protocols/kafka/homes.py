@@ -329,7 +329,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
             for one in found[shard].groups if found[shard] is not None else ():
                 was = known.get(one.group_id)
                 if was is not None and group_lists.consumer_view(session, one.group_id) is not None:
-                    continue  # other shards know its positions only, and take it for a classic group
+                    continue  # other shards have only its positions, so they report a classic group
                 if was is None or was.error or was.group_state == DEAD or (was.group_state == EMPTY and one.members):
                     known[one.group_id] = one if was is None or not one.error else was
         lost = WireError.COORDINATOR_NOT_AVAILABLE

@@ -320,17 +320,17 @@ class Producing:
 
 
 def _check_times(built: Built, limits: Produced, now_ms: int) -> None:
-    """Refuse times too far from the broker's; only a topic that limits how old they are pays for a look at each. Raises Refused."""
+    """Refuse timestamps too far from the broker's clock. Only topics that limit their age read each of them. Raises Refused."""
     if built.max_time_ms > now_ms + limits.after_ms:
         raise Refused(
             WireError.INVALID_TIMESTAMP,
-            f"a time is too far ahead ms={built.max_time_ms} limit={now_ms + limits.after_ms}",
+            f"timestamp is too far ahead ms={built.max_time_ms} limit={now_ms + limits.after_ms}",
         )
     if limits.before_ms is None:
         return
     earliest, limit = earliest_ms(built.batch), now_ms - limits.before_ms
     if earliest is not None and earliest < limit:
-        raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too old ms={earliest} limit={limit}")
+        raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is too old ms={earliest} limit={limit}")
 
 
 def _open(records: Any, bytes_max: int) -> Opened:

@@ -154,7 +154,7 @@ def _is_from(first_offset: int, time_us: int, found: tuple[int, int]) -> bool:
 
 
 def earliest_ms(batch: Buffer) -> int | None:
-    """The least time of the records of a batch in milliseconds, None where none has one."""
+    """Return the earliest timestamp in a batch in milliseconds, None where no record has one."""
     places = layout(batch)
     at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
     if at < 0:

@@ -68,7 +68,7 @@ class Expander:
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
         """The set as plain sets in order. Raises PeerError for one that is to be refused, and when it expands too far."""
         is_sound, records, wrappers, longest = survey(data, start, stop)
-        is_stray = depth > 0 and 0 < stop - start < _I32.size  # a producer would take the message for stored
+        is_stray = depth > 0 and 0 < stop - start < _I32.size  # dropping it silently would lose a message
         if not is_sound or is_stray:
             raise PeerError("a message set is broken", fatal=True)
         if not wrappers:

@@ -29,7 +29,7 @@ FILLER_BYTES_MIN: Final = 30
 BLANK_BYTES_MIN: Final = 10
 PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, where messages are short
 MESSAGE_BYTES_MAX: Final = 16 * 1024  # of a message that is packed because of a small hole before it
-STORED: Final = 0  # level of a wrapper that packs nothing: it costs a copy, however long the message is
+STORED: Final = 0  # no compression: the cost is a copy, however long the message is
 PACKED: Final = -1  # zlib's own default
 
 _GZIP_HEAD: Final = Struct("<BBBBIBB")
@@ -70,7 +70,7 @@ def bridge(
         return wrapper(messages, end - address) or _blank(hole)
     if begun:
         return None
-    if record_bytes > limit:  # cut, as a message is that is longer than what was asked for
+    if record_bytes > limit:  # longer than the fetch size: cut, as without a hole
         return _cut(chunks[0], address + hole, limit)
     size = hole if hole <= limit else min(limit, hole - FILLER_BYTES_MIN)
     if size < BLANK_BYTES_MIN:  # no message fits before the rest of the hole
@@ -83,7 +83,7 @@ def bridge(
 
 
 def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
-    """A message that also lies behind a hole, in a wrapper of this size or as it is; None where neither leaves a hole that can be bridged."""
+    """Return the message behind a hole in a wrapper of ``size`` bytes, or as it is; None where the rest of the hole could not be bridged."""
     packed = wrapper(message, size, level=STORED)
     if packed is None and len(message) <= MESSAGE_BYTES_MAX:
         packed = wrapper(message, size)
@@ -124,7 +124,7 @@ def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[by
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """The first bytes of the message at an address, which is longer."""
+    """Return the first ``limit`` bytes of the message at an address, which is longer."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

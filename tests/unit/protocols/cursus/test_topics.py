@@ -25,8 +25,8 @@ def test_a_topic_is_made_told_and_deleted() -> None:
 def test_retention_has_the_ranges_of_every_protocol() -> None:
     peer = World().connect()
     hours, size = TOPIC_RANGES["retention_age_us"].stop // HOUR_US, TOPIC_RANGES["retention_bytes"].stop - 1
-    told = peer.ask(f"CREATE topic=most partitions=1 retention_hours={hours} retention_bytes={size}")
-    assert told.endswith(f"retention_hours={hours} retention_bytes={size}")
+    created = peer.ask(f"CREATE topic=most partitions=1 retention_hours={hours} retention_bytes={size}")
+    assert created.endswith(f"retention_hours={hours} retention_bytes={size}")
     for key, value in (("retention_hours", hours + 1), ("retention_bytes", size + 1)):
         assert peer.ask(f"CREATE topic=more partitions=1 {key}={value}") == f"ERROR: invalid_{key} value={value}"
 

@@ -66,14 +66,14 @@ def test_single_settings(peer: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 5))
-def test_what_a_setting_does_is_told_when_asked_for(peer: Dialogue, version: int) -> None:
+def test_documentation_describes_the_effect(peer: Dialogue, version: int) -> None:
     _, configs = described(peer, version=version)
     assert {config.documentation for config in configs.values()} == {None}
     if version >= 3:
         _, configs = described(peer, version=version, include_documentation=True)
-        told = {name: config.documentation for name, config in configs.items()}
-        assert told["max.message.bytes"] == "the longest batch, as it is sent"
-        assert told["segment.ms"] == "none: it is stored and returned"
+        documentation = {name: config.documentation for name, config in configs.items()}
+        assert documentation["max.message.bytes"] == "largest batch in bytes, as the producer sends it"
+        assert documentation["segment.ms"] == "no effect: the value is stored and returned"
 
 
 def test_settings_of_the_broker(peer: Dialogue) -> None:
@@ -203,12 +203,12 @@ def test_a_setting_has_a_value(peer: Dialogue) -> None:
     assert replaced(peer, "retention.ms", None) == WireError.INVALID_CONFIG
 
 
-def test_a_refusal_says_what_may_be_set(peer: Dialogue) -> None:
+def test_a_refusal_names_the_allowed_values(peer: Dialogue) -> None:
     asked = schema.request(Api.CREATE_TOPICS).Topics
     configs = [asked.Configs(name="max.message.bytes", value="20000000")]
     one = asked(name="new", num_partitions=1, replication_factor=1, configs=configs)
-    told = peer.ask(Api.CREATE_TOPICS, topics=[one]).topics[0].message
-    assert told == f"topic setting is invalid: max.message.bytes (use 0 to {BATCH_BYTES_MAX}) value='20000000'"
+    message = peer.ask(Api.CREATE_TOPICS, topics=[one]).topics[0].message
+    assert message == f"topic setting is invalid: max.message.bytes (use 0 to {BATCH_BYTES_MAX}) value='20000000'"
 
 
 def test_defaults_may_be_set(peer: Dialogue) -> None:

@@ -180,7 +180,7 @@ def test_a_hole_larger_than_an_answer_repeats_a_long_message_too(value: bytes, s
 
 @pytest.mark.parametrize("size", [10, 500, 50_009])
 def test_a_message_behind_a_hole_that_is_longer_than_what_was_asked_for_is_cut(size: int) -> None:
-    """As it is without a hole: readers say that they have to ask for more."""
+    """As without a hole, so that readers report that the fetch size is too small."""
     value = random.Random(1).randbytes(50_000)
     partition = Compacted([[*plain(b"v" * 80_000, stay=False) * 3, *plain(value)]])
     assert partition.fetch(0, size) == encode_message(value)[:size]
