@@ -448,7 +448,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         durability=Level[storage.durability.name],
         bucket=storage.bucket or "",
         node=storage.node or "",
-        advertise=storage.advertise or "",
+        advertise=(storage.advertise or "").removeprefix("[").removesuffix("]"),
         cache_gib=storage.cache_gib,
         cache_mib=storage.cache_mib,
         delete_grace_s=storage.delete_grace_s,

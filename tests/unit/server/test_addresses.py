@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from polywire.cli.serve import Listeners, Process, Storage, Tls, Wires, config_of
 from polywire.clock import SystemClock
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
@@ -113,6 +114,15 @@ def test_a_standby_accepts_both_families_there(host: str) -> None:
         return answers
 
     assert [answer[:12] for answer in asyncio.run(livez())] == [b"HTTP/1.1 200"] * 2
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_advertised_host_may_have_brackets(host: str) -> None:
+    """Other brokers of a bucket connect to it as it is."""
+    config = config_of(
+        listeners=Listeners(), tls=Tls(), storage=Storage(advertise=host), process=Process(), wires=Wires()
+    )
+    assert config.reached_at(Address("::", 5)) == "::1"
 
 
 def test_responses_name_the_address_that_a_client_connected_to() -> None:
