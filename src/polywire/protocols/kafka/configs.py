@@ -172,12 +172,20 @@ def produced_to(settings: TopicSettings) -> Produced:
 @lru_cache(_PARSED_MAX)
 def _parsed(kept: bytes) -> Produced:
     given = msgspec.json.decode(kept, type=dict[str, str])
+    before_ms = _number(given, BEFORE)
     return Produced(
-        bytes_max=int(given.get("max.message.bytes", BATCH_BYTES_MAX)),
+        bytes_max=_number(given, "max.message.bytes"),
         has_times_of_append=given.get(TIME_TYPE) == TIME_OF_APPEND,
-        before_ms=None if given.get(BEFORE, _EVER) == _EVER else int(given[BEFORE]),
-        after_ms=int(given.get(AFTER, AHEAD_MS_MAX)),
+        before_ms=None if before_ms == _LONG_MAX else before_ms,
+        after_ms=_number(given, AFTER),
     )
+
+
+def _number(given: Mapping[str, str], name: str) -> int:
+    """Return the number in force; earlier versions stored values out of range, which have no effect."""
+    config = TOPIC_CONFIGS[name]
+    value = given.get(name, config.default)
+    return int(value if _is_allowed(config, value) else config.default)
 
 
 def given_of(settings: TopicSettings) -> dict[str, str]:

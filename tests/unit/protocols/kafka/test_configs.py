@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.configs import INT, LONG, TOPIC_CONFIGS
+from polywire.protocols.kafka.configs import AFTER, BEFORE, INT, LONG, TOPIC_CONFIGS, produced_to
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import BATCH_BYTES_MAX
@@ -209,6 +210,14 @@ def test_a_refusal_names_the_allowed_values(peer: Dialogue) -> None:
     one = asked(name="new", num_partitions=1, replication_factor=1, configs=configs)
     message = peer.ask(Api.CREATE_TOPICS, topics=[one]).topics[0].message
     assert message == f"topic setting is invalid: max.message.bytes (use 0 to {BATCH_BYTES_MAX}) value='20000000'"
+
+
+def test_stored_values_out_of_range_have_no_effect() -> None:
+    """Earlier versions accepted them."""
+    given = {"max.message.bytes": "20000000", BEFORE: "-1", AFTER: "-5"}
+    stored = TopicSettings(wire_options={"kafka": json.dumps(given).encode()})
+    assert produced_to(stored) == produced_to(TopicSettings())
+    assert produced_to(TopicSettings(wire_options={"kafka": json.dumps({BEFORE: "7"}).encode()})).before_ms == 7
 
 
 def test_defaults_may_be_set(peer: Dialogue) -> None:
