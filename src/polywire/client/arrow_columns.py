@@ -6,7 +6,6 @@ handed on. Must not know: ranges, topics, sockets.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,6 +17,7 @@ import pyarrow as pa
 from polywire.client import gather
 from polywire.records.arena import BLOCK_BYTES, Arena
 from polywire.records.columns import Column, Header, HeaderKind, Record
+from polywire.records.header_values import text_of
 from polywire.records.rows import to_records
 
 HEADER_TYPES: Final = tuple(kind.name.lower() for kind in HeaderKind)
@@ -27,8 +27,6 @@ TYPED_HEADER_LIST: Final = pa.list_(
 HEADER_LIST: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, made once and cut to size
 ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
-_FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
-_SIGNED: Final = (HeaderKind.INT8, HeaderKind.INT16, HeaderKind.INT32, HeaderKind.INT64, HeaderKind.INT128)
 
 _arena: Final = Arena()
 
@@ -200,12 +198,4 @@ def _event_pair(name: str, value: bytes) -> dict[str, Any]:
 
 def header_key_text(header: Header) -> str:
     """A header's key as text; keys that are numbers in decimal."""
-    match header.key_kind:
-        case HeaderKind.NULL | HeaderKind.RAW | HeaderKind.STRING:
-            return header.key.decode("utf-8", "replace")
-        case HeaderKind.BOOL:
-            return "true" if any(header.key) else "false"
-        case HeaderKind.FLOAT32 | HeaderKind.FLOAT64:
-            return str(struct.unpack(_FLOATS[header.key_kind], header.key)[0])
-        case _:
-            return str(int.from_bytes(header.key, "little", signed=header.key_kind in _SIGNED))
+    return text_of(header.key, header.key_kind)

@@ -22,11 +22,11 @@ from polywire.records.batch import from_columns, layout, walk
 from polywire.records.columns import BatchFlags, Column, Header, HeaderKind
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
+from polywire.records.header_values import INT_BYTES_MAX, HeaderValue, typed
 from polywire.records.rows import from_records, to_records
 from polywire.types import Buffer
 
 Text: TypeAlias = str | bytes | bytearray | memoryview
-HeaderValue: TypeAlias = str | bytes | int | float | bool | None
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
 NO_HEADERS: Final[Headers] = MappingProxyType({})
@@ -35,7 +35,6 @@ PRODUCER_EPOCH: Final = 0  # every producer has a name of its own, so there is n
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 INT_BYTES: Final = 8
-INT_BYTES_MAX: Final = 16
 
 _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 # Batches with other columns than keys and values are read and built record by record.
@@ -51,8 +50,6 @@ _PLAIN_COLUMNS: Final = sum(
     )
 )
 _facts: Final = header_fields("length", "flags", "columns", "record_count", "base_offset", "append_time_us")
-_UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, HeaderKind.UINT64, HeaderKind.UINT128)
-_FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
 
 
 class _Fields(NamedTuple):
@@ -174,7 +171,7 @@ def to_stored(record: Record) -> columns.Record:
 
 def from_stored(record: columns.Record, topic: str, partition: int) -> Record:
     """The same record as applications see it."""
-    headers = {header.key.decode(errors="replace"): _value(header) for header in record.headers}
+    headers = {header.key.decode(errors="replace"): typed(header.value, header.value_kind) for header in record.headers}
     return _make(
         (
             record.value,
@@ -272,20 +269,3 @@ def _header(name: str, value: HeaderValue) -> Header:
             return Header(key, value.encode(), value_kind=HeaderKind.STRING)
         case _:
             return Header(key, bytes(value), value_kind=HeaderKind.RAW)
-
-
-def _value(header: Header) -> HeaderValue:
-    """A header's value in its own type; bytes where it is none of Python's."""
-    value, kind = header.value, header.value_kind
-    if value is None or kind is HeaderKind.NULL:
-        return None
-    if kind is HeaderKind.RAW:
-        return value
-    if kind is HeaderKind.STRING:
-        return value.decode(errors="replace")
-    if kind is HeaderKind.BOOL:
-        return any(value)
-    if kind in _FLOATS:
-        layout_ = _FLOATS[kind]
-        return struct.unpack(layout_, value)[0] if len(value) == struct.calcsize(layout_) else value
-    return int.from_bytes(value, "little", signed=kind not in _UNSIGNED)

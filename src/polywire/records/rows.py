@@ -7,7 +7,7 @@ id, empty event metadata are no metadata. Must not know: any wire.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from polywire.errors import ErrorCode, Invalid
@@ -20,6 +20,7 @@ _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
 _FLAGS = sum(RecordFlags)  # a plain int: ~ of a flag drops what it does not know
+HEADER_BYTES_STORED = 10  # of a header besides its key and value: two kinds and two ends
 
 
 def from_records(
@@ -83,6 +84,150 @@ def to_records(batch: Buffer, at: int = 0) -> list[Record]:
 def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
     """The producer id of the batch at ``at``, None when it has none. Raises Invalid when it is not whole and plain."""
     return _columns(batch, at).get(Column.PRODUCER_ID)
+
+
+class Rows:
+    """The records of one valid, plain batch, each part made only when it is asked for.
+
+    A record may have 1.5 million headers: whoever filters, measures or shows records makes values of those it needs, and of no others.
+    """
+
+    __slots__ = ("_header_keys", "_header_starts", "_key_ends", "_value_ends", "_views", "count", "header")
+
+    def __init__(self, batch: Buffer) -> None:
+        """Raises Invalid(INVALID_BATCH) when the batch is not whole and plain."""
+        self.header = read_header(batch)
+        self.count = self.header.record_count
+        numbers, view = layout(batch), memoryview(batch).cast("B")
+        places = zip(numbers[::2], numbers[1::2], strict=True)
+        self._views = {i: view[place : place + size] for i, (place, size) in enumerate(places) if place >= 0}
+        self._header_starts = self._ends(Column.HEADER_COUNTS)
+        self._key_ends = self._ends(Column.HEADER_KEY_OFFSETS)
+        self._value_ends = self._ends(Column.HEADER_VALUE_OFFSETS)
+        self._header_keys: bytes | None = None
+
+    def _ends(self, column: Column) -> memoryview[int]:
+        return self._views.get(column, memoryview(b"")).cast("i")
+
+    def offset(self, index: int) -> int:
+        """Offset of a record; -1 in a batch that has no numbers yet."""
+        if not self.header.partition:
+            return -1
+        deltas = self._views.get(Column.OFFSET_DELTAS)
+        return self.header.base_offset + (index if deltas is None else deltas.cast("I")[index])
+
+    def origin_time_us(self, index: int) -> int | None:
+        """When a record was made, None where it does not say."""
+        times = self._views.get(Column.ORIGIN_TIMES_US)
+        time = NO_TIME if times is None else times.cast("q")[index]
+        return None if time == NO_TIME else time
+
+    def key(self, index: int) -> memoryview[int] | None:
+        """Key of a record, in the memory of the batch."""
+        return self._payload(index, Column.KEY_OFFSETS, Column.KEY_VALIDITY)
+
+    def value(self, index: int) -> memoryview[int] | None:
+        """Value of a record, in the memory of the batch."""
+        return self._payload(index, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
+
+    def _payload(self, index: int, offsets: Column, validity: Column) -> memoryview[int] | None:
+        if offsets not in self._views:
+            return None
+        bits = self._views.get(validity)
+        if bits is not None and not bits[index >> 3] >> (index & 7) & 1:
+            return None
+        ends = self._ends(offsets)
+        return self._views[offsets + 1][ends[index] : ends[index + 1]]
+
+    def size(self, index: int) -> int:
+        """Bytes that key, value and headers of a record take in the batch."""
+        numbers = self._numbers_of_headers(index)
+        size = len(self.key(index) or b"") + len(self.value(index) or b"")
+        if numbers:
+            size += self._key_ends[numbers.stop] - self._key_ends[numbers.start]
+            size += self._value_ends[numbers.stop] - self._value_ends[numbers.start]
+        return size + HEADER_BYTES_STORED * len(numbers)
+
+    def header_count(self, index: int) -> int:
+        """How many headers a record has."""
+        return len(self._numbers_of_headers(index))
+
+    def headers(self, index: int) -> Iterator[Header]:
+        """The headers of a record, one by one."""
+        return map(self._header, self._numbers_of_headers(index))
+
+    def last_header(self, index: int, key: bytes) -> Header | None:
+        """The last header of a record that has this key and a value."""
+        keys, ends = self._keys_of_headers(), self._key_ends
+        kinds = self._views.get(Column.HEADER_VALUE_KINDS, b"")
+        for number in reversed(self._numbers_of_headers(index)):
+            start, end = ends[number], ends[number + 1]
+            if end - start == len(key) and kinds[number] and keys.startswith(key, start, end):
+                return self._header(number)
+        return None
+
+    def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
+        """An unnumbered batch of one record with key, value and headers. without: leaves out headers whose keys begin with it."""
+        columns: dict[int, Buffer] = {}
+        _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
+        if (key := self.key(index)) is not None:
+            _put_payload(columns, Column.KEY_OFFSETS, key)
+        if has_origin_time and (time_us := self.origin_time_us(index)) is not None:
+            columns[Column.ORIGIN_TIMES_US] = array("q", [time_us]).tobytes()
+        self._put_headers(columns, self._runs_without(index, without))
+        return from_columns(columns, 1)
+
+    def _numbers_of_headers(self, index: int) -> range:
+        """The headers of a record, numbered in the batch."""
+        starts = self._header_starts
+        return range(starts[index], starts[index + 1]) if len(starts) else range(0)
+
+    def _keys_of_headers(self) -> bytes:
+        """The keys of all headers, one after the other."""
+        if self._header_keys is None:
+            self._header_keys = bytes(self._views.get(Column.HEADER_KEY_BYTES, b""))
+        return self._header_keys
+
+    def _header(self, number: int) -> Header:
+        views = self._views
+        key = views[Column.HEADER_KEY_BYTES][self._key_ends[number] : self._key_ends[number + 1]]
+        value = views[Column.HEADER_VALUE_BYTES][self._value_ends[number] : self._value_ends[number + 1]]
+        key_kind, value_kind = views[Column.HEADER_KEY_KINDS][number], views[Column.HEADER_VALUE_KINDS][number]
+        return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
+
+    def _runs_without(self, index: int, prefix: bytes) -> list[range]:
+        """The headers of a record whose keys do not begin with ``prefix``, as runs of numbers."""
+        numbers = self._numbers_of_headers(index)
+        if not prefix:
+            return [numbers]
+        keys, ends, runs, start = self._keys_of_headers(), self._key_ends, [], numbers.start
+        for number in numbers:
+            if keys.startswith(prefix, ends[number], ends[number + 1]):
+                runs.append(range(start, number))
+                start = number + 1
+        return [run for run in (*runs, range(start, numbers.stop)) if run]
+
+    def _put_headers(self, columns: dict[int, Buffer], runs: Sequence[range]) -> None:
+        count = sum(map(len, runs))
+        if not count:
+            return
+        columns[Column.HEADER_COUNTS] = _offsets([count])
+        for kinds in (Column.HEADER_KEY_KINDS, Column.HEADER_VALUE_KINDS):
+            columns[kinds] = b"".join(self._views[kinds][run.start : run.stop] for run in runs)
+        for ends, offsets in (
+            (self._key_ends, Column.HEADER_KEY_OFFSETS),
+            (self._value_ends, Column.HEADER_VALUE_OFFSETS),
+        ):
+            columns[offsets] = _offsets(ends[number + 1] - ends[number] for run in runs for number in run)
+            columns[offsets + 1] = b"".join(self._views[offsets + 1][ends[run.start] : ends[run.stop]] for run in runs)
+
+
+def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:
+    """Columns of one value or key; ``data`` is None for one that is null."""
+    columns[offsets] = _offsets([len(data or b"")])
+    columns[offsets + 1] = data or b""
+    if data is None:
+        columns[offsets + 2] = _bitmap([False])
 
 
 def _offsets(sizes: Iterable[int]) -> bytes:

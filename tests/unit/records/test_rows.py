@@ -9,7 +9,7 @@ import pytest
 from polywire.errors import Invalid
 from polywire.records import batch
 from polywire.records.columns import Column, Event, Header, HeaderKind, Record, RecordFlags
-from polywire.records.rows import from_records, producer_of, to_records
+from polywire.records.rows import Rows, from_records, producer_of, to_records
 from tests.unit.records.samples import PRODUCER, RICH
 
 
@@ -93,3 +93,59 @@ def test_no_records_and_no_producer_name_are_refused() -> None:
     for producer_id in (b"", bytes(256)):
         with pytest.raises(Invalid):
             from_records([Record(value=b"")], producer_id=producer_id)
+
+
+def test_rows_are_what_records_are() -> None:
+    built = from_records(RICH)
+    batch.stamp(built, 0, 1, 1, 70, 0, 1234)
+    rows, records = Rows(built), to_records(built)
+    assert rows.count == len(records)
+    for index, record in enumerate(records):
+        assert _bytes(rows.key(index)) == record.key
+        assert _bytes(rows.value(index)) == record.value
+        assert tuple(rows.headers(index)) == record.headers
+        assert rows.header_count(index) == len(record.headers)
+        assert rows.offset(index) == record.offset
+        assert rows.origin_time_us(index) == record.origin_time_us
+    assert rows.header.append_time_us == 1234
+
+
+def _bytes(data: memoryview[int] | None) -> bytes | None:
+    return None if data is None else bytes(data)
+
+
+def test_rows_of_a_batch_with_the_fewest_columns() -> None:
+    rows = Rows(from_records([Record(b"v")]))
+    assert (rows.key(0), rows.offset(0), rows.origin_time_us(0)) == (None, -1, None)
+    assert (list(rows.headers(0)), rows.last_header(0, b"k"), rows.size(0)) == ([], None, 1)
+    assert to_records(rows.copy(0, without=b"x")) == [Record(b"v")]
+
+
+def test_the_size_of_a_row_counts_its_headers() -> None:
+    headers = (Header(b"abc", b"de"), Header(b"", None))
+    rows = Rows(from_records([Record(b"xx"), Record(b"1234", b"key", headers), Record(None)]))
+    assert [rows.size(index) for index in range(3)] == [2, 4 + 3 + 5 + 2 * 10, 0]
+
+
+def test_the_last_header_of_a_key_with_a_value_counts() -> None:
+    headers = (Header(b"k", b"1"), Header(b"k", b"2"), Header(b"kk", b"3"), Header(b"k", None), Header(b"x", b"4"))
+    rows = Rows(from_records([Record(b"a", headers=(Header(b"k", b"other"),)), Record(b"b", headers=headers)]))
+    assert rows.last_header(1, b"k") == headers[1]
+    assert rows.last_header(1, b"none") is None
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("prefix", [b"", b"dead.", b"none", b"keep"])
+def test_a_copy_has_key_value_and_the_other_headers(index: int, prefix: bytes) -> None:
+    headers = tuple(
+        Header(key, value, value_kind=HeaderKind.STRING)
+        for key, value in ((b"dead.a", b"1"), (b"keep", b""), (b"dead.b", b"22"), (b"keep", b"333"), (b"dead.", b"4"))
+    )
+    records = [Record(b"v", b"k", headers, origin_time_us=5), Record(None, None, headers[1:2]), Record(b"", b"", ())]
+    built = from_records(records)
+    batch.stamp(built, 0, 1, 1, 70, 0, 1234)
+    kept = tuple(header for header in records[index].headers if not prefix or not header.key.startswith(prefix))
+    copy = Rows(built).copy(index, without=prefix, has_origin_time=True)
+    assert batch.validate(copy) == len(copy)
+    assert to_records(copy) == [replace(records[index], headers=kept)]
+    assert to_records(Rows(built).copy(index))[0].origin_time_us is None
