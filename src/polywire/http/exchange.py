@@ -68,6 +68,7 @@ class AsgiExchange:
 
     def _scope(self, head: h11.Request) -> Scope:
         raw_path, _, query = head.target.partition(b"?")
+        raw_path = raw_path.rstrip(b"/") or b"/"  # a slash at the end means nothing, as in the admin API
         peer = self._output.peer
         host, port = host_of(peer), peer.rpartition(":")[2]
         return {
@@ -106,12 +107,12 @@ class AsgiExchange:
             self._start = {}
         body = message.get("body", b"")
         if body and not self._is_head:
-            parts.append(self._conn.send(h11.Data(data=body)))
+            parts += self._conn.send_with_data_passthrough(h11.Data(data=body)) or ()
         if not message.get("more_body", False):
             parts.append(self._conn.send(h11.EndOfMessage()))
-        data = b"".join(part for part in parts if part)
-        if data:
-            self._output.write(data)
+        for part in parts:
+            if part:  # not joined: a body of many megabytes would be there twice
+                self._output.write(part)
         while self._output.backlog > self._output.backlog_max:
             self._drained.clear()
             await self._drained.wait()

@@ -146,6 +146,8 @@ def _is_known(host: str, names: Collection[str]) -> bool:
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
     name = name.lower()
+    if "%" in name:  # a zone of an IPv6 address, which Python takes and no browser sends: it may hold anything
+        return False
     if name == "localhost" or name in names:
         return True
     try:

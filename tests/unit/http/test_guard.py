@@ -47,6 +47,9 @@ def test_addresses_and_known_names_are_answered(host: str) -> None:
         "",
         "[::1].evil",
         "evil.example:127.0.0.1",
+        "[fe80::1%eth0]",
+        "[fe80::1%25evil.example]:9080",
+        "[::1%lo]:9080",
     ],
 )
 @pytest.mark.parametrize("path", ["/metrics", "/livez", "/nothing"])
@@ -162,3 +165,12 @@ def test_who_may_not_see_the_server_sees_no_metrics(users: Site) -> None:
 
 def test_health_needs_no_login(users: Site) -> None:
     assert users.ask("GET", "/livez").status == users.ask("GET", "/readyz").status == 200
+
+
+def test_a_slash_at_the_end_changes_nothing() -> None:
+    site = Site()
+    site.configure(boss=EVERYTHING)
+    for path in ("/livez", "/readyz", "/metrics", "/api/v1/topics", "/static/console.js"):
+        for login in ({}, basic("boss", "boss")):
+            assert site.ask("GET", path, login).status == site.ask("GET", f"{path}/", login).status in (200, 401), path
+    site.close()

@@ -10,7 +10,7 @@ from tests.unit.http.site import Site
 
 
 def test_a_broker_that_takes_records_is_ready(site: Site) -> None:
-    assert site.ask("GET", "/livez").body == b"alive\n"
+    assert site.ask("GET", "/livez").body == site.ask("GET", "/livez/").body == b"alive\n"
     answer = site.ask("GET", "/readyz")
     assert (answer.status, answer.body) == (200, b"ready\n")
 
