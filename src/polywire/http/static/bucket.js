@@ -1,5 +1,5 @@
 // The bucket that holds the log: who leads, what is not stored yet, what is asked of the bucket and what that costs.
-import { api, every, h, offerBucket } from "./console.js";
+import { api, every, h, offerBucket } from "./frame.js";
 import { card, count, size, span, table } from "./parts.js";
 
 const kept = [];  // what was seen, to make rates of

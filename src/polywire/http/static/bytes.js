@@ -7,6 +7,9 @@ export function bytesOf(data) {
 // The text that they are, or null.
 export const textOf = (data) => (data.text === undefined ? null : data.text);
 
+// A key or value of a header as a person reads it: numbers in digits.
+export const partOf = (data) => (data === null ? "null" : data.number ?? textOf(data) ?? short(data));
+
 export function hex(bytes) {
   const lines = [];
   for (let at = 0; at < bytes.length; at += 16) {

@@ -1,5 +1,5 @@
 // Connected clients.
-import { api, h } from "./console.js";
+import { api, h } from "./frame.js";
 import { filtered, left, size, table } from "./parts.js";
 
 export async function clients(page) {

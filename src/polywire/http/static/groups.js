@@ -1,5 +1,5 @@
 // Groups: how far they are behind, who their members are, and moving them.
-import { api, h, tell } from "./console.js";
+import { api, h, tell } from "./frame.js";
 import { count, filtered, left, link, path, span, table } from "./parts.js";
 
 export async function groups(page, [topicName, name]) {

@@ -1,5 +1,5 @@
 // Dead letters: what pipelines could not use, and its way back.
-import { api, h, show } from "./console.js";
+import { api, h, show } from "./frame.js";
 import { count, filtered, left, link, path, table } from "./parts.js";
 
 const LOOKED_AT_MAX = 50;  // topics whose letters are counted

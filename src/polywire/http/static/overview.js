@@ -1,5 +1,5 @@
 // The overview: what the broker does now, asked for again and again.
-import { api, every, h, offerBucket } from "./console.js";
+import { api, every, h, offerBucket } from "./frame.js";
 import { card, count, size, table } from "./parts.js";
 
 const kept = [];  // what was seen, to make rates of

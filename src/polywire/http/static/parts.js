@@ -1,5 +1,5 @@
 // What pages are made of: numbers, sizes and times as they are shown, tables, cards and forms.
-import { h } from "./console.js";
+import { h } from "./frame.js";
 
 export const path = (...parts) => "/" + parts.map(encodeURIComponent).join("/");
 export const link = (parts, text) => h("a", { href: "#" + path(...parts) }, text);

@@ -1,9 +1,9 @@
 // The records of a topic: found, spelled, followed, and sent again.
-import { api, every, h, tell } from "./console.js";
+import { api, every, h, tell } from "./frame.js";
 import { decoded, isFile } from "./avro.js";
-import { askedFor, bytesOf, hex, short, textOf } from "./bytes.js";
+import { askedFor, bytesOf, hex, partOf, short, textOf } from "./bytes.js";
 import { count, link, path, size, table, time } from "./parts.js";
-import { produceForm } from "./topics.js";
+import { produceForm } from "./produce.js";
 
 const PAGE = 50;
 const SHOWN_MAX = 500;
@@ -20,7 +20,7 @@ async function spelled(data, form, schema) {
   if (data === null) return "null";
   const end = data.cut ? `\n… ${count(data.bytes)} bytes in all` : "";
   if (form === "avro" || (form === "best" && isFile(bytesOf(data)))) {
-    if (data.cut) return "Only its beginning was read: ask for the whole value.";
+    if (data.cut) return "Only its beginning was read: ask for the whole record.";
     try { return JSON.stringify(await decoded(bytesOf(data), schema), null, 2); } catch (error) { return `no Avro: ${error.message}`; }
   }
   if (form === "hex") return hex(bytesOf(data)) + end;
@@ -30,7 +30,7 @@ async function spelled(data, form, schema) {
 
 const said = (row, name) => {
   const found = row.headers.filter((header) => textOf(header.key) === "dead." + name && header.value);
-  return found.length ? textOf(found[found.length - 1].value) : null;
+  return found.length ? partOf(found[found.length - 1].value) : null;
 };
 
 function place(topic, partition, offset) {
@@ -70,27 +70,34 @@ function again(topic, row) {
 
 function headers(row) {
   if (!row.headers.length) return null;
-  return h("dl", { class: "headers" }, row.headers.flatMap((header) => [h("dt", {}, short(header.key)), h("dd", {}, header.value === null ? "null" : textOf(header.value) ?? short(header.value))]));
+  const more = row.header_count - row.headers.length;
+  return [
+    h("dl", { class: "headers" }, row.headers.flatMap((header) => [h("dt", {}, partOf(header.key)), h("dd", {}, partOf(header.value))])),
+    more ? h("p", { class: "quiet" }, `${count(more)} of ${count(row.header_count)} headers are not shown.`) : null,
+  ];
 }
 
 function opened(topic, row, form, schema) {
   const value = h("pre", {}, "…");
   const draw = async () => { value.textContent = await spelled(row.value, form, schema); };
+  const isCut = [row.key, row.value].some((data) => data && data.cut) || row.header_count > row.headers.length;
+  const details = h("div", {}, letter(topic, row), headers(row));
   const whole = h("button", { type: "button", onclick: async () => {
     try {
       const found = await api(`${path("topics", topic, "partitions", row.partition, "records")}?offset=${row.offset}&limit=1&whole=1`);
       Object.assign(row, found.records[0]);
+      details.replaceChildren(...[letter(topic, row), headers(row)].flat().filter(Boolean));
       whole.remove();
       await draw();
     } catch (error) { tell(error); }
-  } }, "Read the whole value");
+  } }, "Read the whole record");
   draw();
   return h("div", { class: "opened" },
-    letter(topic, row), headers(row),
+    details,
     h("p", { class: "quiet" }, `offset ${count(row.offset)} of partition ${row.partition}, stored ${time(row.stored_at_us)}`,
       row.created_at_us === null ? null : `, made ${time(row.created_at_us)}`, row.value ? `, ${size(row.value.bytes)}` : null),
     row.key ? h("p", {}, "Key ", h("code", {}, textOf(row.key) ?? short(row.key))) : null,
-    value, row.value && row.value.cut ? whole : null, ...again(topic, row));
+    value, isCut ? whole : null, ...again(topic, row));
 }
 
 function remembered(topic, field) {

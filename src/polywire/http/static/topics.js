@@ -1,6 +1,7 @@
 // Topics, and what a topic holds.
-import { api, h } from "./console.js";
+import { api, h } from "./frame.js";
 import { card, count, filtered, left, link, path, size, span, table, time } from "./parts.js";
+import { produceForm } from "./produce.js";
 import { records } from "./records.js";
 
 export async function topics(page, [name, what], query) {
@@ -31,19 +32,4 @@ async function topic(page, name) {
       ["#Stored", (row) => size(row.stored_bytes)], ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
     ], found.partition_list, "This topic has no partitions."),
     h("h2", {}, "Store a record"), produceForm(name));
-}
-
-export function produceForm(name, given = {}) {
-  const key = h("input", { name: "key", value: given.key || null }), value = h("textarea", { name: "value" });
-  value.value = given.value || "";
-  const told = h("p", { role: "status", class: "quiet" });
-  return h("form", { onsubmit: async (event) => {
-    event.preventDefault();
-    const body = { value: value.value };
-    if (key.value) body.key = key.value;
-    try {
-      const stored = await api(path("topics", name) + "/records", body);
-      told.textContent = `stored in partition ${stored.partition} at offset ${stored.offset}`;
-    } catch (error) { told.textContent = error.message; }
-  } }, h("label", {}, "Key, if any", key), h("label", {}, "Value", value), h("p", {}, h("button", { class: "main" }, "Store")), told);
 }

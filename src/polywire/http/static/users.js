@@ -1,5 +1,5 @@
 // Users, what they may do, and who one is oneself.
-import { api, h, show, tell } from "./console.js";
+import { api, h, show, tell } from "./frame.js";
 import { dangerous, filtered, form, left, link, path, table, time } from "./parts.js";
 
 const words = (text) => text.split(",").map((word) => word.trim()).filter(Boolean);

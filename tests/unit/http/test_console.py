@@ -1,0 +1,25 @@
+"""The console's scripts: what they import, and that all of them are served."""
+
+from __future__ import annotations
+
+import re
+from graphlib import TopologicalSorter
+from importlib.resources import files
+
+from polywire.http.console import FILES
+
+IMPORTED = re.compile(r'^import [^;]* from "\./(\w+\.js)";$', re.MULTILINE)
+SCRIPTS = {
+    file.name: file.read_text() for file in (files("polywire.http") / "static").iterdir() if file.name.endswith(".js")
+}
+
+
+def test_no_scripts_import_each_other_in_a_circle() -> None:
+    order = list(TopologicalSorter({name: IMPORTED.findall(text) for name, text in SCRIPTS.items()}).static_order())
+    assert order[-1] == "console.js", "everything is loaded by it"
+
+
+def test_every_import_is_seen_and_served() -> None:
+    for name, text in SCRIPTS.items():
+        assert len(re.findall(r"^import ", text, re.MULTILINE)) == len(IMPORTED.findall(text)), name
+    assert SCRIPTS.keys() == {name for name in FILES if name.endswith(".js")}
