@@ -26,10 +26,12 @@ from polywire.http.dead_letters import DeadLetters
 from polywire.http.endpoints import Asked, Endpoint, numbered
 from polywire.http.guard import completing
 from polywire.http.health import readiness
-from polywire.http.lag import group_names, partition_lags
+from polywire.http.lag import GroupLag, group_lags, partition_lags
 from polywire.http.process import Process
-from polywire.http.records import RECORDS_MAX, read_one, read_page
+from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
+from polywire.http.redrive import Redrive
 from polywire.http.slices import Slices
+from polywire.http.spelling import Listing
 from polywire.http.users import Users
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
@@ -37,6 +39,8 @@ from polywire.types import KeyHash, Level, PositionKind, TopicName
 
 TOPICS_MAX: Final = 2_000  # of one list
 GROUPS_MAX: Final = 1_000
+MEMBERS_MAX: Final = 1_000  # of one group, as many as there may be
+PARTITIONS_MAX: Final = 10_000  # of one topic, as many as there may be
 CONNECTIONS_MAX: Final = 1_000
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
@@ -45,8 +49,11 @@ RECORDS_USUAL: Final = 50
 class Api:
     """The endpoints of one broker. ``_round_robin`` counts records without a key."""
 
-    def __init__(self, broker: Broker, process: Process) -> None:
+    def __init__(self, broker: Broker, process: Process, redrive: Redrive) -> None:
         self._broker: Final = broker
+        self._reader: Final = RecordReader(broker)
+        self._copies: Final = asyncio.Semaphore(READERS_MAX)  # records sent again, each as large as a batch
+        self._redrive: Final = redrive
         self._process: Final = process
         self._round_robin = 0
 
@@ -98,7 +105,7 @@ class Api:
             Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups),
             Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group),
             Endpoint("POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Move a group", self._reset, reset),
-            *DeadLetters(self._broker).table(),
+            *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Users(self._broker).table(),
         ]
 
@@ -139,42 +146,26 @@ class Api:
 
     async def _connections(self, asked: Asked) -> Any:
         found = list(islice(self._process.connections(), CONNECTIONS_MAX + 1))
-        shown = [asdict(connection) for connection in found[:CONNECTIONS_MAX]]
-        return {"connections": shown, "more": len(found) > CONNECTIONS_MAX}
+        shown = await Listing(CONNECTIONS_MAX).extend(found, Slices())
+        return {"connections": shown.rows, "more": shown.more}
 
     # Topics
 
     async def _topics(self, asked: Asked) -> Any:
         slices, access = Slices(), self._broker.access
-        found: list[Mapping[str, Any]] = []
-        more = False
+        found = Listing(TOPICS_MAX)
         for topic in self._broker.topics():
             if slices.is_over:
                 await slices.rest()
             if not access.permits(asked.principal, Action.TOPIC_DESCRIBE, topic):
                 continue
-            more = len(found) == TOPICS_MAX
-            if more:
+            if not found.add(await _topic_shown(topic, slices)):
                 break
-            found.append(await _topic_shown(topic, slices))
-        return {"topics": found, "more": more}
+        return {"topics": found.rows, "more": found.more}
 
     async def _topic(self, asked: Asked) -> Any:
         slices, topic = Slices(), self._broker.topic(asked.path["topic"])
-        partitions = []
-        for partition in list(topic.partitions):
-            log = partition.log
-            partitions.append(
-                {
-                    "partition": partition.number,
-                    "first_offset": log.first_offset,
-                    "next_offset": log.next_offset,
-                    "stored_bytes": log.stored_bytes,
-                    "last_stored_at_us": log.last_append_time_us or None,
-                }
-            )
-            if slices.is_over:
-                await slices.rest()
+        partitions = await Listing(PARTITIONS_MAX).extend(map(_partition_shown, list(topic.partitions)), slices)
         settings = topic.settings
         return {
             **await _topic_shown(topic, slices),
@@ -185,7 +176,7 @@ class Api:
                 "compaction": settings.compaction,
                 "compression": settings.compression.value,
             },
-            "partition_list": partitions,
+            "partition_list": partitions.rows,
         }
 
     async def _create(self, asked: Asked) -> Any:
@@ -216,15 +207,13 @@ class Api:
         elif "tail" in asked.query:
             offset = max(0, partition.log.readable_offset - asked.number("tail", 0, most=RECORDS_MAX))
         key = asked.query.get("key")
-        page = await read_page(
-            self._broker,
+        return await self._reader.page(
             partition,
             offset,
             limit=limit,
             key=None if key is None else key.encode(),
             whole=asked.query.get("whole") == "1",
         )
-        return asdict(page)
 
     async def _produce(self, asked: Asked) -> Any:
         topic = self._broker.topic(asked.path["topic"])
@@ -246,13 +235,14 @@ class Api:
 
     async def _resend(self, asked: Asked) -> Any:
         partition = numbered(self._broker.topic(asked.path["topic"]), asked.body.get("partition"))
-        found = await read_one(self._broker, partition, asked.body.get("offset"))
-        copy = Record(found.value, found.key, found.headers)
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.produce(
-            partition, from_records([copy]), by=asked.caller, level=Level.SYNCED, done=completing(done)
-        )
-        return {"partition": partition.number, "offset": await done}
+        copies: list[bytearray] = []
+        async with self._copies:
+            await self._reader.one(
+                partition, asked.body.get("offset"), lambda rows, index: copies.append(rows.copy(index))
+            )
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            self._broker.produce(partition, copies.pop(), by=asked.caller, level=Level.SYNCED, done=completing(done))
+            return {"partition": partition.number, "offset": await done}
 
     def _chosen(self, topic: Topic, key: bytes | None, number: Any) -> Partition:
         partitions = topic.written_to()
@@ -276,38 +266,41 @@ class Api:
     # Groups
 
     async def _groups(self, asked: Asked) -> Any:
-        slices, broker, found = Slices(), self._broker, []
-        pairs, more = await group_names(broker, slices, count_max=GROUPS_MAX)
-        for topic_name, name in pairs:
-            topic = broker.find_topic(topic_name)
-            if topic is None or not broker.access.permits(asked.principal, Action.GROUP_DESCRIBE, topic):
-                continue
-            lags = await partition_lags(broker, topic, name, slices, seconds=True)
-            view = broker.groups.view(name, topic_name)
-            found.append(
-                {
-                    "group": name,
-                    "topic": topic_name,
-                    "members": 0 if view is None else len(view.members),
-                    "lag_records": sum(lag.records for lag in lags),
-                    "lag_seconds": max((lag.seconds or 0.0 for lag in lags), default=0.0),
-                }
-            )
-        return {"groups": found, "more": more}
+        broker = self._broker
+
+        def permits(topic: Topic) -> bool:
+            return broker.access.permits(asked.principal, Action.GROUP_DESCRIBE, topic)
+
+        slices, found = Slices(), Listing(GROUPS_MAX)
+        lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX, permits=permits)
+        await found.extend(map(self._group_shown, lags), slices)
+        return {"groups": found.rows, "more": more or found.more}
+
+    def _group_shown(self, lag: GroupLag) -> Mapping[str, Any]:
+        view = self._broker.groups.view(lag.group, lag.topic)
+        return {
+            "group": lag.group,
+            "topic": lag.topic,
+            "members": 0 if view is None else len(view.members),
+            "lag_records": lag.records,
+            "lag_seconds": lag.seconds,
+        }
 
     async def _group(self, asked: Asked) -> Any:
-        broker, name = self._broker, asked.path["group"]
+        broker, name, slices = self._broker, asked.path["group"], Slices()
         topic = broker.topic(asked.path["topic"])
-        lags = await partition_lags(broker, topic, name, Slices(), seconds=True)
+        lags = await partition_lags(broker, topic, name, slices, seconds=True)
         view = broker.groups.view(name, topic.name.full)
         if view is None and all(lag.committed is None for lag in lags):
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group name={name!r} topic={topic.name.full!r}")
-        members = [] if view is None else [asdict(member) for member in view.members]
+        members = await Listing(MEMBERS_MAX).extend(() if view is None else view.members, slices)
+        partitions = await Listing(PARTITIONS_MAX).extend(lags, slices)
         return {
             "group": name,
             "topic": topic.name.full,
-            "members": members,
-            "partitions": [asdict(lag) for lag in lags],
+            "members": members.rows,
+            "partitions": partitions.rows,
+            "more": members.more or partitions.more,
         }
 
     async def _reset(self, asked: Asked) -> Any:
@@ -322,12 +315,12 @@ class Api:
         only = asked.body.get("partition")
         partitions = list(topic.partitions) if only is None else [numbered(topic, only)]
         before = broker.positions_in(topic.name.full, PositionKind.GROUP, name)
-        rows: list[Mapping[str, Any]] = []
+        slices, rows = Slices(), Listing(PARTITIONS_MAX)
         offsets: dict[int, int] = {}
         for partition in partitions:
             log, offset = partition.log, await self._reset_to(partition, to)
             offset = offsets[partition.number] = min(max(offset, log.first_offset), log.readable_offset)
-            rows.append(
+            rows.add(
                 {
                     "partition": partition.number,
                     "committed": before.get(partition.number),
@@ -335,13 +328,15 @@ class Api:
                     "lag_records": log.readable_offset - offset,
                 }
             )
+            if slices.is_over:
+                await slices.rest()
         dry_run = asked.body.get("dry_run", False) is not False
         if not dry_run:
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             commit = partial(broker.commit_positions, topic.name.full, offsets, PositionKind.GROUP, name)
             commit(by=asked.caller, level=Level.SYNCED, done=completing(done))
             await done
-        return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows}
+        return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows.rows}
 
     async def _reset_to(self, partition: Partition, to: str) -> int:
         if to == "earliest":
@@ -351,6 +346,17 @@ class Api:
         if to.isascii() and to.isdigit() and len(to) < 19:
             return int(to)
         return await self._offset_at(partition, _time_us(to))
+
+
+def _partition_shown(partition: Partition) -> Mapping[str, Any]:
+    log = partition.log
+    return {
+        "partition": partition.number,
+        "first_offset": log.first_offset,
+        "next_offset": log.next_offset,
+        "stored_bytes": log.stored_bytes,
+        "last_stored_at_us": log.last_append_time_us or None,
+    }
 
 
 async def _topic_shown(topic: Topic, slices: Slices) -> Mapping[str, Any]:

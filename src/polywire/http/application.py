@@ -28,6 +28,7 @@ from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
+from polywire.http.redrive import STAGING_PATH, Redrive
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 
@@ -35,14 +36,25 @@ from polywire.protocols.runtime.shards import Shards
 class HttpApplication:
     """Everything that is answered over HTTP."""
 
-    def __init__(self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None = None) -> None:
-        """shards: those that requests are carried to; without them there are no others."""
+    def __init__(
+        self,
+        broker: Broker,
+        process: Process,
+        *,
+        names: Sequence[str],
+        shards: Shards | None = None,
+        is_linked: bool = False,
+    ) -> None:
+        """shards: the processes of this broker, where there are several. is_linked: requests come from these and are forwarded no further."""
         routes = [
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        self._endpoints: Final = Endpoints(broker, Api(broker, process).table())
+        redrive = Redrive(broker, shards)
+        if is_linked:
+            routes.append(Route(STAGING_PATH, redrive.stage, methods=["POST"]))
+        self._endpoints: Final = Endpoints(broker, Api(broker, process, redrive).table())
         routes += [
             Route(f"{PREFIX}/openapi.json", self._document, methods=["GET"]),
             Route(f"{PREFIX}/{{rest:path}}", self._api, methods=["GET", "POST", "DELETE"]),
@@ -52,7 +64,8 @@ class HttpApplication:
         self._broker: Final = broker
         self._process: Final = process
         app = Starlette(routes=routes, exception_handlers={BrokerError: _refused})
-        carrying = app if shards is None else CarryingApp(app, broker, shards)
+        app.router.redirect_slashes = False
+        carrying = app if shards is None or is_linked else CarryingApp(app, broker, shards)
         self._guard: Final = Guard(carrying, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:

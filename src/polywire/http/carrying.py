@@ -12,49 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import h11
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polywire.broker.broker import Broker
-from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.http import errors
 from polywire.http.endpoints import NOT_KEPT, PREFIX, segments_of
-from polywire.http.gathering import MERGES, merged_metrics
-from polywire.http.guard import HEADERS
+from polywire.http.gathering import MERGES, merged_json, merged_metrics
 from polywire.http.health import READY_S
-from polywire.http.link import MAGIC
 from polywire.http.metrics import CONTENT_TYPE
-from polywire.protocols.runtime.shards import Link, Shards
+from polywire.http.shard_requests import ANSWER_S, ask_shard
+from polywire.protocols.runtime.shards import Shards
 
-ANSWER_S: Final = 30.0  # for one process to answer
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 LOOK_S: Final = READY_S + 1.0  # for it to tell how it is
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
-_ANSWERED_ANEW: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
-
-
-class _Answer:
-    """Implements ``LinkPeer`` for one request. ``whole`` becomes true with the end of the link."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.whole: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-
-    def received(self, data: bytes) -> None:
-        """See ``LinkPeer``."""
-        self.data += data
-        if len(self.data) > ANSWER_BYTES_MAX:
-            self.lost()
-
-    def relieved(self) -> None:
-        """See ``LinkPeer``."""
-
-    def lost(self) -> None:
-        """See ``LinkPeer``."""
-        if not self.whole.done():
-            self.whole.set_result(None)
 
 
 class CarryingApp:
@@ -126,8 +99,9 @@ class CarryingApp:
                 raise answer
             if answer.status_code != 200:
                 return answer
-            found.append(msgspec.json.decode(answer.body))
-        return Response(msgspec.json.encode(merge(found)), media_type="application/json", headers=NOT_KEPT)
+            found.append(bytes(answer.body))
+        merged = await asyncio.to_thread(merged_json, merge, found)
+        return Response(merged, media_type="application/json", headers=NOT_KEPT)
 
     async def _ready(self, request: Request) -> Response | None:
         for answer in await self._all(request, LOOK_S):
@@ -153,21 +127,7 @@ class CarryingApp:
 
     async def _ask(self, shard: int, request: Request, limit_s: float = ANSWER_S) -> Response:
         """What a shard's process answers. Raises Unavailable."""
-        wanted = await _encoded(request)
-        answer = _Answer()
-        link: Link = self._shards.connect(shard, answer)
-        try:
-            link.write(MAGIC + self._shards.key + wanted)
-            await asyncio.wait_for(answer.whole, limit_s)
-        except TimeoutError:
-            raise _silent(shard) from None
-        finally:
-            link.close()
-        return _decoded(bytes(answer.data), shard)
-
-
-def _silent(shard: int) -> Unavailable:
-    return Unavailable(ErrorCode.STOPPING, f"a process of this broker does not answer shard={shard:04x}")
+        return await ask_shard(self._shards, shard, await _encoded(request), limit_s)
 
 
 async def _encoded(request: Request) -> bytes:
@@ -183,25 +143,3 @@ async def _encoded(request: Request) -> bytes:
     conn = h11.Connection(h11.CLIENT)
     parts = [conn.send(head), conn.send(h11.Data(data=body)) if body else b"", conn.send(h11.EndOfMessage())]
     return b"".join(part for part in parts if part)
-
-
-def _decoded(data: bytes, shard: int) -> Response:
-    """A whole answer. Raises Unavailable where the process ended before it was."""
-    conn = h11.Connection(h11.CLIENT)
-    conn.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
-    conn.send(h11.EndOfMessage())
-    conn.receive_data(data)
-    try:
-        head = conn.next_event()
-        if not isinstance(head, h11.Response):
-            raise _silent(shard)
-        parts = []
-        while isinstance(event := conn.next_event(), h11.Data):
-            parts.append(bytes(event.data))
-    except h11.RemoteProtocolError:
-        raise _silent(shard) from None
-    if not isinstance(event, h11.EndOfMessage):
-        raise _silent(shard)
-    answer = Response(b"".join(parts), head.status_code)
-    answer.raw_headers = [(name, value) for name, value in head.headers if name not in _ANSWERED_ANEW]
-    return answer

@@ -32,13 +32,15 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as endpoints see it. path: the values of what stands in braces. query: as given. body: the JSON object, or nothing."""
+    """One request, as endpoints see it. path: the values of what stands in braces. query: as given. body: the JSON object, or nothing.
+    authorization: the login as the client sent it, for requests to other processes in its name."""
 
     principal: Principal
     caller: Caller
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
+    authorization: str = ""
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """A whole number of the query. Raises Invalid(INVALID_REQUEST)."""
@@ -134,7 +136,8 @@ class Endpoints:
             raise Invalid(ErrorCode.INVALID_REQUEST, "a body is a JSON object")
         principal: Principal = request.scope[PRINCIPAL]
         query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True))
-        return Asked(principal, caller_of(principal, request.scope[PEER].peer), path, query, body)
+        caller = caller_of(principal, request.scope[PEER].peer)
+        return Asked(principal, caller, path, query, body, request.headers.get("authorization", ""))
 
     def authorize(self, endpoint: Endpoint, asked: Asked) -> None:
         """Refuse what somebody may not do. Raises Denied."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from starlette.responses import JSONResponse, Response
 
 from polywire.errors import (
@@ -33,6 +34,14 @@ STATUSES: Final[Mapping[type[BrokerError], int]] = {
     Busy: 503,
     Unavailable: 503,
 }
+_KINDS: Final = {
+    400: Invalid,
+    401: Denied,
+    403: Denied,
+    404: Missing,
+    409: Conflict,
+    503: Busy,
+}  # of those without facts
 WHO_ARE_YOU: Final = frozenset({ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED})
 
 
@@ -46,3 +55,12 @@ def answer(error: BrokerError) -> Response:
         headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
     body = {"error": {"code": error.code.value, "message": error.message, "retry": error.retry.value}}
     return JSONResponse(body, status_code=status, headers=headers)
+
+
+def raise_refusal(response: Response) -> None:
+    """Raise what another process answered, if that is an error. Raises BrokerError."""
+    if response.status_code == 200:
+        return
+    error = msgspec.json.decode(response.body)["error"]
+    kind = _KINDS.get(response.status_code, Unavailable)
+    raise kind(ErrorCode(error["code"]), error["message"])

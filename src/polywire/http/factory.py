@@ -23,10 +23,16 @@ class HttpFactory:
     has sent to the port of a wire must reach nothing."""
 
     def __init__(
-        self, broker: Broker, process: Process, *, names: Sequence[str] = (), shards: Shards | None = None
+        self,
+        broker: Broker,
+        process: Process,
+        *,
+        names: Sequence[str] = (),
+        shards: Shards | None = None,
+        is_linked: bool = False,
     ) -> None:
-        """names: hosts by which browsers may reach an open broker, beside addresses and localhost. shards: where requests are carried;
-        without them there are no others."""
+        """names: hosts by which browsers may reach an open broker, beside addresses and localhost. shards: the processes of this broker,
+        where there are several. is_linked: requests come from these and are forwarded no further."""
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP is served on a real loop"
         self.loop: Final = loop
@@ -34,6 +40,7 @@ class HttpFactory:
         self._process: Final = process
         self._names: Final = names
         self._shards: Final = shards
+        self._is_linked: Final = is_linked
         self._application: Application | None = None
 
     @property
@@ -54,7 +61,13 @@ class HttpFactory:
         if self._application is None:
             make = await asyncio.to_thread(_load)
             if self._application is None:
-                self._application = make(self._broker, self._process, names=self._names, shards=self._shards)
+                self._application = make(
+                    self._broker,
+                    self._process,
+                    names=self._names,
+                    shards=self._shards,
+                    is_linked=self._is_linked,
+                )
         return self._application
 
 
@@ -62,7 +75,7 @@ class MakeApplication(Protocol):
     """How an application is made."""
 
     def __call__(
-        self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None
+        self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None, is_linked: bool
     ) -> Application: ...
 
 

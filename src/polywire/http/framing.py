@@ -30,7 +30,7 @@ class Refusal(Enum):
         return f"HTTP/1.1 {self.value}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-def request_bytes(data: memoryview) -> int | Refusal:
+def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int | Refusal:
     """Length of the request at the beginning of ``data``, head and body; 0 as long as its head is not whole."""
     beginning = bytes(data[: HEAD_BYTES_MAX + len(_END)])
     end = beginning.find(_END)
@@ -52,6 +52,6 @@ def request_bytes(data: memoryview) -> int | Refusal:
                 if not digits.isdigit() or len(digits) > _DIGITS_MAX:
                     return Refusal.MALFORMED
                 length = int(digits)
-    if length > BODY_BYTES_MAX:
+    if length > body_bytes_max:
         return Refusal.BODY_TOO_LARGE
     return end + len(_END) + length

@@ -7,26 +7,40 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
+
+import msgspec
+
+from polywire.http.api import CONNECTIONS_MAX, GROUPS_MAX, TOPICS_MAX
+from polywire.http.spelling import Listing
 
 SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
 UP: Final = "polywire_shard_up"
 
 
+def _joined(name: str, answers: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None) -> Any:
+    """One list of the lists that all shards have answered, within the limits of one."""
+    found = [row for answer in answers for row in answer[name]]
+    if order is not None:
+        found.sort(key=order)
+    rows = Listing(count_max)
+    for row in found:
+        if not rows.add(row):
+            break
+    return {name: rows.rows, "more": rows.more or any(answer["more"] for answer in answers)}
+
+
 def _topics(answers: Sequence[Any]) -> Any:
-    found = sorted((topic for answer in answers for topic in answer["topics"]), key=lambda topic: topic["name"])
-    return {"topics": found, "more": any(answer["more"] for answer in answers)}
+    return _joined("topics", answers, count_max=TOPICS_MAX, order=itemgetter("name"))
 
 
 def _groups(answers: Sequence[Any]) -> Any:
-    found = [group for answer in answers for group in answer["groups"]]
-    found.sort(key=lambda group: (group["topic"], group["group"]))
-    return {"groups": found, "more": any(answer["more"] for answer in answers)}
+    return _joined("groups", answers, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
 
 
 def _connections(answers: Sequence[Any]) -> Any:
-    found = [connection for answer in answers for connection in answer["connections"]]
-    return {"connections": found, "more": any(answer["more"] for answer in answers)}
+    return _joined("connections", answers, count_max=CONNECTIONS_MAX)
 
 
 def _overview(answers: Sequence[Any]) -> Any:
@@ -40,6 +54,11 @@ def _overview(answers: Sequence[Any]) -> Any:
                 wires[wire][name] += count
     congested = any(answer["congested"] for answer in answers)
     return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
+
+
+def merged_json(merge: Callable[[Sequence[Any]], Any], answers: Sequence[bytes]) -> bytes:
+    """The answers of all shards as one, in JSON."""
+    return msgspec.json.encode(merge([msgspec.json.decode(answer) for answer in answers]))
 
 
 MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {

@@ -7,7 +7,7 @@ one. Must not know: who asks, members.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from polywire.records.header import read_header
 from polywire.types import PositionKind
 
 TIME_READ_BYTES: Final = 1  # one batch is always read
+LAGS_MAX: Final = 50_000  # partitions of groups in one answer: each may take the read of a batch, some 20 µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,37 @@ class PartitionLag:
     seconds: float | None
 
 
-async def group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """A group of a topic. seconds: of the partition that is furthest behind."""
+
+    group: str
+    topic: str
+    records: int
+    seconds: float
+
+
+async def group_lags(
+    broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
+) -> tuple[list[GroupLag], bool]:
+    """The lags of groups, by topic and name, and whether there are more groups. Groups of topics with few partitions are preferred: where
+    there are too many, the widest are left out."""
+    pairs, more = await _group_names(broker, slices, count_max=count_max)
+    topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
+    topics.sort(key=lambda pair: len(pair[0].partitions))
+    left, found = LAGS_MAX, []
+    for topic, name in topics:
+        left -= len(topic.partitions)
+        if left < 0:
+            more = True
+            break
+        lags = await partition_lags(broker, topic, name, slices, seconds=True)
+        records, seconds = sum(lag.records for lag in lags), max((lag.seconds or 0.0 for lag in lags), default=0.0)
+        found.append(GroupLag(name, topic.name.full, records, seconds))
+    return sorted(found, key=lambda lag: (lag.topic, lag.group)), more
+
+
+async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
     """Topic and name of groups that have members or positions, at most so many, and whether there are more."""
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):

@@ -1,6 +1,6 @@
 """HTTP between the processes of one broker: a request each, behind an opening that no page can send (decision 0076).
 
-Promises: nothing is read before the key has come. Must not know: what requests mean.
+Guarantees: nothing is read before the key has come.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from polywire.protocols.runtime.shards import KEY_BYTES
 
 MAGIC: Final = b"\xf5HTTP\1"
 OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
+BODY_BYTES_MAX: Final = (
+    20 * 1024 * 1024
+)  # of a request: the letters of a redrive, which may be one of the largest batches
 
 
 class HttpLinkSession(HttpSession):
     """A request of another process."""
+
+    body_bytes_max = BODY_BYTES_MAX
 
     def __init__(self, key: bytes, site: Site, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(site, output, resume)

@@ -19,8 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from polywire.broker.broker import Broker
 from polywire.build_info import VERSION
+from polywire.escaping import escaped
 from polywire.http.bucket_metrics import bucket_families
-from polywire.http.lag import group_names, partition_lags
+from polywire.http.lag import group_lags
 from polywire.http.process import Process
 from polywire.http.slices import Slices
 
@@ -140,7 +141,13 @@ async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
 def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None:
     for family, value in zip(families, values, strict=True):
         assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), "what has one value"
-        family.add_metric([name], value)
+        family.add_metric([label_of(name)], value)
+
+
+def label_of(name: str) -> str:
+    """A name that a user has chosen, as a label: no reader's terminal obeys it, and no two names become one."""
+    shown = escaped(name.replace("\\", "\\\\"))
+    return shown if "\\x" in shown or "\\u" in shown else name
 
 
 async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
@@ -151,16 +158,13 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
     seconds = GaugeMetricFamily(
         "polywire_group_lag_seconds", "Age of the oldest record that a group has not committed yet.", labels=labels
     )
-    pairs, more = await group_names(broker, slices, count_max=GROUPS_MAX)
-    for topic_name, group in pairs:
-        topic = broker.find_topic(topic_name)
-        if topic is None:
-            continue
-        lags = await partition_lags(broker, topic, group, slices, seconds=True)
-        records.add_metric([group, topic_name], sum(lag.records for lag in lags))
-        seconds.add_metric([group, topic_name], max((lag.seconds or 0.0 for lag in lags), default=0.0))
+    lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX)
+    for lag in lags:
+        names = [label_of(lag.group), label_of(lag.topic)]
+        records.add_metric(names, lag.records)
+        seconds.add_metric(names, lag.seconds)
     return [
-        _gauge("groups", "Pairs of a group and a topic with series of their own.", len(pairs)),
+        _gauge("groups", "Pairs of a group and a topic with series of their own.", len(lags)),
         _gauge("groups_left_out", "1 where there are more than have series.", more),
         records,
         seconds,

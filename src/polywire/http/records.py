@@ -1,121 +1,175 @@
-"""Records as the admin API shows them: read in small parts, decoded beside the loop.
+"""Records as the admin API shows them: read batch by batch, decoded and spelled as JSON in a thread.
 
-Promises: one page holds no more than its limits, however large batches are; what is not text is spelled in base64. Must not know: who asks.
+Guarantees:
+
+* A page has a limit in bytes of everything that is spelled on it: keys, values, headers. One record is always shown, cut if need be.
+* A request reads a limited number of bytes, and few requests read at the same time, so memory does not follow from what records hold.
 """
 
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final
+
+import msgspec
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.lag import fetched
-from polywire.records.columns import Record
+from polywire.http.spelling import spelled, spelled_headers
 from polywire.records.compression import expand_body
 from polywire.records.header import read_header
 from polywire.records.lookup import record_at_offset
-from polywire.records.reshape import slice_records
-from polywire.records.rows import to_records
+from polywire.records.rows import Rows
 
 READ_BYTES: Final = 256 * 1024  # asked for at once; one batch is read whole
+READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # by one request: two of the largest batches, some 100 ms in a thread
+READERS_MAX: Final = 4  # requests that read at once: each holds one batch, 16 MiB, twice where it is compressed
 RECORDS_MAX: Final = 500  # of one page
-SHOWN_BYTES_MAX: Final = 4 * 1024  # of a value or header on a page of many
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of values on a page
-LOOKED_AT_MAX: Final = 20_000  # records looked through for a key before the page is answered as it is
-DECODED_AT_ONCE: Final = 1_000  # records
-Take = Callable[[Record], bool]
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of the JSON of a page's records: some milliseconds of encoding
+SHOWN_BYTES_MAX: Final = 4 * 1024  # of a key, a value or a part of a header, unless the whole is asked for
+HEADERS_BYTES_MAX: Final = 16 * 1024  # of the JSON of one record's headers, unless the whole is asked for
+LOOKED_AT_MAX: Final = 20_000  # records compared with a key before the page is answered as it is
+
+
+class Taken(Enum):
+    """What became of a record that was offered."""
+
+    MORE = auto()
+    LAST = auto()
+    LEFT = auto()  # for the next request, with all that follow
+
+
+@dataclass(slots=True)
+class ReadLimit:
+    """How many bytes of batches a request may still read. The batch that passes it is read whole."""
+
+    left: int = READ_TOTAL_BYTES_MAX
+
+
+Take = Callable[[Rows, int], Taken]
+"""Is called in a thread with a batch and the index of a record in it."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Some records of a partition. next_offset: where to read on. looked_at: records that were seen, those that did not match included."""
+    """Some records of a partition. next_offset: where to read on. looked_at: records that were compared, those that did not match included.
+    value_bytes: of the values of these records, cut or not."""
 
     partition: int
     first_offset: int
     end_offset: int
     next_offset: int
-    records: list[Mapping[str, Any]] = field(default_factory=list)
+    records: list[msgspec.Raw] = field(default_factory=list)
     looked_at: int = 0
     value_bytes: int = 0
 
-    def is_full(self, limit: int) -> bool:
-        """Whether nothing more goes onto it."""
-        return len(self.records) >= limit or self.value_bytes >= PAGE_BYTES_MAX or self.looked_at >= LOOKED_AT_MAX
 
+class _PageTaker:
+    """Fills a page up to its limits."""
 
-async def read_page(
-    broker: Broker, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
-) -> Page:
-    """Records from an offset on, of one key where it is given. whole: values are not cut short. Raises BrokerError."""
-    log = partition.log
-    end = log.readable_offset
-    begin = min(max(offset, log.first_offset), end)
-    page = Page(partition.number, log.first_offset, end, begin)
+    def __init__(self, page: Page, *, limit: int, key: bytes | None, whole: bool) -> None:
+        self._page: Final = page
+        self._limit: Final = limit
+        self._key: Final = key
+        self._whole: Final = whole
+        self._bytes = 0
 
-    def take(record: Record) -> bool:
+    def take(self, rows: Rows, index: int) -> Taken:
+        """See ``Take``."""
+        page, key = self._page, rows.key(index)
+        if self._key is None or (key is not None and key == self._key):
+            record = shown(rows, index, page.partition, whole=self._whole)
+            if page.records and self._bytes + len(record) > PAGE_BYTES_MAX:
+                return Taken.LEFT
+            self._bytes += len(record)
+            page.records.append(msgspec.Raw(record))
+            page.value_bytes += len(rows.value(index) or b"")
         page.looked_at += 1
-        if key is None or record.key == key:
-            page.value_bytes += len(record.value or b"")
-            page.records.append(shown(record, page.partition, whole=whole))
-        return not page.is_full(limit)
-
-    at_once = DECODED_AT_ONCE if key is not None else min(limit, DECODED_AT_ONCE)
-    page.next_offset = await read_each(broker, partition, begin, take, at_once=at_once)
-    return page
+        is_full = len(page.records) >= self._limit or page.looked_at >= LOOKED_AT_MAX
+        return Taken.LAST if is_full or self._bytes >= PAGE_BYTES_MAX else Taken.MORE
 
 
-async def read_each(
-    broker: Broker, partition: Partition, offset: int, take: Take, *, at_once: int = DECODED_AT_ONCE
-) -> int:
-    """Hand records from an offset on, of those that are there now, to ``take`` until it has enough; returns the offset behind the last one.
+class RecordReader:
+    """Reads a broker's records for requests.
 
-    take: called in a thread; returns whether it takes more. at_once: records decoded for it together. Raises BrokerError.
+    Invariant: no more than READERS_MAX requests hold batches at the same time; further ones wait.
     """
-    end, goes_on = partition.log.readable_offset, True
-    while offset < end and goes_on:
-        read = await fetched(broker, partition, offset, bytes_max=READ_BYTES)
-        try:
-            copies = [bytes(chunk) for chunk in read.chunks]
-        finally:
-            read.pin.release()
-        if not copies:
-            break
-        offset, goes_on = await asyncio.to_thread(_hand_out, copies, offset, take, at_once)
-        if goes_on:
-            offset = max(offset, read.next_offset)
-    return offset
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Final = broker
+        self._turns: Final = asyncio.Semaphore(READERS_MAX)
+
+    async def page(
+        self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
+    ) -> Page:
+        """Records from an offset on, of one key where it is given. whole: keys and values are not cut. Raises BrokerError."""
+        log = partition.log
+        end = log.readable_offset
+        begin = min(max(offset, log.first_offset), end)
+        page = Page(partition.number, log.first_offset, end, begin)
+        taker = _PageTaker(page, limit=limit, key=key, whole=whole)
+        page.next_offset = await self.each(partition, begin, taker.take)
+        return page
+
+    async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:
+        """Offer records from an offset on, of those that are there now, until enough were taken or read; returns the offset behind the last
+        that was taken. limit: of all partitions that a request reads. Raises BrokerError."""
+        end, goes_on = partition.log.readable_offset, True
+        limit = limit or ReadLimit()
+        async with self._turns:
+            while offset < end and goes_on and limit.left > 0:
+                read = await fetched(self._broker, partition, offset, bytes_max=READ_BYTES)
+                try:
+                    copies = [bytes(chunk) for chunk in read.chunks]
+                finally:
+                    read.pin.release()
+                if not copies:
+                    break
+                offset, goes_on, count = await asyncio.to_thread(_offer, copies, offset, take)
+                limit.left -= count
+                if goes_on:
+                    offset = max(offset, read.next_offset)
+        return offset
+
+    async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
+        """Use the record at an offset that a client named, in a thread. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
+        if type(offset) is not int:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is not a number: {offset!r:.40}")
+        was_found = False
+
+        def take(rows: Rows, index: int) -> Taken:
+            nonlocal was_found
+            if rows.offset(index) == offset:  # it may have been compacted away
+                was_found = True
+                use(rows, index)
+            return Taken.LAST
+
+        if partition.log.first_offset <= offset < partition.log.readable_offset:
+            await self.each(partition, offset, take)
+        if not was_found:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no such record partition={partition.number} offset={offset}")
 
 
-async def read_one(broker: Broker, partition: Partition, offset: Any) -> Record:
-    """The record at an offset that somebody named. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
-    if type(offset) is not int:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is a number got={offset!r:.40}")
-    found: list[Record] = []
-
-    def take(record: Record) -> bool:
-        found.append(record)
-        return False
-
-    if partition.log.first_offset <= offset < partition.log.readable_offset:
-        await read_each(broker, partition, offset, take, at_once=1)
-    if not found or found[0].offset != offset:  # it may have been compacted away
-        raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no such record partition={partition.number} offset={offset}")
-    return found[0]
-
-
-def _hand_out(chunks: Sequence[bytes], offset: int, take: Take, at_once: int) -> tuple[int, bool]:
-    """In a thread: records of these chunks, as long as they are taken; the offset behind the last, and whether there may be more."""
+def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:
+    """In a thread: offer the records of these chunks; the offset behind the last taken, whether there may be more, and bytes decoded."""
+    decoded = 0
     for batch in _batches(chunks):
-        for record in _records(batch, offset, at_once):
-            offset = record.offset + 1
-            if not take(record):
-                return offset, False
-    return offset, True
+        plain = expand_body(batch)
+        decoded += len(plain)
+        rows = Rows(plain)
+        for index in range(record_at_offset(plain, offset), rows.count):
+            taken = take(rows, index)
+            if taken is Taken.LEFT:
+                return rows.offset(index), False, decoded
+            offset = rows.offset(index) + 1
+            if taken is Taken.LAST:
+                return offset, False, decoded
+    return offset, True, decoded
 
 
 def _batches(chunks: Sequence[bytes]) -> Iterator[bytes]:
@@ -127,45 +181,19 @@ def _batches(chunks: Sequence[bytes]) -> Iterator[bytes]:
             at += size
 
 
-def _records(stored: bytes, offset: int, at_once: int) -> Iterator[Record]:
-    """The records of a stored batch, from an offset on."""
-    batch = expand_body(stored)
-    count = read_header(batch).record_count
-    for index in range(record_at_offset(batch, offset), count, at_once):
-        yield from to_records(slice_records(batch, index, min(index + at_once, count)))
-
-
-def shown(record: Record, partition: int, *, whole: bool = False) -> Mapping[str, Any]:
-    """A record for JSON."""
+def shown(rows: Rows, index: int, partition: int, *, whole: bool = False) -> bytes:
+    """A record as JSON. ``header_count`` says how many headers it has, however many are shown."""
     bytes_max = None if whole else SHOWN_BYTES_MAX
-    return {
-        "partition": partition,
-        "offset": record.offset,
-        "stored_at_us": record.append_time_us,
-        "created_at_us": record.origin_time_us,
-        "key": spelled(record.key, bytes_max),
-        "value": spelled(record.value, bytes_max),
-        "headers": [
-            {
-                "key": spelled(header.key, bytes_max),
-                "value": spelled(header.value, bytes_max),
-                "kind": header.value_kind.name.lower(),
-            }
-            for header in record.headers
-        ],
-    }
-
-
-def spelled(data: bytes | None, bytes_max: int | None) -> Mapping[str, Any] | None:
-    """Bytes for JSON: as text where they are, else in base64; None stays None."""
-    if data is None:
-        return None
-    cut = data if bytes_max is None else data[:bytes_max]
-    facts = {"bytes": len(data), "cut": len(cut) < len(data)}
-    try:
-        text = cut.decode()
-    except UnicodeDecodeError as error:
-        if not facts["cut"] or error.start < len(cut) - 3:
-            return {"base64": b64encode(cut).decode(), **facts}
-        text = cut[: error.start].decode()  # cut in the middle of a character
-    return {"text": text, **facts}
+    headers_max = PAGE_BYTES_MAX if whole else HEADERS_BYTES_MAX
+    return msgspec.json.encode(
+        {
+            "partition": partition,
+            "offset": rows.offset(index),
+            "stored_at_us": rows.header.append_time_us,
+            "created_at_us": rows.origin_time_us(index),
+            "key": spelled(rows.key(index), bytes_max),
+            "value": spelled(rows.value(index), bytes_max),
+            "headers": spelled_headers(rows.headers(index), part_max=bytes_max or headers_max, json_max=headers_max),
+            "header_count": rows.header_count(index),
+        }
+    )

@@ -50,7 +50,7 @@ class HttpSession:
     """Invariant: ``_task`` carries out the one request that was taken and not answered; without one ``_idle`` lets the connection go.
     ``_rest``: what a peer that has finished left."""
 
-    frame_bytes_max: Final = HEAD_BYTES_MAX + BODY_BYTES_MAX
+    body_bytes_max: int = BODY_BYTES_MAX
 
     def __init__(self, site: Site, output: Output, resume: Callable[[], None]) -> None:
         self._site: Final = site
@@ -67,7 +67,7 @@ class HttpSession:
         """Take one whole request. Raises PeerError."""
         if self._task is not None:
             return 0
-        size = request_bytes(data)
+        size = request_bytes(data, self.body_bytes_max)
         if isinstance(size, Refusal):
             self._output.write(size.answer)
             raise PeerError(f"HTTP request refused status={size.value!r}", fatal=True)
@@ -99,6 +99,11 @@ class HttpSession:
             return
         self._idle = self._site.loop.call_later(IDLE_S, self._output.close)
         self._resume()
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Of one request."""
+        return HEAD_BYTES_MAX + self.body_bytes_max
 
     @property
     def spoken_dialect(self) -> str:

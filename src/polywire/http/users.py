@@ -17,6 +17,8 @@ from polywire.broker.users import ROOT_ID, User
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.endpoints import Asked, Endpoint
 from polywire.http.guard import completing
+from polywire.http.slices import Slices
+from polywire.http.spelling import Listing
 
 USERS_MAX: Final = 1_000  # of one list
 WORDS_MAX: Final = 1_000  # permissions of one user
@@ -64,12 +66,8 @@ class Users:
 
     async def _users(self, asked: Asked) -> Any:
         access = self._broker.access
-        found = access.users()
-        return {
-            "users": [_shown(user) for user in found[:USERS_MAX]],
-            "open": access.is_open,
-            "more": len(found) > USERS_MAX,
-        }
+        found = await Listing(USERS_MAX).extend(map(_shown, access.users()), Slices())
+        return {"users": found.rows, "open": access.is_open, "more": found.more}
 
     async def _user(self, asked: Asked) -> Any:
         return _shown(self._named(asked))

@@ -205,7 +205,7 @@ async def _open_wires(
     listeners = await opening(addresses=wires, shared=shard is not None)
     if shard is None:
         return listeners
-    alone = HttpFactory(broker, overview, names=_http_names(config))
+    alone = HttpFactory(broker, overview, names=_http_names(config), shards=shard, is_linked=True)
     inside.append(HttpLinkFactory(alone, shard.key))
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
     is_kept = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends

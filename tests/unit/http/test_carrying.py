@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from polywire.broker.permissions import EVERYTHING
-from polywire.errors import PeerError
-from polywire.http import carrying
+from polywire.broker.changes import TransactionDecided
+from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.broker.transaction_state import Transaction
+from polywire.errors import BrokerError, PeerError
+from polywire.http import carrying, gathering, shard_requests
 from polywire.http.application import HttpApplication
 from polywire.http.gathering import merged_metrics
 from polywire.http.link import MAGIC, HttpLinkFactory
+from polywire.http.redrive import STAGING_PATH
 from polywire.http.session import Application
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
 from tests.unit.http.site import Answer, Peer, Site
+from tests.unit.http.test_guard import basic
 
 SHARDS = 3
 CHANGE = {"X-Polywire": "1", "Content-Type": "application/json"}
@@ -68,11 +73,11 @@ class _Link:
 
 
 class _FarSite:
-    """Implements ``session.Site`` for a shard, which carries nothing further."""
+    """Implements ``session.Site`` for a shard, which forwards no request that came over a link."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, view: _View | None = None) -> None:
         self.loop = site.loop
-        self._application = HttpApplication(site.broker, site.process, names=())
+        self._application = HttpApplication(site.broker, site.process, names=(), shards=view, is_linked=True)
 
     async def application(self) -> Application:
         return self._application
@@ -103,10 +108,53 @@ class Shards:
     def connect(self, shard: int, peer: LinkPeer) -> _Link:
         self.links += 1
         site = self.sites[shard]
-        return _Link(site, peer, HttpLinkFactory(_FarSite(site), self.key), breaks=shard in self.lost)
+        factory = HttpLinkFactory(_FarSite(site, _View(self, shard)), self.key)
+        return _Link(site, peer, factory, breaks=shard in self.lost)
+
+    def join_transactions(self) -> None:
+        """Let transactions have parts in several shards."""
+        for number, site in enumerate(self.sites):
+            site.broker.branches.begin(_Branches(self), _View(self, number).is_home)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         return self.asked.ask(method, path, CHANGE | headers, b"" if body is None else body)
+
+
+class _View:
+    """The shards as one of them sees them; transactional ids are at home in all of them."""
+
+    count = SHARDS
+    key = Shards.key
+
+    def __init__(self, shards: Shards, own: int) -> None:
+        self._shards = shards
+        self.own = own
+        self.shard_of = shards.shard_of
+        self.connect = shards.connect
+        self.least_loaded = shards.least_loaded
+
+    def home(self, full_name: str) -> int:
+        return sum(full_name.encode()) % SHARDS
+
+    def is_home(self, name: str) -> bool:
+        return self.home(name) == self.own
+
+
+class _Branches:
+    """Implements ``branches.Shards`` by calls."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+        def done(result: int | BrokerError) -> None:
+            then(not isinstance(result, BrokerError))
+
+        end = self._shards.sites[shard].broker.branches.end
+        self._shards.asked.loop.call_soon(partial(end, decided.id, decided.token, commits=decided.commits, done=done))
+
+    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+        self._shards.asked.loop.call_soon(then, None)
 
 
 @pytest.fixture
@@ -218,6 +266,75 @@ def test_an_opening_comes_first(shards: Shards) -> None:
     with pytest.raises(PeerError):
         session.receive(memoryview(MAGIC + bytes(KEY_BYTES)))
     session.close()
+
+
+def letter(value: str, topic: str) -> dict[str, object]:
+    return {"value": value, "headers": {"dead.topic": topic, "dead.partition": "0"}}
+
+
+def values(shards: Shards, topic: str) -> list[str]:
+    page = shards.ask("GET", f"/api/v1/topics/{topic}/partitions/0/records").json
+    return [record["value"]["text"] for record in page["records"]]
+
+
+def test_letters_go_back_to_topics_of_every_shard(shards: Shards) -> None:
+    shards.join_transactions()
+    make(shards, "a", "b", "c", "x.dead", "y.dead", "z.dead")
+    assert len({shards.shard_of(name) for name in ("x.dead", "y.dead", "z.dead")}) == SHARDS
+    for dead in ("x.dead", "y.dead", "z.dead"):
+        for topic in ("a", "b", "c"):
+            shards.ask("POST", f"/api/v1/topics/{dead}/records", letter(f"{dead} {topic}", topic))
+        sent = shards.ask("POST", f"/api/v1/topics/{dead}/redrive", {"topics": ["a", "b", "c"]})
+        assert (sent.status, sent.json["letters"]) == (200, 3), sent.body
+        assert shards.ask("POST", f"/api/v1/topics/{dead}/redrive", {"topics": ["a", "b", "c"]}).json["letters"] == 0
+    for topic in ("a", "b", "c"):
+        assert values(shards, topic) == [f"{dead} {topic}" for dead in ("x.dead", "y.dead", "z.dead")]
+
+
+def test_a_redrive_that_one_shard_does_not_take_sends_nothing(shards: Shards) -> None:
+    shards.join_transactions()
+    make(shards, "a", "b", "c", "x.dead")
+    assert shards.shard_of("x.dead") == 0
+    for topic in ("a", "b", "c"):
+        shards.ask("POST", "/api/v1/topics/x.dead/records", letter(topic, topic))
+    shards.lost.add(2)
+    assert shards.ask("POST", "/api/v1/topics/x.dead/redrive", {"topics": ["a", "b", "c"]}).status == 503
+    shards.lost.clear()
+    assert [values(shards, topic) for topic in ("a", "b", "c")] == [[], [], []]
+    sent = shards.ask("POST", "/api/v1/topics/x.dead/redrive", {"topics": ["a", "b", "c"]})
+    assert (sent.status, sent.json["letters"]) == (200, 3), sent.body
+    assert [values(shards, topic) for topic in ("a", "b", "c")] == [["a"], ["b"], ["c"]]
+
+
+def test_letters_go_only_where_their_user_may_write(shards: Shards) -> None:
+    shards.join_transactions()
+    make(shards, "a", "b", "c", "x.dead")
+    for topic in ("a", "b", "c"):
+        shards.ask("POST", "/api/v1/topics/x.dead/records", letter(topic, topic))
+    for site in shards.sites:
+        site.configure(reader=parse_grants(["consume@x", "group@x", "produce@default/a"]), root=EVERYTHING)
+    body = {"topics": ["a", "b", "c"]}
+    refused = shards.ask("POST", "/api/v1/topics/x.dead/redrive", body, **basic("reader", "reader"))
+    assert refused.status == 403
+    sent = shards.ask("POST", "/api/v1/topics/x.dead/redrive", body, **basic("root", "root"))
+    assert (sent.status, sent.json["letters"]) == (200, 3), sent.body
+
+
+def test_only_a_link_stages_letters(shards: Shards) -> None:
+    assert shards.ask("POST", STAGING_PATH, {}).status == 404
+
+
+def test_an_answer_that_is_too_large_is_an_error(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(shards, "a", "b")
+    monkeypatch.setattr(shard_requests, "ANSWER_BYTES_MAX", 100)
+    assert shards.ask("GET", "/api/v1/topics/b").status == 503
+
+
+def test_joined_lists_have_the_limits_of_one(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(shards, "a", "b", "c")
+    monkeypatch.setattr(gathering, "TOPICS_MAX", 2)
+    found = shards.ask("GET", "/api/v1/topics").json
+    assert ([topic["name"] for topic in found["topics"]], found["more"]) == (["a", "b"], True)
 
 
 def test_labels_are_added_whatever_a_value_holds() -> None:

@@ -1,0 +1,193 @@
+"""Sending dead letters back: one transaction for the letters and the position behind them, also where topics lie in several processes.
+
+The process of the dead letters is the home of the transaction (decision 0079). Another process stages what is for its topics in a branch
+that this one has let in first, and follows the decision whenever it is told. Between processes letters go over HTTP's own link.
+
+Guarantees: all letters arrive and the position moves, or nothing happens; nothing is staged for a topic that the user may not write to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+from zlib import crc32
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from polywire.broker.actions import Action
+from polywire.broker.branches import Joined
+from polywire.broker.broker import Broker
+from polywire.broker.changes import TransactionalProducer
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.transaction_state import Scope, Transaction
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
+from polywire.http.endpoints import Asked
+from polywire.http.errors import raise_refusal
+from polywire.http.guard import PRINCIPAL, completing
+from polywire.http.shard_requests import ask_shard, request_bytes
+from polywire.protocols.runtime.shards import Shards
+from polywire.records.batch import merge
+from polywire.types import PositionKind
+
+GROUP: Final = "redrive"  # its positions in a topic of dead letters are how far they were redriven
+STAGING_PATH: Final = "/link/letters"
+TIMEOUT_US: Final = 120_000_000  # of a transaction, twice what another process may take to stage: then it is aborted
+_OWNER_BITS: Final = 2**64 - 1  # owners are numbers with a sign
+ID_TRIES_MAX: Final = 1_000  # for a transactional id whose home is one of some processes: a few are enough
+SETTLED_S: Final = 5.0  # that an answer waits for other processes to follow the commit, which they do in any case
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """A letter on its way back. partition: where it was, None where that is not known. batch: the record that it was, alone."""
+
+    topic: str
+    partition: int | None
+    batch: bytes
+
+
+class FarLetters(msgspec.Struct, frozen=True, array_like=True):
+    """What another process is to stage, and what its branch has to know of the transaction (see ``branches.Joined``)."""
+
+    id: str
+    home: int
+    token: bytes
+    epoch: int
+    producer: TransactionalProducer
+    owner: int
+    letters: list[Letter]
+
+
+class Redrive:
+    """Sends letters. ``_round_robin`` counts those that say no partition."""
+
+    def __init__(self, broker: Broker, shards: Shards | None) -> None:
+        self._broker: Final = broker
+        self._shards: Final = shards
+        self._round_robin = 0
+
+    async def send(
+        self,
+        topic: Topic,
+        letters: Sequence[Letter],
+        *,
+        begins: Mapping[int, int | None],
+        ends: Mapping[int, int],
+        asked: Asked,
+    ) -> None:
+        """Send letters and move the position of their topic, or do nothing. begins, ends: of each partition. Raises BrokerError."""
+        transactions = self._broker.transactions
+        near, far = self._by_shard(letters, asked)
+        id_ = self._id(topic, asked)
+        if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
+            raise Busy(ErrorCode.BUSY, "another process has not followed the last redrive", retry_after_ms=1_000)
+        made = transactions.number_producer(id_, asks_again=False, timeout_us=TIMEOUT_US, by=asked.caller, done=None)
+        transaction = transactions.begin(made, done=None)
+        try:
+            for partition, batch, letter_count in self._batches(near):
+                transactions.stage(transaction, partition, batch, first=0, last=letter_count - 1, done=None)
+            if far:
+                await self._stage_far(transaction, far, asked)
+            self._check_positions(topic, begins)
+            if ends:
+                transactions.put_offsets(transaction, Scope(topic.name.full, GROUP), ends, by=asked.caller, done=None)
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            transactions.commit(transaction, by=asked.caller, done=completing(done))
+            await done
+            if far:
+                await self._settled(id_)
+        finally:
+            with suppress(BrokerError):  # what cannot be deleted now expires
+                transactions.delete(id_, by=asked.caller)
+
+    def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
+        """Raises Conflict(VERSION_CONFLICT)."""
+        before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
+        if any(before.get(number) != begin for number, begin in begins.items()):
+            raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has sent these letters")
+
+    def _id(self, topic: Topic, asked: Asked) -> str:
+        """A transactional id of a user for a topic, whose home is this process. It is the same each time: other processes remember it."""
+        first = f"redrive-{asked.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
+        shards = self._shards
+        if shards is None:
+            return first
+        names = (f"{first}-{number}" for number in range(ID_TRIES_MAX))
+        return next((name for name in names if shards.home(name) == shards.own), first)
+
+    def _by_shard(self, letters: Iterable[Letter], asked: Asked) -> tuple[list[Letter], dict[int, list[Letter]]]:
+        """Letters for topics of this process, and of others. Raises Missing(TOPIC_MISSING), Denied."""
+        broker, shards = self._broker, self._shards
+        near: list[Letter] = []
+        far: dict[int, list[Letter]] = {}
+        for letter in letters:
+            broker.access.authorize(asked.principal, Action.PRODUCE, broker.resource(letter.topic))
+            shard = None if shards is None or broker.find_topic(letter.topic) else shards.shard_of(letter.topic)
+            if shards is None or shard is None or shard == shards.own:
+                broker.topic(letter.topic)
+                near.append(letter)
+            else:
+                far.setdefault(shard, []).append(letter)
+        return near, far
+
+    def _batches(self, letters: Iterable[Letter]) -> list[tuple[Partition, bytearray, int]]:
+        """Partitions of this process, each with its letters as one batch and their count. Raises Missing(TOPIC_MISSING)."""
+        found: dict[Partition, list[bytes]] = {}
+        for letter in letters:
+            partitions, number = self._broker.topic(letter.topic).written_to(), letter.partition
+            if number is None or number >= len(partitions):
+                self._round_robin += 1
+                number = self._round_robin % len(partitions)
+            found.setdefault(partitions[number], []).append(letter.batch)
+        return [(partition, merge(batches), len(batches)) for partition, batches in found.items()]
+
+    # Other processes
+
+    async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], asked: Asked) -> None:
+        """Let other processes in, then have them stage. Raises BrokerError."""
+        shards, producer = self._shards, transaction.producer
+        assert shards is not None, "there are other processes"
+        assert producer is not None, "it was numbered"
+        joined: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.branches.join(transaction, list(far), done=completing(joined))
+        await joined
+        for shard, letters in far.items():
+            part = FarLetters(
+                transaction.id,
+                shards.own,
+                transaction.token,
+                transaction.epoch,
+                producer,
+                transaction.owner,
+                list(letters),
+            )
+            body = msgspec.msgpack.encode(part)
+            raise_refusal(await ask_shard(shards, shard, request_bytes(STAGING_PATH, asked.authorization, body)))
+
+    async def _settled(self, id_: str) -> bool:
+        """Wait until other processes have followed, so that a reader finds the letters; whether they have. They follow later, too."""
+        settled = asyncio.Event()
+        cancel = self._broker.branches.when_settled(id_, settled.set)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(settled.wait(), SETTLED_S)
+        cancel()
+        return settled.is_set()
+
+    async def stage(self, request: Request) -> Response:
+        """Stage what another process sends. Raises BrokerError."""
+        part = msgspec.msgpack.decode(await request.body(), type=FarLetters)
+        broker, principal = self._broker, request.scope[PRINCIPAL]
+        for name in {letter.topic for letter in part.letters}:
+            broker.access.authorize(principal, Action.PRODUCE, broker.resource(name))
+        batches = self._batches(part.letters)
+        branch = broker.branches.enter(Joined(part.id, part.home, part.token, part.epoch, part.producer, part.owner))
+        staged = []
+        for partition, batch, letter_count in batches:
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            broker.transactions.stage(branch, partition, batch, first=0, last=letter_count - 1, done=completing(done))
+            staged.append(done)
+        await asyncio.gather(*staged)
+        return Response(b"{}", media_type="application/json")

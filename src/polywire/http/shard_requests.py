@@ -1,0 +1,107 @@
+"""Requests to the other processes of a broker over HTTP's link.
+
+Guarantees: an answer has a limit in bytes, and is whole or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import h11
+from starlette.responses import Response
+
+from polywire.errors import ErrorCode, Unavailable
+from polywire.http.guard import HEADERS
+from polywire.http.link import MAGIC
+from polywire.protocols.runtime.shards import Link, Shards
+
+ANSWER_S: Final = 30.0  # for one process to answer
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far above a page with one of the largest records in base64
+SMALL_ANSWER_BYTES: Final = 1024 * 1024  # taken apart on the loop: below a millisecond
+_ANSWERED_AGAIN: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
+
+
+class _Answer:
+    """Implements ``LinkPeer`` for one request. ``whole`` becomes true with the end of the link."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.is_too_large = False
+        self.whole: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+
+    def received(self, data: bytes) -> None:
+        """See ``LinkPeer``."""
+        self.is_too_large = self.is_too_large or len(self.data) + len(data) > ANSWER_BYTES_MAX
+        if self.is_too_large:
+            self.data.clear()
+            self.lost()
+        else:
+            self.data += data
+
+    def relieved(self) -> None:
+        """See ``LinkPeer``."""
+
+    def lost(self) -> None:
+        """See ``LinkPeer``."""
+        if not self.whole.done():
+            self.whole.set_result(None)
+
+
+async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
+    """What a shard's process answers to the bytes of a request. Raises Unavailable."""
+    answer = _Answer()
+    link: Link = shards.connect(shard, answer)
+    try:
+        link.write(MAGIC + shards.key + request)
+        await asyncio.wait_for(answer.whole, limit_s)
+    except TimeoutError:
+        raise _silent(shard) from None
+    finally:
+        link.close()
+    if answer.is_too_large:
+        message = f"answer of a process is too large shard={shard:04x} limit_bytes={ANSWER_BYTES_MAX}"
+        raise Unavailable(ErrorCode.STOPPING, message)
+    if len(answer.data) <= SMALL_ANSWER_BYTES:
+        return _decoded(bytes(answer.data), shard)
+    return await asyncio.to_thread(_decoded, bytes(answer.data), shard)
+
+
+def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
+    """A request of this process's own, in the name of the client whose login it has."""
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "X-Polywire: 1",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if authorization:
+        head.append(f"Authorization: {authorization}")
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + body
+
+
+def _silent(shard: int) -> Unavailable:
+    return Unavailable(ErrorCode.STOPPING, f"a process of this broker does not answer shard={shard:04x}")
+
+
+def _decoded(data: bytes, shard: int) -> Response:
+    """A whole answer. Raises Unavailable where the process ended before it was."""
+    conn = h11.Connection(h11.CLIENT)
+    conn.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+    conn.send(h11.EndOfMessage())
+    conn.receive_data(data)
+    try:
+        head = conn.next_event()
+        if not isinstance(head, h11.Response):
+            raise _silent(shard)
+        parts = []
+        while isinstance(event := conn.next_event(), h11.Data):
+            parts.append(bytes(event.data))
+    except h11.RemoteProtocolError:
+        raise _silent(shard) from None
+    if not isinstance(event, h11.EndOfMessage):
+        raise _silent(shard)
+    answer = Response(b"".join(parts), head.status_code)
+    answer.raw_headers = [(name, value) for name, value in head.headers if name not in _ANSWERED_AGAIN]
+    return answer

@@ -1,0 +1,115 @@
+"""What users have named and stored, as JSON within limits in bytes.
+
+Guarantees:
+
+* Bytes are text where they are text, else base64; they are cut before they are decoded. Only short ones take more than base64 does.
+* Long values are spelled in pieces, so that no single step holds the interpreter for more than some milliseconds.
+* A list has a limit in rows and in bytes, whatever names it holds.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from codecs import getincrementaldecoder
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from polywire.http.slices import Slices
+from polywire.records.columns import Header, HeaderKind
+from polywire.records.header_values import INT_BYTES_MAX, text_of
+
+PIECE_BYTES: Final = 192 * 1024  # decoded at once: below a millisecond. A multiple of 3, so that pieces of base64 join
+SHORT_BYTES: Final = 4 * 1024  # text up to this size is text, however many control characters JSON has to escape
+LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # of a list in an answer: 2,000 topics with the longest names take half of it
+_AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
+_Utf8Decoder: Final = getincrementaldecoder("utf-8")
+
+
+class Listing:
+    """The rows of a list in an answer: each is spelled when it is added, up to a number of rows and LIST_BYTES_MAX. more: whether one was
+    left out."""
+
+    __slots__ = ("_bytes_left", "_count_max", "more", "rows")
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max: Final = count_max
+        self._bytes_left = LIST_BYTES_MAX
+        self.rows: Final[list[msgspec.Raw]] = []
+        self.more = False
+
+    def add(self, row: object) -> bool:
+        """Add a row; False where it does not fit, and ``more`` says so from then on."""
+        json = b"" if len(self.rows) >= self._count_max else msgspec.json.encode(row)
+        self.more = self.more or not 0 < len(json) <= self._bytes_left
+        if not self.more:
+            self._bytes_left -= len(json)
+            self.rows.append(msgspec.Raw(json))
+        return not self.more
+
+    async def extend(self, rows: Iterable[object], slices: Slices) -> Listing:
+        """Add rows as long as they fit, in slices."""
+        for row in rows:
+            if not self.add(row):
+                break
+            if slices.is_over:
+                await slices.rest()
+        return self
+
+
+def spelled(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgspec.Raw | None:
+    """Bytes for JSON, cut after ``bytes_max``; None stays None."""
+    if data is None:
+        return None
+    cut = data if bytes_max is None else data[:bytes_max]
+    is_cut = len(cut) < len(data)
+    content = _json_text(cut, is_cut=is_cut)
+    name = b"text" if content is not None else b"base64"
+    if content is None:
+        content = b"".join(b64encode(cut[at : at + PIECE_BYTES]) for at in range(0, len(cut), PIECE_BYTES))
+    return msgspec.Raw(b'{"%b":"%b","bytes":%d,"cut":%b}' % (name, content, len(data), b"true" if is_cut else b"false"))
+
+
+def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
+    """What stands between the quotes of a JSON string; None for what is no text, or shorter in base64. Drops half a character at a cut."""
+    decoder, parts, left = _Utf8Decoder(), [], max(len(data) * 4 // 3, 6 * SHORT_BYTES)
+    for at in range(0, len(data), PIECE_BYTES):
+        is_last = at + PIECE_BYTES >= len(data)
+        try:
+            text = decoder.decode(bytes(data[at : at + PIECE_BYTES]), is_last and not is_cut)
+        except UnicodeDecodeError:
+            return None
+        parts.append(msgspec.json.encode(text)[1:-1])
+        left -= len(parts[-1])
+        if left < 0:
+            return None
+    return b"".join(parts)
+
+
+def spelled_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
+    """The first headers for JSON, as many as fit. part_max: bytes of a key or a value. json_max: of all of them as JSON."""
+    found: list[msgspec.Raw] = []
+    for header in headers:
+        part = min(part_max, json_max)
+        members: dict[str, object] = {
+            "key": _part(header.key, header.key_kind, part),
+            "value": _part(header.value, header.value_kind, part),
+            "kind": header.value_kind.name.lower(),
+        }
+        json = msgspec.json.encode(members)
+        json_max -= len(json) + 1  # and a comma
+        if found and json_max < 0:
+            break
+        found.append(msgspec.Raw(json))
+        if json_max <= 0:
+            break
+    return found
+
+
+def _part(data: bytes | None, kind: HeaderKind, bytes_max: int) -> msgspec.Raw | None:
+    """Key or value of a header; with the number that it is, in digits, where its kind is one."""
+    found = spelled(data, bytes_max)
+    if found is None or kind in _AS_THEY_ARE or len(data or b"") > INT_BYTES_MAX:
+        return found
+    return msgspec.Raw(bytes(found)[:-1] + b',"number":%b}' % msgspec.json.encode(text_of(data, kind)))
