@@ -7,18 +7,18 @@ handed on. Must not know: ranges, topics, sockets.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import pyarrow as pa
 
 from polywire.client import gather
 from polywire.records.arena import BLOCK_BYTES, Arena
-from polywire.records.columns import Column, Header, HeaderKind, Record
+from polywire.records.columns import Column, Event, Header, HeaderKind
 from polywire.records.header_values import text_of
-from polywire.records.rows import to_records
+from polywire.records.rows import Rows
 
 HEADER_TYPES: Final = tuple(kind.name.lower() for kind in HeaderKind)
 TYPED_HEADER_LIST: Final = pa.list_(
@@ -130,7 +130,7 @@ def headers_column(
     kind = TYPED_HEADER_LIST if typed else HEADER_LIST
     inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
     if _is_odd(source, plan, inner):
-        return pa.array(_slow_headers(source, plan), type=kind)
+        return _slow_headers(source, plan, kind)
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, Column.HEADER_COUNTS, offsets)
     marks = space.cut_bits(row_count)
@@ -169,31 +169,41 @@ def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
     return any(plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH))
 
 
-def _slow_headers(source: memoryview, plan: memoryview) -> list[list[dict[str, Any]] | None]:
-    rows: list[list[dict[str, Any]] | None] = []
+def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) -> pa.Array[Any]:
+    """The same for rows with odd headers: of each header, of which a row may have a million, only what its columns hold is made."""
+    ends: list[int | None] = []
+    keys: list[str] = []
+    types: list[str] = []
+    values: list[bytes | None] = []
     for line in range(0, len(plan), gather.PLAN_WIDTH):
-        records = to_records(source, plan[line])[plan[line + 1] : plan[line + 2]]
-        rows += [_pairs(record) or None for record in records]
-    return rows
+        rows = Rows(source[plan[line] :])
+        for index in range(plan[line + 1], plan[line + 2]):
+            begin = len(keys)
+            for header in chain(rows.headers(index), _event_headers(rows.event(index))):
+                keys.append(header_key_text(header))
+                types.append(HEADER_TYPES[header.value_kind])
+                values.append(header.value)
+            ends.append(begin if len(keys) > begin else None)
+    children: list[pa.Array[Any]] = [pa.array(keys, pa.string()), pa.array(values, pa.binary())]
+    if kind == TYPED_HEADER_LIST:
+        children.insert(1, pa.array(types, pa.string()))
+    pairs = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array([*ends, len(keys)], pa.int32()), pairs).cast(kind)
 
 
-def _pairs(record: Record) -> list[dict[str, Any]]:
-    pairs: list[dict[str, Any]] = [
-        {"key": header_key_text(header), "type": header.value_kind.name.lower(), "value": header.value}
-        for header in record.headers
-    ]
-    if record.event is not None:
-        # Readers without the notion see event fields as headers (concepts: data-model#event-fields).
-        pairs.append(_event_pair("type", record.event.type.encode()))
-        pairs.append(_event_pair("schema_version", str(record.event.schema_version).encode()))
-        pairs.append(_event_pair("aggregate_version", str(record.event.aggregate_version).encode()))
-        if record.event.metadata is not None:
-            pairs.append(_event_pair("metadata", record.event.metadata))
-    return pairs
+def _event_headers(event: Event | None) -> Iterator[Header]:
+    """Readers without the notion see event fields as headers (concepts: data-model#event-fields)."""
+    if event is None:
+        return
+    yield _event_header(b"type", event.type.encode())
+    yield _event_header(b"schema_version", str(event.schema_version).encode())
+    yield _event_header(b"aggregate_version", str(event.aggregate_version).encode())
+    if event.metadata is not None:
+        yield Header(b"event.metadata", event.metadata)
 
 
-def _event_pair(name: str, value: bytes) -> dict[str, Any]:
-    return {"key": f"event.{name}", "type": "raw" if name == "metadata" else "string", "value": value}
+def _event_header(name: bytes, value: bytes) -> Header:
+    return Header(b"event." + name, value, value_kind=HeaderKind.STRING)
 
 
 def header_key_text(header: Header) -> str:

@@ -130,10 +130,10 @@ class Rows:
         """Value of a record, in the memory of the batch."""
         return self._payload(index, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
 
-    def _payload(self, index: int, offsets: Column, validity: Column) -> memoryview[int] | None:
+    def _payload(self, index: int, offsets: Column, validity: Column | None = None) -> memoryview[int] | None:
         if offsets not in self._views:
             return None
-        bits = self._views.get(validity)
+        bits = None if validity is None else self._views.get(validity)
         if bits is not None and not bits[index >> 3] >> (index & 7) & 1:
             return None
         ends = self._ends(offsets)
@@ -165,6 +165,20 @@ class Rows:
             if end - start == len(key) and kinds[number] and keys.startswith(key, start, end):
                 return self._header(number)
         return None
+
+    def event(self, index: int) -> Event | None:
+        """The event fields of a record, None where it has none."""
+        views = self._views
+        if Column.EVENT_TYPE_OFFSETS not in views or not views[Column.RECORD_FLAGS][index] & RecordFlags.EVENT_SOURCED:
+            return None
+        kind = self._payload(index, Column.EVENT_TYPE_OFFSETS)
+        metadata = self._payload(index, Column.EVENT_METADATA_OFFSETS)
+        return Event(
+            bytes(kind or b"").decode(),
+            views[Column.EVENT_SCHEMA_VERSIONS].cast("I")[index],
+            views[Column.AGGREGATE_VERSIONS].cast("Q")[index],
+            bytes(metadata or b"") or None,
+        )
 
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
         """An unnumbered batch of one record with key, value and headers. without: leaves out headers whose keys begin with it."""

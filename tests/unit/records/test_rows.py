@@ -106,6 +106,7 @@ def test_rows_are_what_records_are() -> None:
         assert tuple(rows.headers(index)) == record.headers
         assert rows.header_count(index) == len(record.headers)
         assert rows.offset(index) == record.offset
+        assert rows.event(index) == record.event
         assert rows.origin_time_us(index) == record.origin_time_us
     assert rows.header.append_time_us == 1234
 
