@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
 
 import h11
 
@@ -77,7 +76,9 @@ class AsgiExchange:
             "http_version": head.http_version.decode(),
             "method": head.method.decode(),
             "scheme": "http",
-            "path": unquote_to_bytes(raw_path).decode("utf-8", "replace"),
+            "path": raw_path.decode(
+                "ascii", "replace"
+            ),  # names in it may hold anything, line ends included, which routes do not match
             "raw_path": raw_path,
             "query_string": query,
             "root_path": "",

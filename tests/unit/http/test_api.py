@@ -184,6 +184,16 @@ def test_a_group_is_moved_after_a_preview(site: Site) -> None:
     assert post(site, "/topics/t/groups/g/reset", {"to": "someday"}).status == 400
 
 
+@pytest.mark.parametrize(
+    "name", ["g\r\nlevel=error", "\x1b[31m\x85", "a/b", "%2F", "\N{RIGHT-TO-LEFT OVERRIDE}", "漢" * 85]
+)
+def test_groups_of_all_names_are_found(site: Site, name: str) -> None:
+    store(site, "t", [b"v"])
+    path = "/topics/t/groups/" + "".join(f"%{byte:02X}" for byte in name.encode())
+    assert post(site, f"{path}/reset", {"to": "latest"}).json["group"] == name
+    assert get(site, path).json["group"] == name
+
+
 def test_a_group_with_members_is_not_moved(site: Site) -> None:
     store(site, "t", [b"v"])
     site.broker.groups.join("g", "t", "m", wire="flux")

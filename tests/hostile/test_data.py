@@ -1,0 +1,321 @@
+"""Data that is meant to do harm, in front of everything that reads: memory is bounded, and the event loop serves others between slices.
+
+One record may have hundreds of thousands of headers, a key of megabytes, and groups 255 bytes of any script or of control characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+
+from polywire.build_info import compiled_modules
+from polywire.client.arrow import COLUMNS, chunk_to_arrow
+from polywire.client.arrow_columns import TYPED_HEADER_LIST
+from polywire.client.bulk import StoredChunk
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import ERROR
+from polywire.protocols.polywire.messages import Verb
+from polywire.records.batch import stamp
+from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.rows import from_records
+from polywire.types import Level, PositionKind, TopicName
+from tests.broker_process import BrokerProcess, child_environment
+from tests.crash.test_hostile_peers import RawPeer
+from tests.processor import loop_seconds
+from tests.unit.http.site import Peer, Site, answer_of, request
+from tests.unit.http.test_guard import CHANGE
+
+MANY_HEADERS: Final = 300_000  # empty ones: a record of 3 MB
+API: Final = "/api/v1"
+IS_COMPILED: Final = all(compiled_modules().values())
+# Processor time between two turns of the loop. What a slice does takes 3 ms; one step of it, as the copy of a large batch, some more.
+HOLD_S_MAX: Final = 0.02 if IS_COMPILED else 1.0
+BROKER_GROWN_MAX: Final = 250_000_000  # four readers with a batch of 16 MiB each in two forms; one such page took 8 GB
+COMMAND_BYTES_MAX: Final = 350_000_000  # of a command that prints or copies these records
+ARROW_HEADERS: Final = 30_000  # traced memory takes its time
+ARROW_BYTES_MAX: Final = 5_000_000  # 75 bytes a header in Python, and as much in Arrow; as dicts they took 16 MB
+COMMAND_S_MAX: Final = 120.0
+
+MEASURED: Final = """
+import sys
+from pathlib import Path
+from polywire.__main__ import main
+sys.argv[0] = "polywire"
+try:
+    main()
+finally:
+    sys.stderr.write(next(line for line in Path("/proc/self/status").read_text().splitlines(True) if line.startswith("VmHWM:")))
+"""
+"""A command that says at its end how much memory it has had; what its parent had is in the numbers that wait4 gives."""
+
+SCRIPTS: Final = (
+    "A",
+    "Ж",
+    "ش",
+    "漢",
+    "ก",
+    "\N{PILE OF POO}",
+    "e\N{COMBINING ACUTE ACCENT}",
+    "\N{RIGHT-TO-LEFT OVERRIDE}x",
+)
+CONTROLS: Final = (
+    "\x1b]0;title\x07",
+    "\x1b[31m",
+    "\x9b31m",
+    "\r\nlevel=error event=forged",
+    "\x00\x7f",
+    '"} 1\nforged{a="',
+)
+
+
+def longest(text: str) -> str:
+    """A name of 255 bytes, or nearly."""
+    return text * (255 // len(text.encode()))
+
+
+GROUPS: Final = [longest(text) for text in (*SCRIPTS, *CONTROLS)]
+TOPICS: Final = [longest(text) for text in SCRIPTS[:6]]
+
+
+def letters(count: int) -> Iterator[Record]:
+    """Dead letters of many headers."""
+    headers = (Header(b"dead.topic", b"orders"), *[Header(b"h", b"")] * MANY_HEADERS)
+    return (Record(b"v", b"k", headers) for _ in range(count))
+
+
+def records() -> dict[str, Sequence[Record]]:
+    """By topic."""
+    number = Header(b"\1\0", b"", HeaderKind.INT16)
+    return {
+        "orders": [Record(b"v")],
+        "small": [Record(b"v")],
+        "dead": list(letters(2)),
+        "keys": [Record(b"v", b"k" * 4_000_000)] * 6,
+        "headers": [Record(b"v", b"k", (Header(b"h" * 4_000_000, b"v" * 4_000_000),))] * 3,
+        "numbers": [Record(b"v", b"k", (number,) * MANY_HEADERS)],
+        "zeros": [Record(b"\0" * 8_000_000)] * 2,
+    }
+
+
+PAGES: Final = [
+    f"{API}/topics/{topic}/partitions/0/records?{query}"
+    for topic in ("dead", "keys", "headers", "numbers", "zeros")
+    for query in ("limit=50", "limit=500&whole=1", "key=none")
+]
+READS: Final = [
+    *PAGES,
+    f"{API}/topics/dead/dead-letters",
+    *(f"{API}/{name}" for name in ("topics", "groups", "overview")),
+    "/metrics",
+]
+WRITES: Final = [
+    (f"{API}/topics/dead/redrive", b'{"topics": ["orders"]}'),
+    (f"{API}/topics/dead/redrive", b'{"topics": ["orders"], "offset": 1}'),
+    (f"{API}/topics/headers/resend", b'{"partition": 0, "offset": 0}'),
+]
+
+
+# The loop
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A broker in memory with all of it, and a group that is behind in very many partitions."""
+    site = Site()
+    for topic, stored in records().items():
+        site.broker.create_topic(TopicName.parse(topic), 1)
+        for record in stored:
+            partition = site.broker.topic(topic).partitions[0]
+            site.broker.produce(partition, from_records([record]), level=Level.WRITTEN, done=None)
+        site.broker.commit()
+    site.broker.create_topic(TopicName.parse("wide"), 5_000)
+    for partition in site.broker.topic("wide").partitions:
+        site.broker.produce(partition, from_records([Record(b"v")]), level=Level.WRITTEN, done=None)
+    site.broker.commit()
+    for name in (*GROUPS, "g"):
+        site.broker.commit_position("wide", 0, PositionKind.GROUP, name, 0)
+    yield site
+    site.close()
+
+
+def longest_hold(site: Site, sent: bytes) -> float:
+    """Processor seconds for which a request keeps the loop from all others at most."""
+    peer, longest_s = Peer(), 0.0
+
+    async def answered() -> None:
+        await site.application.exchange(peer, asyncio.Event()).run(sent)
+
+    async def measured() -> None:
+        nonlocal longest_s
+        task = asyncio.ensure_future(answered())
+        while not task.done():
+            begun = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - begun)
+        await task
+
+    gc.collect()
+    gc.disable()
+    try:
+        site.loop.run_until_complete(measured())
+    finally:
+        gc.enable()
+    assert answer_of(bytes(peer.sent)).status == 200, bytes(peer.sent[:500])
+    return longest_s
+
+
+@pytest.mark.parametrize("path", [*READS, f"{API}/topics/wide", f"{API}/topics/wide/groups/g"])
+def test_no_read_holds_the_loop(site: Site, path: str) -> None:
+    longest_hold(site, request("GET", "/metrics"))  # what is loaded and made once does not count
+    assert longest_hold(site, request("GET", path)) < HOLD_S_MAX
+
+
+@pytest.mark.parametrize(("path", "body"), WRITES)
+def test_no_write_holds_the_loop(site: Site, path: str, body: bytes) -> None:
+    assert longest_hold(site, request("POST", path, CHANGE, body)) < HOLD_S_MAX
+
+
+# Memory
+
+
+class Hostile:
+    """A broker that has all of it."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+        self._host, self._port = broker.addresses["http"]
+        self.environment = child_environment() | {"POLYWIRE_ADDRESS": broker.url("polywire")}
+        self.url = f"http://{self._host}:{self._port}"
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=COMMAND_S_MAX)
+        with closing(connection):
+            connection.request(method, path, body, CHANGE if body is not None else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def fill(self) -> None:
+        with RawPeer(self.broker) as peer:
+            for topic, stored in records().items():
+                for record in stored:
+                    batch = bytes(from_records([record]))
+                    assert not peer.ask(Verb.PRODUCE, messages.Produce(topic, 0, create=True), batch).flags & ERROR
+        for name in TOPICS:
+            assert self.ask("POST", f"{API}/topics/{quote(name, safe='')}", b'{"partitions": 1}')[0] == 200, name
+        for name in GROUPS:
+            path = f"{API}/topics/small/groups/{quote(name, safe='')}/reset"
+            assert self.ask("POST", path, b'{"to": "earliest"}')[0] == 200, name
+
+    def run(self, *words: str) -> bytes:
+        """What a command prints. Its memory is limited."""
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, *words],
+            capture_output=True,
+            env=self.environment,
+            timeout=COMMAND_S_MAX,
+            check=False,
+        )
+        said, _, highest = done.stderr.rpartition(b"VmHWM:")
+        assert done.returncode == 0, said[-2_000:]
+        assert int(highest.split()[0]) * 1024 < COMMAND_BYTES_MAX, words
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
+    data_dir = tmp_path_factory.mktemp("hostile") / "data"
+    with BrokerProcess(data_dir, wires=("polywire", "http")) as broker:
+        found = Hostile(broker)
+        found.fill()
+        yield found
+
+
+def is_safe(text: str) -> bool:
+    """Whether nothing in a text does anything to a terminal, or looks like a line of its own."""
+    return all(letter.isprintable() or letter in "\n " for letter in text)
+
+
+def test_no_request_takes_the_memory_of_the_machine(hostile: Hostile) -> None:
+    """All at once, several times, while others are answered: what the loop does between question and answer of another is short."""
+    before = hostile.broker.memory_bytes
+    held: list[float] = []
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(hostile.ask, "GET", path) for path in READS * 3]
+        asked += [pool.submit(hostile.ask, "POST", path, body) for path, body in WRITES]
+        while not all(future.done() for future in asked):
+            used = loop_seconds(hostile.broker)
+            assert hostile.ask("GET", "/livez") == (200, b"alive\n")
+            held.append(loop_seconds(hostile.broker) - used)
+            assert hostile.broker.memory_bytes - before < BROKER_GROWN_MAX
+    answers = [future.result() for future in asked]
+    assert {status for status, _ in answers} <= {200, 409}, "two redrives at once are a conflict"
+    assert max(len(body) for _, body in answers) < 24_000_000, "one record of the largest size in base64"
+    assert len(held) > 10
+
+
+def test_names_are_harmless_wherever_they_are_shown(hostile: Hostile) -> None:
+    status, text = hostile.ask("GET", "/metrics")
+    assert status == 200
+    assert is_safe(text.decode())
+    assert not [line for line in text.decode().split("\n") if line and not line.startswith(("polywire_", "# "))]
+    for words in (
+        ("topic", "list"),
+        ("group", "list"),
+        ("group", "list", "--output", "json"),
+        ("top", "--once", "--http", hostile.url),
+    ):
+        printed = hostile.run(*words).decode()
+        assert is_safe(printed), words
+        assert "forged{" not in [line[:7] for line in printed.split("\n")]
+    assert is_safe(hostile.broker.log_text())
+    assert "event=forged" not in [line.strip()[-12:] for line in hostile.broker.log_text().split("\n")]
+
+
+@pytest.mark.parametrize("topic", ["dead", "keys", "headers", "numbers", "zeros"])
+def test_commands_read_and_copy_within_limits(hostile: Hostile, topic: str) -> None:
+    lines = hostile.run("record", "consume", topic)
+    assert lines.count(b"\n") >= len(records()[topic])
+    hostile.run("record", "copy", topic, f"copy-of-{topic}")
+
+
+def test_files_are_backed_up_and_verified_within_limits(hostile: Hostile, tmp_path: Path) -> None:
+    assert hostile.broker.stop() == 0
+    data_dir = str(hostile.broker.data_dir)
+    try:
+        hostile.run("backup", "create", "--data-dir", data_dir, str(tmp_path / "shelf"))
+        hostile.run("log", "verify", "--data-dir", data_dir)
+        hostile.run("doctor", "--data-dir", data_dir)
+    finally:
+        hostile.broker.start()
+
+
+@pytest.mark.parametrize("key_kind", [HeaderKind.STRING, HeaderKind.INT16])
+def test_spark_reads_many_headers_within_limits(key_kind: HeaderKind) -> None:
+    batch = from_records([Record(b"v", b"k", (Header(b"\1\0", b"", key_kind),) * ARROW_HEADERS)])
+    stamp(batch, 0, 1, 1, 0, 0, 1)
+    fields = {"headers": TYPED_HEADER_LIST, "key": pa.binary(), "value": pa.binary()}
+    schema = pa.schema([pa.field(name, fields[name]) for name in COLUMNS if name in fields])
+    chunk = StoredChunk("t", 0, memoryview(batch), 0, 1, 1)
+    chunk_to_arrow(chunk, schema.names, schema)  # Arrow loads modules and takes blocks for good
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        (found,) = chunk_to_arrow(chunk, schema.names, schema)
+        assert tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before < ARROW_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+    assert len(found.column("headers")[0]) == ARROW_HEADERS
