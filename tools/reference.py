@@ -13,8 +13,9 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import partial
 from importlib import import_module
-from inspect import Parameter, cleandoc
+from inspect import Parameter, cleandoc, getsource
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from cyclopts import App
@@ -26,6 +27,7 @@ from polywire.cli import doctor, main
 from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
+from polywire.http import api, dead_letters, framing, lag, records, spelling, users
 from polywire.log.settings import LogSettings
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.flux.context import FluxSettings
@@ -48,6 +50,9 @@ FOLDER: Final = DOCS / "reference"
 DIFFERENCES_BEGIN: Final = "<!-- made by `make docs` from tests/specs: what differs -->"
 DIFFERENCES_END: Final = "<!-- end -->"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
+
+HTTP_LIMITS: Final = (framing, records, spelling, api, users, dead_letters, lag)
+_CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
 # Where a rule comes from: for those who read the code.
 _SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)")
@@ -218,6 +223,18 @@ def limits_page() -> Iterator[str]:
             for field in fields(settings)
         ]
         yield from table(("name", "default", "meaning"), rows)
+    yield from ["", "## HTTP", ""]
+    yield "What answers of the admin API, the console and `/metrics` hold at most, whatever records and names they are made from. What is"
+    yield "left out is said in the answer: `cut`, `header_count`, `more`, `next_offset`."
+    yield ""
+    yield from table(("name", "limit", "meaning"), [row for module in HTTP_LIMITS for row in _constants(module)])
+
+
+def _constants(module: ModuleType) -> Iterator[tuple[str, str, str]]:
+    """Limits that are constants of a module, with what the comment behind each says."""
+    for name, meaning in _CONSTANT.findall(getsource(module)):
+        value = getattr(module, name)
+        yield f"`{name.lower()}`", _size(value) if "BYTES" in name else f"{value:,}", meaning
 
 
 def kafka_settings_page() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from base64 import b64encode
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,7 +16,7 @@ import fastavro
 import pytest
 
 from polywire.client.sync import SyncClient
-from polywire.records.columns import Header, Record
+from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 from tests.e2e.browser import Page, browser, find_browser
@@ -204,6 +205,34 @@ SHOWN = {
     "raw": "0x00ff",
     "tags": {"a": None, "ä": "ö"},
 }
+
+
+def test_headers_that_are_numbers_show_what_they_are(broker: BrokerProcess, page: Page) -> None:
+    place = [
+        Header(b"dead.topic", b"shop.orders"),
+        Header(b"dead.partition", (0).to_bytes(4, "little"), value_kind=HeaderKind.INT32),
+        Header(b"dead.offset", (17).to_bytes(8, "little"), value_kind=HeaderKind.UINT64),
+    ]
+    kinds = [
+        Header(b"temperature", struct.pack("<d", -0.5), value_kind=HeaderKind.FLOAT64),
+        Header(b"is_late", b"\1", value_kind=HeaderKind.BOOL),
+        Header((7).to_bytes(2, "little"), b"a key that is a number", HeaderKind.INT16, HeaderKind.STRING),
+        *[Header(b"many", b"")] * 5_000,
+    ]
+    with SyncClient(broker.url()) as client:
+        client.create_topic("typed", 1)
+        client.produce("typed", [Record(b"v", None, (*place, *kinds))], partition=0)
+    page.open(url(broker, "/topics/typed/records"))
+    page.until("read up to 1")
+    page.evaluate("document.querySelector('main details').open = true")
+    text = page.until("shop.orders / 0 @ 17")
+    for shown in ("temperature\n-0.5", "is_late\ntrue", "7\na key that is a number", "of 5,006 headers are not shown"):
+        assert shown in text
+    page.click("Read the whole record")
+    page.until(lambda text: "are not shown" not in text)
+    assert page.text().count("many") == 5_000
+    page.evaluate("document.querySelector('main .letter a').click()")
+    page.until("read up to 60")
 
 
 def test_avro_is_read_as_its_writer_meant_it(broker: BrokerProcess, page: Page) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,31 @@ def ask(broker: BrokerProcess, path: str) -> bytes:
         answer = connection.getresponse()
         assert answer.status == 200
         return answer.read()
+
+
+def test_letters_go_back_to_topics_of_every_process(broker: BrokerProcess) -> None:
+    """From dead letters in each process to topics in each, all or one letter at a time."""
+    topics = [f"back-{number}" for number in range(2 * TOPICS)]
+    for name in topics:
+        for made in (name, f"{name}.dead"):
+            assert _asked(broker, "POST", f"/api/v1/topics/{made}", {"partitions": 1})[0] == 200
+    for dead in topics:
+        for target in topics[:TOPICS]:
+            letter = {"value": dead, "headers": {"dead.topic": target, "dead.partition": "0"}}
+            assert _asked(broker, "POST", f"/api/v1/topics/{dead}.dead/records", letter)[0] == 200
+        one = {"topics": topics, "partition": 0, "offset": 0}
+        assert _asked(broker, "POST", f"/api/v1/topics/{dead}.dead/redrive", one)[0] == 200
+        status, sent = _asked(broker, "POST", f"/api/v1/topics/{dead}.dead/redrive", {"topics": topics})
+        assert (status, sent.get("letters"), sent.get("more")) == (200, TOPICS, False), sent
+    for number, target in enumerate(topics[:TOPICS]):
+        _, page = _asked(broker, "GET", f"/api/v1/topics/{target}/partitions/0/records")
+        values = [record["value"]["text"] for record in page["records"]]
+        assert sorted(values) == sorted(topics * (2 if number == 0 else 1)), "the first of each was sent alone, too"
+
+
+def _asked(broker: BrokerProcess, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    with closing(http.client.HTTPConnection(*broker.addresses["http"], timeout=WAIT_S)) as connection:
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, {"X-Polywire": "1", "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())

@@ -37,11 +37,11 @@ from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level, PositionKind, TopicName
 
-TOPICS_MAX: Final = 2_000  # of one list
-GROUPS_MAX: Final = 1_000
-MEMBERS_MAX: Final = 1_000  # of one group, as many as there may be
-PARTITIONS_MAX: Final = 10_000  # of one topic, as many as there may be
-CONNECTIONS_MAX: Final = 1_000
+TOPICS_MAX: Final = 2_000  # topics of one list
+GROUPS_MAX: Final = 1_000  # groups of one list, and pairs of a group and a topic in metrics
+MEMBERS_MAX: Final = 1_000  # members of one group, as many as there may be
+PARTITIONS_MAX: Final = 10_000  # partitions of one topic, as many as there may be
+CONNECTIONS_MAX: Final = 1_000  # clients of one list
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
 

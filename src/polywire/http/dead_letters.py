@@ -28,8 +28,8 @@ from polywire.records.header_values import text_of
 from polywire.records.rows import Rows
 from polywire.types import PositionKind
 
-LETTERS_MAX: Final = 1_000  # of one redrive
-LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # of keys, values and headers; one letter is always taken
+LETTERS_MAX: Final = 1_000  # letters of one redrive
+LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # of a redrive's letters, headers included; one is always taken
 TARGETS_MAX: Final = 100  # topics named in one request
 TARGET_BYTES_MAX: Final = 511  # of a topic's name: stream, dot and topic. A header that is longer names none
 _PREFIX: Final = b"dead."

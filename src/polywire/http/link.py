@@ -16,9 +16,7 @@ from polywire.protocols.runtime.shards import KEY_BYTES
 
 MAGIC: Final = b"\xf5HTTP\1"
 OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
-BODY_BYTES_MAX: Final = (
-    20 * 1024 * 1024
-)  # of a request: the letters of a redrive, which may be one of the largest batches
+BODY_BYTES_MAX: Final = 20 * 1024 * 1024  # letters of a redrive, which may be one of the largest batches
 
 
 class HttpLinkSession(HttpSession):
