@@ -381,6 +381,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "stale_modules": "asked by the test suite before it runs: compiled modules older than their sources",
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
     "forget_memory": "for users",
+    "Page.value_bytes": "for users of the admin API, whose answer the page is",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
     "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",
     "scan_to_offset": _ORACLE,

@@ -1,11 +1,13 @@
 """Dead letters: records that a pipeline could not use, with headers that say why and where they were; and their redrive, back to there.
 
-Guarantees:
+Promises:
 
 * A redrive sends letters and moves the position behind them in one transaction, so none is sent twice and none is skipped, whatever ends in
   between.
 * It sends to no topic that the request does not name: the headers of a letter are its writer's word.
 * It reads and holds a limited number of bytes, headers included. One letter is always taken.
+
+Must not know: how requests arrive, what letters hold, how they are sent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP between the processes of one broker: a request each, behind an opening that no page can send (decision 0076).
 
-Guarantees: nothing is read before the key has come.
+Promises: nothing is read before the key has come. Must not know: what requests mean.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Records as the admin API shows them: read batch by batch, decoded and spelled as JSON in a thread.
 
-Guarantees:
+Promises:
 
 * A page has a limit in bytes of everything that is spelled on it: keys, values, headers. One record is always shown, cut if need be.
 * A request reads a limited number of bytes, and few requests read at the same time, so memory does not follow from what records hold.
+
+Must not know: who asks.
 """
 
 from __future__ import annotations

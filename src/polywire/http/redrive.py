@@ -3,7 +3,8 @@
 The process of the dead letters is the home of the transaction (decision 0079). Another process stages what is for its topics in a branch
 that this one has let in first, and follows the decision whenever it is told. Between processes letters go over HTTP's own link.
 
-Guarantees: all letters arrive and the position moves, or nothing happens; nothing is staged for a topic that the user may not write to.
+Promises: all letters arrive and the position moves, or nothing happens; nothing is staged for a topic that the user may not write to.
+Must not know: how letters are found.
 """
 
 from __future__ import annotations

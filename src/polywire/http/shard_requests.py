@@ -1,6 +1,6 @@
 """Requests to the other processes of a broker over HTTP's link.
 
-Guarantees: an answer has a limit in bytes, and is whole or an error.
+Promises: an answer has a limit in bytes, and is whole or an error. Must not know: what requests mean.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """What users have named and stored, as JSON within limits in bytes.
 
-Guarantees:
+Promises:
 
 * Bytes are text where they are text, else base64; they are cut before they are decoded. Only short ones take more than base64 does.
 * Long values are spelled in pieces, so that no single step holds the interpreter for more than some milliseconds.
 * A list has a limit in rows and in bytes, whatever names it holds.
+
+Must not know: who asks, what lists are about.
 """
 
 from __future__ import annotations

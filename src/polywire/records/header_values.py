@@ -1,4 +1,7 @@
-"""Keys and values of headers in the types that their kinds name (spec: iggy)."""
+"""Keys and values of headers in the types that their kinds name (spec: iggy).
+
+Promises: whatever bytes stand under a kind, something is returned, of no more memory than they take. Must not know: who reads it.
+"""
 
 from __future__ import annotations
 
