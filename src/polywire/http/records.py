@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -36,6 +36,10 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of the JSON of a page's records: some
 SHOWN_BYTES_MAX: Final = 4 * 1024  # of a key, a value or a part of a header, unless the whole is asked for
 HEADERS_BYTES_MAX: Final = 16 * 1024  # of the JSON of one record's headers, unless the whole is asked for
 LOOKED_AT_MAX: Final = 20_000  # records compared with a key before the page is answered as it is
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Taken(Enum):
@@ -132,7 +136,7 @@ class RecordReader:
                     read.pin.release()
                 if not copies:
                     break
-                offset, goes_on, count = await asyncio.to_thread(_offer, copies, offset, take)
+                offset, goes_on, count = await _in_thread(_offer, copies, offset, take)
                 limit.left -= count
                 if goes_on:
                     offset = max(offset, read.next_offset)
@@ -155,6 +159,16 @@ class RecordReader:
             await self.each(partition, offset, take)
         if not was_found:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no such record partition={partition.number} offset={offset}")
+
+
+async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Do work in a thread, and return no sooner than it ends: a request whose client has gone still holds its batch, and so its turn."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        raise
 
 
 def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:

@@ -20,7 +20,7 @@ import msgspec
 
 from polywire.http.slices import Slices
 from polywire.records.columns import Header, HeaderKind
-from polywire.records.header_values import INT_BYTES_MAX, text_of
+from polywire.records.header_values import text_of, typed
 
 PIECE_BYTES: Final = 192 * 1024  # decoded at once: below a millisecond. A multiple of 3, so that pieces of base64 join
 SHORT_BYTES: Final = 4 * 1024  # text up to this size is text, however many control characters JSON has to escape
@@ -90,16 +90,14 @@ def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
 
 
 def spelled_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
-    """The first headers for JSON, as many as fit. part_max: bytes of a key or a value. json_max: of all of them as JSON."""
+    """The first headers for JSON, as many as fit. part_max: bytes of a key or a value. json_max: of all of them as JSON, in which three
+    bytes take four, and short ones of the first header more."""
     found: list[msgspec.Raw] = []
     for header in headers:
-        part = min(part_max, json_max)
-        members: dict[str, object] = {
-            "key": _part(header.key, header.key_kind, part),
-            "value": _part(header.value, header.value_kind, part),
-            "kind": header.value_kind.name.lower(),
-        }
-        json = msgspec.json.encode(members)
+        key = _part(header.key, header.key_kind, min(part_max, json_max * 3 // 8))
+        left = max(0, json_max - len(bytes(key or b"")))
+        value = _part(header.value, header.value_kind, min(part_max, left * 3 // 4))
+        json = msgspec.json.encode({"key": key, "value": value, "kind": header.value_kind.name.lower()})
         json_max -= len(json) + 1  # and a comma
         if found and json_max < 0:
             break
@@ -112,6 +110,6 @@ def spelled_headers(headers: Iterable[Header], *, part_max: int, json_max: int) 
 def _part(data: bytes | None, kind: HeaderKind, bytes_max: int) -> msgspec.Raw | None:
     """Key or value of a header; with the number that it is, in digits, where its kind is one."""
     found = spelled(data, bytes_max)
-    if found is None or kind in _AS_THEY_ARE or len(data or b"") > INT_BYTES_MAX:
+    if found is None or kind in _AS_THEY_ARE or isinstance(typed(data, kind), bytes):
         return found
     return msgspec.Raw(bytes(found)[:-1] + b',"number":%b}' % msgspec.json.encode(text_of(data, kind)))

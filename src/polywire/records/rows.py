@@ -319,7 +319,7 @@ def _put_headers(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
         return
     for header in headers:
         if header.key_kind is HeaderKind.NULL or (header.value_kind is HeaderKind.NULL and header.value):
-            raise Invalid(ErrorCode.INVALID_BATCH, f"a header's kind does not fit its content key={header.key!r}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"a header's kind does not fit its content key={header.key!r:.80}")
     values = [header.value or b"" for header in headers]
     value_kinds = [HeaderKind.NULL if header.value is None else header.value_kind for header in headers]
     columns[Column.HEADER_COUNTS] = _offsets(len(record.headers) for record in records)

@@ -16,6 +16,7 @@ from polywire.clock import Clock
 from polywire.escaping import escaped
 
 LINES_MAX: Final = 20  # of one event in a window: enough to see what happens; some 2,000 bytes a second at the worst
+FACT_CHARS_MAX: Final = 4_000  # of one fact: a path or several names; the key of a record may have megabytes
 WINDOW_S: Final = 10.0
 NEVER_DROPPED: Final = "critical"
 
@@ -38,8 +39,14 @@ def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMa
     """A processor of structlog: facts may be words of peers, and a log is read on terminals."""
     for name, value in line.items():
         if isinstance(value, str):
-            line[name] = "\n".join(map(escaped, value.split("\n"))) if name == "exception" else escaped(value)
+            line[name] = "\n".join(map(_shown, value.split("\n"))) if name == "exception" else _shown(value)
     return line
+
+
+def _shown(text: str) -> str:
+    """A text on one line that is not too long, and that no terminal obeys."""
+    cut = escaped(text[:FACT_CHARS_MAX])
+    return cut if len(text) <= FACT_CHARS_MAX else f"{cut}… characters={len(text)}"
 
 
 class LineLimit:

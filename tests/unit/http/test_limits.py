@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import tracemalloc
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from polywire.http import dead_letters, lag, metrics, records, spelling
 from polywire.http.endpoints import PREFIX
 from polywire.records.columns import Header, HeaderKind, Record
-from polywire.records.rows import from_records, to_records
+from polywire.records.rows import Rows, from_records, to_records
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.http.site import Site
 from tests.unit.http.test_guard import CHANGE
@@ -136,16 +138,50 @@ def test_a_search_reads_a_limited_number_of_bytes(site: Site, monkeypatch: pytes
     assert 3 <= page["next_offset"] < 10, "the next request goes on there"
 
 
+def test_a_client_that_goes_frees_its_turn_when_its_thread_ends(site: Site) -> None:
+    store(site, Record(b"v"))
+    began, may_end = threading.Event(), threading.Event()
+
+    def take(rows: Rows, index: int) -> records.Taken:
+        began.set()
+        assert may_end.wait(60)
+        return records.Taken.LAST
+
+    async def played() -> None:
+        reader = records.RecordReader(site.broker)
+        task = asyncio.ensure_future(reader.each(site.broker.topic("t").partitions[0], 0, take))
+        assert await asyncio.to_thread(began.wait, 60)
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    site.loop.run_until_complete(played())
+
+
 def test_headers_that_are_numbers_are_shown_as_numbers(site: Site) -> None:
     header = Header(b"\2\0", b"\7\0\0\0", HeaderKind.INT16, HeaderKind.INT32)
     text = Header(b"s", b"7", value_kind=HeaderKind.STRING)
-    misfit = Header(b"m", b"1" * 5_000, value_kind=HeaderKind.UINT64)
-    store(site, Record(b"v", None, (header, text, misfit)))
+    misfits = [Header(b"m", b"1" * size, value_kind=HeaderKind.FLOAT32) for size in (3, 5_000)]
+    store(site, Record(b"v", None, (header, text, *misfits)))
     (record,) = site.ask("GET", PAGE).json["records"]
-    number, plain, wrong = record["headers"]
+    number, plain, *wrong = record["headers"]
     assert (number["key"]["number"], number["value"]["number"], number["value"]["bytes"]) == ("2", "7", 4)
     assert plain["value"] == {"text": "7", "bytes": 1, "cut": False}
-    assert (wrong["value"]["cut"], "number" in wrong["value"]) == (True, False)
+    assert [(one["value"]["cut"], "number" in one["value"]) for one in wrong] == [(False, False), (True, False)]
+
+
+@pytest.mark.parametrize("part", [b"\xff", b"\0", b"a"])
+def test_headers_have_a_limit_even_where_the_whole_is_asked_for(site: Site, part: bytes) -> None:
+    store(site, Record(b"v", None, (Header(part * 3_000_000, part * 3_000_000), Header(b"next", b"x"))))
+    answer = site.ask("GET", f"{PAGE}?whole=1")
+    (record,) = answer.json["records"]
+    assert len(answer.body) < records.PAGE_BYTES_MAX + 1_000
+    assert (record["header_count"], record["headers"][0]["key"]["cut"]) == (2, True)
+    assert record["headers"][0]["value"]["bytes"] == 3_000_000
 
 
 # Dead letters

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit, escape, set_up_log
+from polywire.server.lines import FACT_CHARS_MAX, LINES_MAX, WINDOW_S, LineLimit, escape, set_up_log
 from polywire.testing.clock import SimulatedClock
 
 
@@ -80,6 +80,12 @@ def test_words_of_peers_do_not_control_the_terminal() -> None:
         "exception": "Traceback\n  a\\x1b",
         "count": 1,
     }
+
+
+def test_words_of_peers_are_cut() -> None:
+    line = escape(None, "info", {"event": "x", "reason": "k" * 1_000_000, "exception": "Traceback\n" + "k" * 1_000_000})
+    assert line["reason"] == "k" * FACT_CHARS_MAX + "… characters=1000000"
+    assert line["exception"] == f"Traceback\n{line['reason']}"
 
 
 def test_lines_as_json(capsys: pytest.CaptureFixture[str]) -> None:
