@@ -23,6 +23,7 @@ from polywire.broker.actions import Action
 from polywire.broker.branches import Joined
 from polywire.broker.broker import Broker
 from polywire.broker.changes import TransactionalProducer
+from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
@@ -87,11 +88,13 @@ class Redrive:
             raise Busy(ErrorCode.BUSY, "another process has not followed the last redrive", retry_after_ms=1_000)
         made = transactions.number_producer(id_, asks_again=False, timeout_us=TIMEOUT_US, by=asked.caller, done=None)
         transaction = transactions.begin(made, done=None)
+        epoch = transaction.epoch
         try:
-            for partition, batch, letter_count in self._batches(near):
-                transactions.stage(transaction, partition, batch, first=0, last=letter_count - 1, done=None)
             if far:
                 await self._stage_far(transaction, far, asked)
+                self._check_current(transaction)
+            for partition, batch, letter_count in self._batches(near):
+                transactions.stage(transaction, partition, batch, first=0, last=letter_count - 1, done=None)
             self._check_positions(topic, begins)
             if ends:
                 transactions.put_offsets(transaction, Scope(topic.name.full, GROUP), ends, by=asked.caller, done=None)
@@ -101,8 +104,16 @@ class Redrive:
             if far:
                 await self._settled(id_)
         finally:
-            with suppress(BrokerError):  # what cannot be deleted now expires
-                transactions.delete(id_, by=asked.caller)
+            found = transactions.find(id_, by=ITSELF)
+            if found is not None and found.epoch == epoch:  # a later redrive needs it
+                with suppress(BrokerError):  # what cannot be deleted now expires
+                    transactions.delete(id_, by=asked.caller)
+
+    def _check_current(self, transaction: Transaction) -> None:
+        """Raises Conflict(PRODUCER_FENCED) if another redrive has begun since."""
+        found = self._broker.transactions.find(transaction.id, by=ITSELF)
+        if found is not transaction or not transaction.is_open:
+            raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these letters has begun")
 
     def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
         """Raises Conflict(VERSION_CONFLICT)."""

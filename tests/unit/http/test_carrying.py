@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -19,7 +20,7 @@ from polywire.http.link import MAGIC, HttpLinkFactory
 from polywire.http.redrive import STAGING_PATH
 from polywire.http.session import Application
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
-from tests.unit.http.site import Answer, Peer, Site
+from tests.unit.http.site import Answer, Peer, Site, answer_of, request
 from tests.unit.http.test_guard import basic
 
 SHARDS = 3
@@ -303,6 +304,23 @@ def test_a_redrive_that_one_shard_does_not_take_sends_nothing(shards: Shards) ->
     assert [values(shards, topic) for topic in ("a", "b", "c")] == [[], [], []]
     sent = shards.ask("POST", "/api/v1/topics/x.dead/redrive", {"topics": ["a", "b", "c"]})
     assert (sent.status, sent.json["letters"]) == (200, 3), sent.body
+    assert [values(shards, topic) for topic in ("a", "b", "c")] == [["a"], ["b"], ["c"]]
+
+
+def test_two_redrives_over_shards_send_once(shards: Shards) -> None:
+    shards.join_transactions()
+    make(shards, "a", "b", "c", "x.dead")
+    for topic in ("b", "c", "a"):
+        shards.ask("POST", "/api/v1/topics/x.dead/records", letter(topic, topic))
+    sent = request("POST", "/api/v1/topics/x.dead/redrive", CHANGE, b'{"topics": ["a", "b", "c"]}')
+    peers = [Peer(), Peer()]
+
+    async def both() -> None:
+        application = shards.asked.application
+        await asyncio.gather(*(application.exchange(peer, asyncio.Event()).run(sent) for peer in peers))
+
+    shards.asked.loop.run_until_complete(both())
+    assert sorted(answer_of(bytes(peer.sent)).status for peer in peers) == [200, 409]
     assert [values(shards, topic) for topic in ("a", "b", "c")] == [["a"], ["b"], ["c"]]
 
 
