@@ -102,7 +102,6 @@ def records() -> dict[str, Sequence[Record]]:
     number = Header(b"\1\0", b"", HeaderKind.INT16)
     return {
         "orders": [Record(b"v")],
-        "small": [Record(b"v")],
         "dead": list(letters(2)),
         "keys": [Record(b"v", b"k" * 4_000_000)] * 6,
         "headers": [Record(b"v", b"k", (Header(b"h" * 4_000_000, b"v" * 4_000_000),))] * 3,
@@ -217,7 +216,7 @@ class Hostile:
         for name in TOPICS:
             assert self.ask("POST", f"{API}/topics/{quote(name, safe='')}", b'{"partitions": 1}')[0] == 200, name
         for name in GROUPS:
-            path = f"{API}/topics/small/groups/{quote(name, safe='')}/reset"
+            path = f"{API}/topics/dead/groups/{quote(name, safe='')}/reset"
             assert self.ask("POST", path, b'{"to": "earliest"}')[0] == 200, name
 
     def run(self, *words: str) -> bytes:

@@ -12,7 +12,6 @@ from typing import Protocol
 from polywire.client.base import PartitionBounds
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing
-from polywire.records.columns import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,8 @@ class Queries(Protocol):
     async def bounds(self, topic: str, /) -> list[PartitionBounds]:
         """Return where each partition of a topic begins and ends."""
 
-    async def fetch(self, topic: str, partition: int, offset: int, /, *, records_max: int) -> list[Record]:
-        """Return records from an offset on."""
+    async def stored_at_us(self, topic: str, partition: int, offset: int, /) -> int | None:
+        """Return when the first record from an offset on was stored, None where there is none."""
 
 
 async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
@@ -102,9 +101,8 @@ async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us:
 async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
     """When a record was stored; None when retention was faster."""
     try:
-        records = await client.fetch(topic, partition, offset, records_max=1)
+        return await client.stored_at_us(topic, partition, offset)
     except Missing as error:
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             raise
         return None
-    return (records[0].append_time_us or records[0].origin_time_us) if records else None

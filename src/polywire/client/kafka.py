@@ -290,6 +290,11 @@ class KafkaClient(Scope):
         offset: int = entry.base_offset
         return offset
 
+    async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
+        """Return when the first record from an offset on was stored, as its topic has it, or made."""
+        records = await self.fetch(topic, partition, offset, records_max=1)
+        return (records[0].append_time_us or records[0].origin_time_us) if records else None
+
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:

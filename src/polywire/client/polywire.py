@@ -29,7 +29,7 @@ from polywire.protocols.polywire.codec import (
     decode_answer,
 )
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.records.batch import walk
+from polywire.records.batch import read_header, walk
 from polywire.records.columns import Record
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
@@ -284,6 +284,11 @@ class PolywireClient(Scope):
         head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
         answered, parts = await self._connection.ask(Verb.FETCH, head)
         return parts, _decode(answered, messages.Fetched).next_offset
+
+    async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
+        """Return when the first record from an offset on was stored; its batch is not decoded."""
+        batches, _ = await self.fetch_batches(topic, partition, offset, bytes_max=1)
+        return read_header(batches[0]).append_time_us if batches else None
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
