@@ -224,8 +224,8 @@ def limits_page() -> Iterator[str]:
         ]
         yield from table(("name", "default", "meaning"), rows)
     yield from ["", "## HTTP", ""]
-    yield "What answers of the admin API, the console and `/metrics` hold at most, whatever records and names they are made from. What is"
-    yield "left out is said in the answer: `cut`, `header_count`, `more`, `next_offset`."
+    yield "What answers of the admin API, the console and `/metrics` hold at most, whatever records and names they are made from. The"
+    yield "answer reports what is missing: `cut`, `header_count`, `more`, `next_offset`."
     yield ""
     yield from table(("name", "limit", "meaning"), [row for module in HTTP_LIMITS for row in _constants(module)])
 

@@ -168,7 +168,7 @@ def said(rows: Rows, index: int, name: bytes) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    """A partition's number; None for what is none."""
+    """Return a partition's number; None if the text is not one."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 

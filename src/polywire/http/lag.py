@@ -50,7 +50,7 @@ async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
     """The lags of groups, by topic and name, and whether there are more groups. Groups of topics with few partitions are preferred: where
-    there are too many, the widest are left out."""
+    there are too many, the widest are dropped."""
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
     topics.sort(key=lambda pair: len(pair[0].partitions))

@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class Taken(Enum):
-    """What became of a record that was offered."""
+    """Whether a record that was offered was taken, and whether more are."""
 
     MORE = auto()
     LAST = auto()

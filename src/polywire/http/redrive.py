@@ -1,7 +1,7 @@
 """Sending dead letters back: one transaction for the letters and the position behind them, also where topics lie in several processes.
 
 The process of the dead letters is the home of the transaction (decision 0079). Another process stages what is for its topics in a branch
-that this one has let in first, and follows the decision whenever it is told. Between processes letters go over HTTP's own link.
+that this one has let in first, and follows the decision. Between processes letters go over HTTP's own link.
 
 Promises: all letters arrive and the position moves, or nothing happens; nothing is staged for a topic that the user may not write to.
 Must not know: how letters are found.
@@ -52,7 +52,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FarLetters(msgspec.Struct, frozen=True, array_like=True):
-    """What another process is to stage, and what its branch has to know of the transaction (see ``branches.Joined``)."""
+    """Letters that another process stages, and the facts of the transaction for its branch (see ``branches.Joined``)."""
 
     id: str
     home: int

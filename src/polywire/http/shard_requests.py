@@ -49,7 +49,7 @@ class _Answer:
 
 
 async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
-    """What a shard's process answers to the bytes of a request. Raises Unavailable."""
+    """Send the bytes of a request to a shard's process, and return its answer. Raises Unavailable."""
     answer = _Answer()
     link: Link = shards.connect(shard, answer)
     try:

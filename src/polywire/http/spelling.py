@@ -1,4 +1,4 @@
-"""What users have named and stored, as JSON within limits in bytes.
+"""Names and records of users as JSON, within limits in bytes.
 
 Promises:
 
@@ -30,8 +30,8 @@ _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Listing:
-    """The rows of a list in an answer: each is spelled when it is added, up to a number of rows and LIST_BYTES_MAX. more: whether one was
-    left out."""
+    """The rows of a list in an answer: each is spelled when it is added, up to a number of rows and LIST_BYTES_MAX. more: whether one did
+    not fit."""
 
     __slots__ = ("_bytes_left", "_count_max", "more", "rows")
 
@@ -74,7 +74,7 @@ def spelled(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgs
 
 
 def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
-    """What stands between the quotes of a JSON string; None for what is no text, or shorter in base64. Drops half a character at a cut."""
+    """Return the inside of a JSON string; None if the bytes are not text, or shorter in base64. Drops half a character at a cut."""
     decoder, parts, left = _Utf8Decoder(), [], max(len(data) * 4 // 3, 6 * SHORT_BYTES)
     for at in range(0, len(data), PIECE_BYTES):
         is_last = at + PIECE_BYTES >= len(data)

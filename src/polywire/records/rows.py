@@ -89,7 +89,7 @@ def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
 class Rows:
     """The records of one valid, plain batch, each part made only when it is asked for.
 
-    A record may have 1.5 million headers: whoever filters, measures or shows records makes values of those it needs, and of no others.
+    A record may have 1.5 million headers: callers that filter, measure or show records make values of the parts they need only.
     """
 
     __slots__ = ("_header_keys", "_header_starts", "_key_ends", "_value_ends", "_views", "count", "header")
