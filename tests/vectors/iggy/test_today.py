@@ -201,7 +201,10 @@ def test_a_repeat_is_answered_as_before(peer: Dialogue) -> None:
     ("body", "reason"),
     [
         (REGISTER.replace(b"\x04iggy\x04iggy", b"\x04iggy\x04eggy"), 9),
-        (b"\x00\x30\x00\x00" + REGISTER[4:], 14),
+        (b"\x00\x34\x00\x00" + REGISTER[4:], 14),
+        (b"\x03\x30\x00\x00" + REGISTER[4:], 14),
+        (b"\x00\x28\x00\x00" + REGISTER[4:], 14),
+        (b"\x00\x30\x00\x00" + REGISTER[4:], 15),
         (REGISTER[:20], 15),
         (REGISTER[:20] + b"\x05token\x00\x00\x00\x00", 10),
         (REGISTER + b"\x00", 15),
@@ -229,8 +232,8 @@ def test_before_a_login(operation: int, code: int, answer: tuple[int, bytes]) ->
 
 
 def test_the_window_is_told_with_the_eviction() -> None:
-    frame = World().connect().ask(headered(1, b"\x00\x30\x00\x00" + REGISTER[4:]))
-    assert frame[144:152] == bytes.fromhex("002c0000002c0000")
+    frame = World().connect().ask(headered(1, b"\x00\x34\x00\x00" + REGISTER[4:]))
+    assert frame[144:152] == bytes.fromhex("02300000002c0000")
     assert frame[128:144] == bytes.fromhex("22110000000000000000000000000000")
 
 

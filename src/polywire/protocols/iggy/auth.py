@@ -18,7 +18,16 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.directory import Directory
-from polywire.protocols.iggy.messages import U32, U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
+from polywire.protocols.iggy.messages import (
+    NO_OPTIONS,
+    U32,
+    U64,
+    PermissionFlags,
+    Reader,
+    Refused,
+    name_bytes,
+    permission_bytes,
+)
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -26,6 +35,7 @@ from polywire.types import TopicName
 USERNAME_BYTES: Final = range(3, 51)
 PASSWORD_BYTES: Final = range(3, 101)
 TOKEN_NAME_BYTES: Final = range(3, 31)
+SECRET_BYTES: Final = 32
 _USER: Final = Struct("<IQB")
 _NEVER: Final = 2**64 - 1
 # The wire's flags in their order; what reading and writing records takes on other wires comes with them.
@@ -81,7 +91,8 @@ def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerErro
     user = U32.pack(who.user_id + answer.dialect.base)
     if framed:
         session.epoch = session.shared.next_epoch()
-        user += session.epoch.to_bytes(8, "little") + U32.pack(vsr.VERSION) + name_bytes(vsr.SERVER_VERSION)
+        user += session.epoch.to_bytes(8, "little") + U32.pack(answer.dialect.protocols[0])
+        user += name_bytes(answer.dialect.server_version)
     answer.ok(user)
 
 
@@ -102,8 +113,12 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     except Refused:
         answer.evict(vsr.EVICT_LOGIN)
         return
-    if version >> 10 != vsr.VERSION >> 10:
+    if not session.recognition.see_protocol(version):
         answer.evict(vsr.EVICT_VERSION)
+        return
+    answer.dialect = session.recognition.dialect
+    if answer.dialect.contexts and not _took_secret(reader):
+        answer.evict(vsr.EVICT_LOGIN)
         return
     at = reader.at
     words = _exactly(reader, lambda: (reader.name(), reader.name(), reader.str32()))
@@ -128,6 +143,21 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_TOKEN)
         return
     _logged_in(session, answer, principal)
+
+
+def bind_session(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """BIND_SESSION: a login lasts as long as its connection, so its client is told to log in again (spec: iggy#d4-logins)."""
+    del session, answer, reader
+    raise Refused(errors.NOT_LOGGED_IN)
+
+
+def _took_secret(reader: Reader) -> bool:
+    """Skip the secret by which a client may bind other connections to its login; we bind none (spec: iggy#d4-logins)."""
+    try:
+        reader.take(SECRET_BYTES)
+    except Refused:
+        return False
+    return True
 
 
 def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
@@ -203,7 +233,7 @@ def flags_of(grants: Grants | None, directory: Directory, base: int) -> Permissi
 
 def _user_bytes(user: User, reader: Reader) -> bytes:
     body = _USER.pack(user.id + reader.dialect.base, user.created_at_us, 1 if user.active else 2)
-    return body + name_bytes(user.name) + (bytes(4) if reader.dialect.framed else b"")
+    return body + name_bytes(user.name) + NO_OPTIONS * reader.dialect.option_blocks
 
 
 def _user_details(session: IggySession, user: User, reader: Reader) -> bytes:

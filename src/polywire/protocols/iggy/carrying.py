@@ -241,7 +241,10 @@ class CarryingIggySession(CarryingSession, IggySession):
         if code == Code.SEND and reader.dialect.batched and not reader.dialect.framed:
             with suppress(Refused):  # which its shard says
                 see_message_head(self, reader)
-        request = LinkRequest(Kind.COMMAND, bytes(payload), code, answer.dialect, kept.space, kept.number)
+        incarnation = self.named_incarnation(answer)
+        request = LinkRequest(
+            Kind.COMMAND, bytes(payload), code, answer.dialect, kept.space, kept.number, incarnation=incarnation
+        )
 
         def came(reply: Reply | None) -> None:
             if reply is None and code == Code.SEND:  # clients send anew what a connection owes when it ends

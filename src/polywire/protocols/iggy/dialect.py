@@ -12,6 +12,11 @@ from typing import Final
 from polywire.protocols.iggy import encoder
 
 
+def packed(major: int, minor: int, patch: int = 0) -> int:
+    """Return a protocol version as headered logins have it: ten bits for each of its numbers."""
+    return major << 20 | minor << 10 | patch
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One dialect.
@@ -22,7 +27,10 @@ class Dialect:
     microseconds, 4 settings in options. chosen_ids: create requests carry an id; auto_ids: where 0 means that the broker picks one.
     optional_partition: a partition is a flag and a number. returns_created: create requests are answered with what was made.
     empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
-    framed: the headered framing. message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
+    framed: the headered framing. protocols: the protocol versions with which clients of the headered framing log in. server_version: of the
+    reference server that speaks it, which they are told.
+    contexts: partitions have incarnations, which polls, routes and topics report, and streams and users have two blocks of options.
+    member_lists: a topic's partitions name the nodes that store them. message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
     """
 
     name: str
@@ -39,8 +47,17 @@ class Dialect:
     empty_when_missing: bool = False
     batched: bool = False
     framed: bool = False
+    protocols: range = range(0)
+    server_version: str = ""
+    contexts: bool = False
+    member_lists: bool = False
     message_head: int = 24
     form: int = encoder.FLAT
+
+    @property
+    def option_blocks(self) -> int:
+        """How many blocks of options stand behind a stream or a user."""
+        return int(self.framed) + int(self.contexts)
 
     @property
     def base(self) -> int:
@@ -57,7 +74,20 @@ D1D: Final = replace(D1C, name="0.6", topic_settings=3, returns_created=True, em
 D2A: Final = replace(D1D, name="0.7", normalises=False, batched=True, message_head=56, form=encoder.D2A)
 D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optional_partition=True, form=encoder.D2B)
 D2C: Final = replace(D2B, name="0.10", message_head=64, form=encoder.D2C)
-D3: Final = replace(D2C, name="vsr", topic_settings=4, framed=True, message_head=48, form=encoder.D3)
+D3: Final = replace(
+    D2C,
+    name="vsr",
+    topic_settings=4,
+    framed=True,
+    protocols=range(packed(0, 11), packed(0, 12)),
+    server_version="0.9.0",
+    message_head=48,
+    form=encoder.D3,
+)
+D4A: Final = replace(
+    D3, name="vsr-0.12", protocols=range(packed(0, 12), packed(0, 12, 2)), server_version="0.10.0", contexts=True
+)
+D4B: Final = replace(D4A, name="vsr-0.12.2", protocols=range(packed(0, 12, 2), packed(0, 12, 3)), member_lists=True)
 
 OLD: Final = (
     D1C,
@@ -67,4 +97,5 @@ OLD: Final = (
 )  # whose login has no version, in the order in which they are tried (spec: iggy#recognising-the-dialect)
 NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one
 VERSIONS: Final = {"0.5": D1D, "0.6": D1D, "0.7": D2A, "0.8": D2B, "0.9": D2C, "0.10": D2C}
-DIALECTS: Final = (D0, D1A, D1B, D1C, D1D, D2A, D2B, D2C, D3)
+FRAMED: Final = (D3, D4A, D4B)
+DIALECTS: Final = (D0, D1A, D1B, D1C, D1D, D2A, D2B, D2C, *FRAMED)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.protocols.iggy import auth, fetch, groups, offsets, produce, server, topics, vsr
+from polywire.protocols.iggy import auth, fetch, groups, histories, offsets, produce, server, topics, vsr
 from polywire.protocols.iggy.carrying import CarryingIggySession
 from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
 from polywire.protocols.iggy.linked import LinkedSession
@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.GET_SNAPSHOT, server.refuse, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLUSTER, server.get_cluster, (Action.CLUSTER_DESCRIBE,)),
     Command(Code.DESCRIBE_OPTIONS, topics.describe_options, (Action.CLUSTER_DESCRIBE,)),
+    Command(Code.BIND_SESSION, auth.bind_session, (Action.CONNECT,)),
     Command(Code.GET_ME, server.get_me, (Action.SELF_DESCRIBE,), empty=True),
     Command(Code.GET_CLIENT, server.get_client, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLIENTS, server.get_clients, (Action.SERVER_DESCRIBE,), empty=True),
@@ -43,6 +44,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.DELETE_TOKEN, auth.delete_token, (Action.TOKEN_DELETE,)),
     Command(Code.LOGIN_TOKEN, auth.log_in_with_token, (Action.CONNECT,)),
     Command(Code.POLL, fetch.poll, (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
+    Command(Code.GET_ROUTE, histories.get_route, (Action.TOPIC_DESCRIBE,)),
     Command(Code.SEND, produce.send, (Action.PRODUCE,), pipelined=True),
     Command(Code.FLUSH, produce.flush, (Action.PRODUCE,)),
     Command(Code.GET_OFFSET, offsets.get_offset, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),

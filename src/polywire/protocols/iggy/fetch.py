@@ -16,6 +16,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import encoder, errors
+from polywire.protocols.iggy.histories import NO_CONTEXT, check_history, context_bytes
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
 from polywire.protocols.iggy.messages import NO_PARTITION, Reader, Refused
 from polywire.protocols.iggy.offsets import store
@@ -53,9 +54,11 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
     if consumer.group:
         partition = _members_partition(session, topic, name, number, reader)
         if partition is None:
-            return _POLLED.pack(NO_PARTITION if reader.dialect.framed else 0, 0, 0)
+            front = _POLLED.pack(NO_PARTITION if reader.dialect.framed else 0, 0, 0)
+            return front + (NO_CONTEXT if reader.dialect.contexts else b"")
     else:
         partition = partition_at(topic, consumers_partition(reader, number))
+    check_history(session, answer, partition)
     owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
     count = min(count, COUNT_MAX)
     polling = PollReply(session, answer, partition, count, (owner, name) if commit else None)
@@ -160,7 +163,8 @@ class PollReply:
 
     def _front(self, count: int) -> bytes:
         number = self._partition.number + self._answer.dialect.base
-        return _POLLED.pack(number, max(self._partition.log.readable_offset - 1, 0), count)
+        front = _POLLED.pack(number, max(self._partition.log.readable_offset - 1, 0), count)
+        return front + context_bytes(self._partition) if self._answer.dialect.contexts else front
 
     def _read(self, read: Read | BrokerError) -> None:
         if isinstance(read, BrokerError):

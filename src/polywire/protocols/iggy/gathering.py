@@ -274,7 +274,10 @@ class Gathering:
 
     def update_topic(self, kept: StreamKept, shard: int, reader: Reader) -> None:
         """UPDATE_TOPIC, unless a topic of another shard has the new name. Raises Refused."""
-        name = reader.topic_fields().name
+        name = reader.topic_fields(is_patch=True).name
+        if not name:  # it stays as it is
+            self._create(kept, shard)
+            return
 
         def found(place: Place) -> None:
             if place.lost:

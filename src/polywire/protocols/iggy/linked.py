@@ -124,6 +124,12 @@ class LinkedSession(carrying.LinkedSession, IggySession):
         assert self._head is not None, "a request has one"
         return self._head.dialect
 
+    def named_incarnation(self, answer: Answer) -> int:
+        """Return the history of a partition that the request in hand means, 0 where it does not say."""
+        del answer
+        assert self._head is not None, "a request has one"
+        return self._head.incarnation
+
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
         """The stream that was found for the request in hand."""
         assert self._head is not None, "a request has one"

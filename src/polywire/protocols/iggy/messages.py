@@ -22,6 +22,7 @@ NO_PARTITION: Final = 2**32 - 1
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 HEAD: Final = Struct("<II")
+NO_OPTIONS: Final = bytes(4)  # an empty block behind its length
 _PERMISSION_FLAGS: Final = 10
 _STREAM_FLAGS: Final = 6
 _TOPIC_FLAGS: Final = 4
@@ -35,6 +36,8 @@ class Code(IntEnum):
     GET_SNAPSHOT = 11
     GET_CLUSTER = 12
     DESCRIBE_OPTIONS = 13
+    BIND_SESSION = 15
+    GET_CHANGES = 17
     GET_ME = 20
     GET_CLIENT = 21
     GET_CLIENTS = 22
@@ -54,6 +57,11 @@ class Code(IntEnum):
     POLL = 100
     SEND = 101
     FLUSH = 102
+    GET_ROUTE = 105
+    POLL_HELD = 106
+    AWAIT = 107
+    CANCEL = 108
+    FETCH = 109
     GET_OFFSET = 120
     STORE_OFFSET = 121
     DELETE_OFFSET = 122
@@ -218,11 +226,11 @@ class Reader:
         """A group: a plain number where groups have no names."""
         return self.ident() if self.dialect.named_groups else self.u32()
 
-    def topic_fields(self) -> TopicFields:
-        """What follows a topic's ids and partitions in create and update requests."""
+    def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
+        """What follows a topic's ids and partitions in create and update requests; in a patch of 0.12 the name may be empty."""
         layout = self.dialect.topic_settings
         if layout == 4:
-            name = self.name()
+            name = "" if is_patch and self.dialect.contexts and self._is_zero() else self.name()
             return TopicFields(name, options=bytes(self.take(self.left)))
         compression = self.u8() if layout >= 2 else 1
         if layout == 3:
@@ -233,6 +241,13 @@ class Reader:
         size_max = self.u64() if layout >= 1 else None
         replication = self.u8() if layout >= 1 else 1
         return TopicFields(self.name(), expiry_us, compression, size_max, replication)
+
+    def _is_zero(self) -> bool:
+        """Skip a zero byte, if one is next."""
+        if not self.left or self.data[self.at]:
+            return False
+        self.at += 1
+        return True
 
     def permissions(self) -> PermissionFlags | None:
         """A flag, and behind it a length and the permissions."""

@@ -11,6 +11,7 @@ from typing import Final
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
 from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
@@ -67,6 +68,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     offset = reader.u64()
     if reader.dialect.framed:
         reader.u8()
+    check_history(session, answer, partition)
     if offset >= max(partition.log.readable_offset, 1):
         raise Refused(errors.BAD_OFFSET)
     store(session, partition, owner, offset, answer)
@@ -75,6 +77,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_CONSUMER_OFFSET."""
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
+    check_history(session, answer, partition)
     full_name = partition.topic.name.full
     if session.broker.position(full_name, partition.number, kind, name) is None:
         raise Refused(errors.NO_STORED_OFFSET)

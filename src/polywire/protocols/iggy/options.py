@@ -7,7 +7,7 @@ Must not know: what else a request holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -40,9 +40,21 @@ _KNOWN: Final = {
     b"messages_required_to_save": (_U32, U32.pack(1024), "kept and told again; every send is written at once"),
     b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "kept and told again"),
     b"preallocate_segments": (_BOOL, b"\0", "kept and told again"),
+    b"partition_resize_policy": (_TEXT, b"mutable", "mutable or fixed; a fixed topic gets and loses no partitions"),
+    b"replication_factor": (_U32, U32.pack(1), "stored and returned; the broker's own durability counts"),
 }
+_SINCE_012: Final = (b"partition_resize_policy", b"replication_factor")
+_UNTIL_012: Final = (b"enforce_fsync",)
 _CHANGEABLE: Final = (b"compression_algorithm", b"message_expiry", b"max_topic_size")
-_DURABILITIES: Final = (b"replicated", b"persisted")
+RESETTABLE_KEYS: Final = (b"message_expiry", b"max_topic_size")
+UPDATABLE: Final = 1
+RESETTABLE: Final = 2
+_WORDS: Final[Mapping[bytes, Collection[bytes]]] = {
+    b"compression_algorithm": _COMPRESSIONS,
+    b"durability": (b"replicated", b"persisted"),
+    b"consumer_offset_durability": (b"replicated", b"persisted"),
+    b"partition_resize_policy": (b"mutable", b"fixed"),
+}
 _SEGMENT_BYTES: Final = range(1 << 20, (1 << 30) + 1, 512)
 _ENCODED_MAX: Final = 1024  # different sets of options whose spelling is remembered
 AMOUNT_CHARACTERS_MAX: Final = 64  # of a duration or size as text; "1 day 2 h 3 min 4 s" has 20
@@ -76,12 +88,22 @@ _SIZES: Final = {
 }
 
 
-def described() -> bytes:
-    """The catalogue of a topic's options."""
-    body = U32.pack(len(_KNOWN))
-    for key, (kind, default, meaning) in _KNOWN.items():
-        body += bytes((len(key),)) + key + bytes((kind,)) + U32.pack(len(default)) + default + str32_bytes(meaning)
+def described(*, today: bool) -> bytes:
+    """Return the catalogue of a topic's options. today: as since protocol 0.12, with a byte for what may be done with each."""
+    keys = _keys(today=today)
+    body = U32.pack(len(keys))
+    for key in keys:
+        kind, default, meaning = _KNOWN[key]
+        body += bytes((len(key),)) + key + bytes((kind,))
+        if today:
+            body += bytes(((UPDATABLE if key in _CHANGEABLE else 0) | (RESETTABLE if key in RESETTABLE_KEYS else 0),))
+        body += U32.pack(len(default)) + default + str32_bytes(meaning)
     return body
+
+
+def _keys(*, today: bool) -> list[bytes]:
+    """Return the keys that clients know: since protocol 0.12, or before it."""
+    return [key for key in _KNOWN if key not in (_UNTIL_012 if today else _SINCE_012)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +164,13 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 
 
 @lru_cache(maxsize=_ENCODED_MAX)
-def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int) -> bytes:
+def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
     """Both lists of a topic's record, each behind its length: what was given, and what the broker does unasked. The numbers are what the
-    topic has now, whoever set it; 2**64 - 1 for no limit."""
+    topic has now, whoever set it; 2**64 - 1 for no limit. today: as since protocol 0.12."""
     names = {number: name for name, number in _COMPRESSIONS.items()}
     kept = {key: value for key, (_, value) in parse_options(given).items()}
     now = {
-        **{key: default for key, (_, default, _) in _KNOWN.items()},
+        **{key: _KNOWN[key][1] for key in _keys(today=today)},
         **kept,
         b"compression_algorithm": names[compression],
         b"message_expiry": U64.pack(expiry_us),
@@ -159,12 +181,24 @@ def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int
     return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
 
 
+def is_fixed(given: bytes) -> bool:
+    """Return whether a topic with these options keeps the partitions that it was created with."""
+    return parse_options(given).get(b"partition_resize_policy") == (_TEXT, b"fixed")
+
+
+def encode_option(key: bytes, kind: int, value: bytes) -> bytes:
+    """Return one entry of a block."""
+    return b"".join(bytes((of,)) + U32.pack(len(part)) + part for of, part in ((_TEXT, key), (kind, value)))
+
+
+def encode_default(key: bytes) -> bytes:
+    """Return the entry that gives a key its default value."""
+    kind, default, _ = _KNOWN[key]
+    return encode_option(key, kind, default)
+
+
 def _encoded(values: Mapping[bytes, bytes]) -> bytes:
-    return b"".join(
-        bytes((kind,)) + U32.pack(len(part)) + part
-        for key, value in values.items()
-        for kind, part in ((_TEXT, key), (_KNOWN[key][0], value))
-    )
+    return b"".join(encode_option(key, _KNOWN[key][0], value) for key, value in values.items())
 
 
 def _number(value: bytes | None) -> int | None:
@@ -180,7 +214,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
         raise Refused(errors.BAD_OPTION)
     if wanted == _TEXT:
         value = value.lower()
-        allowed = value in (_COMPRESSIONS if key == b"compression_algorithm" else _DURABILITIES)
+        allowed = value in _WORDS[key]
     elif wanted == _BOOL:
         allowed = value in (b"\0", b"\1")
     else:

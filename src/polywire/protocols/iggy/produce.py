@@ -15,6 +15,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import decoder, errors
 from polywire.protocols.iggy.dialect import D0
+from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
@@ -33,6 +34,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         end = reader.u32() + reader.at
     topic = topic_of(session, reader, Action.PRODUCE)
     partition, key = _destination(session, topic, reader)
+    check_history(session, answer, partition)
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:

@@ -45,8 +45,16 @@ class Recognition:
         self.framed = first == 0
         if self.framed:
             self._candidates = (dialects.D3,)
-        elif first.to_bytes(4, "little")[:3].isalpha():
-            raise PeerError("HTTP, or other text, was sent to the port of the Iggy wire", fatal=True)
+        elif is_text(first):
+            raise PeerError("text was sent to an Iggy port, HTTP perhaps: check the port number", fatal=True)
+
+    def see_protocol(self, version: int) -> bool:
+        """Take the protocol version of a headered login; False when no dialect that this connection may speak has it."""
+        known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
+        if not known or (self._forced and known[0] is not self.dialect):
+            return False
+        self._candidates = (known[0],)
+        return True
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
         """The dialect of a request; a classic one may decide what the connection speaks."""
@@ -90,6 +98,14 @@ class Recognition:
     def see_message_head(self, head: int) -> None:
         """Batched messages told how large their heads are."""
         self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
+
+
+def is_text(first: int) -> bool:
+    """Return whether the first four bytes, read as a length, are letters and spaces, as in ``GET `` and ``POST``.
+
+    Three letters may be a length. The fourth byte of a length within the limit is 0 or 1, so no request looks like text.
+    """
+    return first.to_bytes(4, "little").replace(b" ", b"").isalpha()
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:

@@ -126,10 +126,18 @@ class Answer(ReplySlot[ReplyOwner]):
         elif head.operation == vsr.REGISTER:
             parts = [_RESULT_OK, *parts]
         size = sum(map(len, parts))
-        framed = [vsr.reply_head(head, self.number, size, status), *parts]
+        framed = [self._reply_head(head, size, status), *parts]
         if head.has_result and head.operation < vsr.SEND and size <= REPLAY_BYTES_MAX:
             self.session.keep(head, b"".join(framed))
         return framed
+
+    def _reply_head(self, head: vsr.Head, size: int, status: int) -> bytes:
+        if not self.dialect.contexts:
+            return vsr.reply_head(head, self.number, size, status)
+        # Clients use no route that is older than their last change, so both count in microseconds.
+        position = self.session.broker.clock.now_us() if head.changes_metadata else self.number
+        committed = vsr.COMMITTED if head.operation != vsr.PLAIN and status == 0 else 0
+        return vsr.reply_head(head, position, size, status, committed=committed, incarnation=head.incarnation)
 
 
 _RESULT_OK: Final = bytes(4)

@@ -22,6 +22,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Client, GroupNumbers, Shared
 from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.histories import REPLICA
 from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
@@ -35,6 +36,8 @@ _STATS_REST: Final = Struct("<QQQQQQQQIIIIQII")
 _MEMORY: Final = Path("/proc/meminfo")
 _STATM: Final = Path("/proc/self/statm")
 _IO: Final = Path("/proc/self/io")
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+_FILES: Final = Struct("<QQ")
 
 
 def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
@@ -108,7 +111,8 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
     if reader.dialect.one_based:
         raise Refused(errors.UNKNOWN_COMMAND)
     host, port = session.local
-    node = str32_bytes("node-0") + str32_bytes(host) + port.to_bytes(2, "little") + bytes(6) + bytes(2)
+    replica = bytes((REPLICA,)) if reader.dialect.contexts else b""
+    node = replica + str32_bytes("node-0") + str32_bytes(host) + port.to_bytes(2, "little") + bytes(6) + bytes(2)
     return str32_bytes(CLUSTER_NAME) + U32.pack(1) + node
 
 
@@ -182,12 +186,19 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
         body += str32_bytes(VERSION) + bytes(4) + bytes(4)
         disk = shutil.disk_usage(shared.settings.data_dir or Path("/"))
         body += U32.pack(threading.active_count()) + disk.free.to_bytes(8, "little") + disk.total.to_bytes(8, "little")
+    if dialect.contexts:
+        body += _FILES.pack(_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0] & (2**64 - 1))
     return body
 
 
 def _cpu_percent(run_s: float) -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return 100.0 * (used.ru_utime + used.ru_stime) / max(run_s, 0.001) / (os.cpu_count() or 1)
+
+
+def _open_files() -> int:
+    """Files and sockets that this process has open; 0 where the system does not tell."""
+    return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 
 def _own_memory() -> int:

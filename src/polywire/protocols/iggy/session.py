@@ -24,6 +24,7 @@ from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.names import find_named
+from polywire.protocols.iggy.patches import translate
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.runtime import commands
@@ -155,18 +156,31 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 self._slot(head, D3).evict(vsr.EVICT_LOGIN)
                 return True
             return self._handle(head.code, body, head)
+        return self._take_change(head, body)
+
+    def _take_change(self, head: vsr.Head, body: memoryview) -> bool:
+        """Take a request that has an operation of its own; False when it must wait, and be offered again."""
+        dialect = self.recognition.dialect
+        is_patch = head.operation == vsr.UPDATE and dialect.contexts
         code = vsr.OPERATIONS.get(head.operation)
-        if code is None:
-            self._slot(head, D3).evict(vsr.EVICT_UNKNOWN)
+        if code is None and not is_patch:
+            self._slot(head, dialect).evict(vsr.EVICT_UNKNOWN)
             return True
         if self.principal is None and head.operation != vsr.LOG_OUT:
-            self._slot(head, D3).evict(vsr.EVICT_NO_LOGIN)
+            self._slot(head, dialect).evict(vsr.EVICT_NO_LOGIN)
             return True
         if head.has_result and head.operation < vsr.SEND:
             if not self._settled():
                 return False
             if self._replay(head):
                 return True
+        if code is None:
+            try:
+                code, payload = translate(body)
+            except Refused as error:
+                self._slot(head, dialect).refuse(error)
+                return True
+            body = memoryview(payload)
         return self._handle(code, body, head)
 
     def _handle(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
@@ -181,6 +195,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
         """In which dialect a request is."""
         return self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
+
+    def named_incarnation(self, answer: Answer) -> int:
+        """Return the history of a partition that the request in hand means, 0 where it does not say."""
+        return 0 if answer.head is None else answer.head.incarnation
 
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect

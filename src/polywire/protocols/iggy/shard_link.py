@@ -2,8 +2,8 @@
 
 A link opens with ``MAGIC`` and the key of the directory's processes. Numbers are little-endian::
 
-    u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u8 length, stream · payload
-    u32 status · u32 size                                                                                    · payload
+    u32 size of all that follows · u8 kind · u8 dialect · u32 stream's number · u32 code · u64 incarnation · u8 length, stream · payload
+    u32 status · u32 size                                                                                                      · payload
 
 The stream is the broker's, which the session that was asked has found: the payload names it as the peer did. Answers come in the order of
 requests and begin as those of the classic framing do.
@@ -27,9 +27,9 @@ from polywire.protocols.runtime.carrying import SIZE_BYTES
 from polywire.protocols.runtime.links import AnsweredLink, LinksOwner
 from polywire.protocols.runtime.shards import Shards
 
-MAGIC: Final = b"\xf3IGGY\0\1"
+MAGIC: Final = b"\xf3IGGY\0\2"
 NO_STREAM: Final = 2**32 - 1  # the number of a stream that is not known
-_REQUEST: Final = Struct("<IBBIIB")
+_REQUEST: Final = Struct("<IBBIIQB")
 REQUEST_HEAD_BYTES_MAX: Final = _REQUEST.size + 255
 
 
@@ -68,7 +68,8 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
-    """What is asked. space: the stream that the request names, in the broker's words; number: its number, or ``NO_STREAM``."""
+    """What is asked. space: the stream that the request names, in the broker's words; number: its number, or ``NO_STREAM``.
+    incarnation: of the partition that the peer means, or 0."""
 
     kind: Kind
     payload: bytes = b""
@@ -76,12 +77,14 @@ class LinkRequest:
     dialect: Dialect = D3
     space: str = ""
     number: int = NO_STREAM
+    incarnation: int = 0
 
     def encode(self) -> bytes:
         """Its bytes."""
         space = self.space.encode()
         size = _REQUEST.size - SIZE_BYTES + len(space) + len(self.payload)
-        head = _REQUEST.pack(size, self.kind, DIALECTS.index(self.dialect), self.number, self.code, len(space))
+        dialect = DIALECTS.index(self.dialect)
+        head = _REQUEST.pack(size, self.kind, dialect, self.number, self.code, self.incarnation, len(space))
         return b"".join((head, space, self.payload))
 
 
@@ -93,15 +96,16 @@ class RequestHead(NamedTuple):
     dialect: Dialect
     space: str
     number: int
+    incarnation: int
     begin: int
 
 
 def decode_head(data: memoryview, at: int) -> RequestHead:
     """The head of a request; who wrote it is this broker."""
-    _, kind, dialect, number, code, size = _REQUEST.unpack_from(data, at)
+    _, kind, dialect, number, code, incarnation, size = _REQUEST.unpack_from(data, at)
     begin = at + _REQUEST.size + size
     space = str(data[at + _REQUEST.size : begin], "utf-8")
-    return RequestHead(Kind(kind), code, DIALECTS[dialect], space, number, begin)
+    return RequestHead(Kind(kind), code, DIALECTS[dialect], space, number, incarnation, begin)
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True):

@@ -66,7 +66,7 @@ def request(operation: int, body: bytes, *, client: bytes, epoch: int, number: i
 
 def register(version: str, *words: str) -> bytes:
     """The body of a login: a name and a password, or a token. Raises Refused where one has not 1 to 255 bytes."""
-    return U32.pack(vsr.VERSION) + b"".join(map(name, (CLIENT_NAME, version, *words))) + U32.pack(0)
+    return U32.pack(D3.protocols[0]) + b"".join(map(name, (CLIENT_NAME, version, *words))) + U32.pack(0)
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:

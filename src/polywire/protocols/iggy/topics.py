@@ -21,10 +21,11 @@ from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, StreamKept, TopicKept
+from polywire.protocols.iggy.histories import ONLY_NODE, context_bytes
 from polywire.protocols.iggy.lookup import stream_of, topic_of
-from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
+from polywire.protocols.iggy.messages import NO_OPTIONS, U32, Reader, Refused, TopicFields, name_bytes
 from polywire.protocols.iggy.names import normalised, space_of
-from polywire.protocols.iggy.options import described, encode_options, parse_options, topic_options
+from polywire.protocols.iggy.options import described, encode_options, is_fixed, parse_options, topic_options
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -66,7 +67,7 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
 def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
     """A stream with so many topics, bytes and messages as an element of a list."""
     body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
-    return body + name_bytes(kept.name) + (bytes(4) if dialect.framed else b"")
+    return body + name_bytes(kept.name) + NO_OPTIONS * dialect.option_blocks
 
 
 def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
@@ -82,19 +83,29 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
     kept = session.shared.directory.kept(topic)
     body = _TOPIC.pack(kept.number + dialect.base, topic.created_at_us, len(topic.partitions))
     age = topic.settings.retention_age_us
-    if dialect.topic_settings >= 3:
-        body += (age or NEVER).to_bytes(8, "little")
+    if not dialect.contexts:
+        body += _settings_bytes(topic, kept, dialect)
+    body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(kept.name)
+    if dialect.framed:
+        body += encode_options(
+            kept.options, kept.compression, age or NEVER, kept.size_max or NEVER, today=dialect.contexts
+        )
+    return body
+
+
+def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
+    """A topic's settings as fields, which clients since 0.12 read from its options alone."""
+    age = topic.settings.retention_age_us
+    if dialect.topic_settings < 3:
+        body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
     else:
-        body += U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
+        body = (age or NEVER).to_bytes(8, "little")
     if dialect.topic_settings >= 2:
         body += bytes((kept.compression,))
     if dialect.topic_settings >= 1:
         body += (kept.size_max or NEVER).to_bytes(8, "little")
         if not dialect.framed:
             body += bytes((min(topic.settings.replication_factor, 255),))
-    body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(kept.name)
-    if dialect.framed:
-        body += encode_options(kept.options, kept.compression, age or NEVER, kept.size_max or NEVER)
     return body
 
 
@@ -108,7 +119,7 @@ def topic_details(session: IggySession, topic: Topic, dialect: Dialect) -> Itera
 
 def _partition_bytes(partition: Partition, dialect: Dialect) -> bytes:
     log = partition.log
-    return _PARTITION.pack(
+    body = _PARTITION.pack(
         partition.number + dialect.base,
         partition.topic.created_at_us,
         1,  # segments are shared by partitions here
@@ -116,6 +127,9 @@ def _partition_bytes(partition: Partition, dialect: Dialect) -> bytes:
         log.stored_bytes,
         log.readable_offset - log.first_offset,
     )
+    if dialect.contexts:
+        body += context_bytes(partition)
+    return body + (ONLY_NODE + ONLY_NODE if dialect.member_lists else b"")
 
 
 # Streams
@@ -248,8 +262,8 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     """UPDATE_TOPIC."""
     directory = session.shared.directory
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
-    fields = reader.topic_fields()
-    name = _name(fields.name, reader.dialect, errors.BAD_TOPIC_NAME)
+    fields = reader.topic_fields(is_patch=True)
+    name = _name(fields.name or directory.kept(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
     if name != directory.kept(topic).name:  # or it would be taken for somebody else's
         session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
@@ -312,16 +326,24 @@ def _partition_count(reader: Reader) -> int:
     return count
 
 
+def _resized_topic(session: IggySession, reader: Reader) -> Topic:
+    """Return the topic that is to have more or fewer partitions. Raises Denied, Refused."""
+    topic = topic_of(session, reader, Action.TOPIC_ALTER)
+    if is_fixed(session.shared.directory.kept(topic).options):
+        raise Refused(errors.FIXED_PARTITIONS)
+    return topic
+
+
 def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CREATE_PARTITIONS."""
-    topic = topic_of(session, reader, Action.TOPIC_ALTER)
+    topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.grow_topic(topic, len(topic.partitions) + count, done=answer.done)
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_PARTITIONS: the highest go; more than there are is all of them."""
-    topic = topic_of(session, reader, Action.TOPIC_ALTER)
+    topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
@@ -342,4 +364,4 @@ def describe_options(session: IggySession, answer: Answer, reader: Reader, /) ->
     scope = reader.u8()
     if scope not in (1, 2, 3):
         raise Refused(errors.UNKNOWN_COMMAND)
-    return described() if scope == 1 else U32.pack(0)
+    return described(today=reader.dialect.contexts) if scope == 1 else U32.pack(0)

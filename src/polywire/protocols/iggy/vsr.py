@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+from polywire.protocols.iggy.dialect import FRAMED
 from polywire.protocols.iggy.messages import Code
 
 HEADER_BYTES: Final = 256
@@ -19,9 +20,9 @@ EVICTION: Final = 13
 REGISTER: Final = 1
 PLAIN: Final = 2  # the operation whose command is a code of its own
 LOG_OUT: Final = 3
+UPDATE: Final = 150  # since 0.12; stands for several commands
 SEND: Final = 160
-VERSION: Final = 11 << 10  # 0.11.0
-SERVER_VERSION: Final = "0.9.0"
+COMMITTED: Final = 1  # at 220 of a reply: it is the final outcome of what was asked
 
 # What changes something has an operation of its own.
 OPERATIONS: Final[dict[int, Code]] = {
@@ -62,14 +63,17 @@ EVICT_VERSION: Final = 14
 EVICT_LOGIN: Final = 15
 
 _FRAME: Final = Struct("<48xI8xB")
-_FIELDS: Final = Struct("<16s16sQQB7xQII")
-_REPLY: Final = Struct("<48xI8xB67x16s16x16sQQQQB7xI36x")
+_FIELDS: Final = Struct("<16s16sQQB7xQIIQ")
+_REPLY: Final = Struct("<48xI8xB67x16s16x16sQQQQB7xIB3xQ24x")
 _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What matters of a request's header. ``has_result``: whether its reply begins with a result section."""
+    """What matters of a request's header.
+
+    incarnation: of the partition that it means, 0 where it does not say. has_result: whether its reply begins with a result section.
+    """
 
     size: int
     command: int
@@ -80,20 +84,26 @@ class Head:
     operation: int
     epoch: int
     code: int
+    incarnation: int
 
     @property
     def has_result(self) -> bool:
         return self.operation >= 128 and self.operation != SEND
 
+    @property
+    def changes_metadata(self) -> bool:
+        """Whether clients compare the position of its reply with that of routes."""
+        return self.operation != PLAIN and self.operation < SEND
+
 
 def parse_head(data: memoryview) -> Head:
     """The header at the front of ``data``, which has at least its size."""
     size, command = _FRAME.unpack_from(data)
-    client, checksum, timestamp, number, operation, epoch, _, code = _FIELDS.unpack_from(data, 128)
-    return Head(size, command, client, checksum, timestamp, number, operation, epoch, code)
+    client, checksum, timestamp, number, operation, epoch, _, code, incarnation = _FIELDS.unpack_from(data, 128)
+    return Head(size, command, client, checksum, timestamp, number, operation, epoch, code, incarnation)
 
 
-def reply_head(head: Head, position: int, size: int, status: int) -> bytes:
+def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
     """The header of the answer to ``head`` with a body of ``size`` bytes. ``position``: any rising number."""
     return _REPLY.pack(
         HEADER_BYTES + size,
@@ -106,10 +116,12 @@ def reply_head(head: Head, position: int, size: int, status: int) -> bytes:
         head.number,
         head.operation,
         status,
+        committed,
+        incarnation,
     )
 
 
 def eviction(client: bytes, reason: int) -> bytes:
     """The frame that ends a login."""
-    window = VERSION if reason == EVICT_VERSION else 0
-    return _EVICTION.pack(HEADER_BYTES, EVICTION, client, window, window, reason)
+    lowest, highest = (FRAMED[0].protocols[0], FRAMED[-1].protocols[-1]) if reason == EVICT_VERSION else (0, 0)
+    return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)

@@ -429,7 +429,7 @@ def test_who_is_logged_in_is_so_in_every_shard(shards: MemoryShards) -> None:
     assert peer.ask(Code.POLL, polling(SINGLE, "s", TOPICS[0]))[0] == errors.NOT_LOGGED_IN
 
 
-@pytest.mark.parametrize("opening", [b"\xf3IGGY\0\1" + bytes(16), b"\xf3IGGY\0\2" + bytes(range(16))])
+@pytest.mark.parametrize("opening", [b"\xf3IGGY\0\2" + bytes(16), b"\xf3IGGY\0\3" + bytes(range(16))])
 def test_a_link_is_for_who_has_the_key(shards: MemoryShards, opening: bytes) -> None:
     session = shards.factories[0].open(Output(), lambda: None)
     with pytest.raises(PeerError):

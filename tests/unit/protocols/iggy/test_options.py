@@ -108,7 +108,7 @@ def test_what_was_given_is_patched() -> None:
 
 def test_the_record_of_a_topic_tells_what_is_so_unasked() -> None:
     given = topic_options(option(b"message_expiry", b"1 day")).given
-    told = encode_options(given, 2, DAY_US, 5000)
+    told = encode_options(given, 2, DAY_US, 5000, today=False)
     size = int.from_bytes(told[:4], "little")
     asked, unasked = parse_options(told[4 : 4 + size]), parse_options(told[8 + size :])
     assert asked == {b"message_expiry": (U64, u64(DAY_US))}

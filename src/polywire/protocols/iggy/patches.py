@@ -1,0 +1,78 @@
+"""UPDATE_RESOURCE of protocol 0.12: one patch for streams, topics and users, read as the older command that does the same.
+
+Guarantees: a patch is translated whole or refused with the specified number; nothing is looked up here.
+
+spec: iggy#d4-patches
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.dialect import D4A
+from polywire.protocols.iggy.messages import Code, Reader, Refused, name_bytes
+from polywire.protocols.iggy.options import RESETTABLE_KEYS, encode_default, encode_option, parse_options
+
+TOPIC: Final = 1
+STREAM: Final = 2
+USER: Final = 3
+_TEXT: Final = 2
+_STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
+
+
+def translate(body: memoryview) -> tuple[Code, bytes]:
+    """Return the older command and its payload; a topic's name is empty where it does not change. Raises Refused."""
+    reader = Reader(body, D4A)
+    scope = reader.u8()
+    if scope not in (TOPIC, STREAM, USER):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    begin = reader.at
+    for _ in range(2 if scope == TOPIC else 1):
+        reader.ident()
+    target = bytes(body[begin : reader.at])
+    resets = [reader.name().encode() for _ in range(reader.u8())]
+    values = parse_options(bytes(reader.take(reader.left)))
+    if len(set(resets)) < len(resets) or not values.keys().isdisjoint(resets) or not (values or resets):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    if scope == TOPIC:
+        return Code.UPDATE_TOPIC, target + _topic_fields(resets, values)
+    if resets:
+        raise Refused(errors.NOT_RESETTABLE)
+    if scope == STREAM:
+        return Code.UPDATE_STREAM, target + name_bytes(_text(values, b"name"))
+    return Code.UPDATE_USER, target + _user_fields(values)
+
+
+def _topic_fields(resets: list[bytes], values: dict[bytes, tuple[int, bytes]]) -> bytes:
+    if not set(resets) <= set(RESETTABLE_KEYS):
+        raise Refused(errors.NOT_RESETTABLE)
+    name = _text(values, b"name") if b"name" in values else ""
+    options = [encode_option(key, kind, value) for key, (kind, value) in values.items() if key != b"name"]
+    return name_bytes(name) + b"".join([*options, *map(encode_default, resets)])
+
+
+def _user_fields(values: dict[bytes, tuple[int, bytes]]) -> bytes:
+    if not values.keys() <= {b"username", b"status"}:
+        raise Refused(errors.UNKNOWN_OPTION)
+    name = b"\1" + name_bytes(_text(values, b"username")) if b"username" in values else b"\0"
+    if b"status" not in values:
+        return name + b"\0"
+    status = _STATUSES.get(_text(values, b"status").encode())
+    if status is None:
+        raise Refused(errors.BAD_OPTION)
+    return name + b"\1" + status
+
+
+def _text(values: dict[bytes, tuple[int, bytes]], key: bytes) -> str:
+    """The value of a key that must be there. Raises Refused."""
+    kind, value = values.get(key, (0, b""))
+    if kind == 0:
+        raise Refused(errors.UNKNOWN_OPTION)
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if kind != _TEXT or not text or len(value) > 255:
+        raise Refused(errors.BAD_OPTION)
+    return text
