@@ -46,6 +46,6 @@ mv requirements/site.lock.new requirements/site.lock
 
 client cursus-client 0.1.1
 client iggy-py 0.4.0
-for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0; do
+for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0 0.9.1.dev5; do
     client apache-iggy "$version"
 done

@@ -1,4 +1,4 @@
-"""The unmodified Iggy SDKs of PyPI, six releases and four dialects of them, against one broker: each reads what every other wrote.
+"""The unmodified Iggy SDKs of PyPI, seven releases and five dialects of them, against one broker: each reads what every other wrote.
 
 They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in. ``POLYWIRE_IGGY_CRATE`` names a
 program that does over the Rust crate 0.0.60 what ``iggy_peer.py`` does over the SDKs: HOST:PORT ACTION STREAM... in, the same lines out.
@@ -29,8 +29,19 @@ SDKS: Final = {
     "apache-iggy-0.7.0": 0,
     "apache-iggy-0.8.0": 0,
     "apache-iggy-0.9.0": 0,
+    "apache-iggy-0.9.1.dev5": 0,
 }
 WITH_GROUPS: Final = tuple(name for name in SDKS if name != "iggy-py-0.4.0")
+ADMINISTERED: Final = {
+    "stream": "office",
+    "partitions": 4,
+    "messages": 1,
+    "old name": None,
+    "member": [0, 1, 2, 3],
+    "groups": 0,
+    "deleted": None,
+    "stats": True,
+}
 COUNT: Final = 10_000
 PEER: Final = Path(__file__).with_name("iggy_peer.py")
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -122,24 +133,19 @@ def test_consumer_groups(broker: Brokers, written: dict[str, dict[str, object]],
 
 
 def test_administration(broker: Brokers) -> None:
-    assert run(broker, "apache-iggy-0.9.0", "admin", "office")[0] == {
-        "stream": "office",
-        "options": 10,
-        "partitions": 4,
-        "messages": 1,
-        "old name": None,
-        "member": [0, 1, 2, 3],
-        "groups": 0,
-        "purged": 0,
-        "deleted": None,
-        "stats": True,
-    }
+    assert run(broker, "apache-iggy-0.9.0", "admin", "office")[0] == {**ADMINISTERED, "options": 10, "purged": 0}
 
 
-def test_users(request: pytest.FixtureRequest, broker: Brokers) -> None:
+def test_administration_since_protocol_0_12(broker: Brokers) -> None:
+    """Two more options, one less, and nothing that purges."""
+    assert run(broker, "apache-iggy-0.9.1.dev5", "admin", "office")[0] == {**ADMINISTERED, "options": 11}
+
+
+@pytest.mark.parametrize("sdk", ["apache-iggy-0.9.0", "apache-iggy-0.9.1.dev5"])
+def test_users(request: pytest.FixtureRequest, broker: Brokers, sdk: str) -> None:
     if request.node.callspec.params["broker"] == "two processes":
         pytest.skip("users of several processes are those of a file")
-    assert run(broker, "apache-iggy-0.9.0", "users", "office")[0] == {
+    assert run(broker, sdk, "users", "office")[0] == {
         "stream": "office",
         "kept": True,
         "may not create": True,
@@ -148,7 +154,7 @@ def test_users(request: pytest.FixtureRequest, broker: Brokers) -> None:
     }
 
 
-@pytest.mark.parametrize("sdk", ["apache-iggy-0.5.0", "apache-iggy-0.9.0"])
+@pytest.mark.parametrize("sdk", ["apache-iggy-0.5.0", "apache-iggy-0.9.0", "apache-iggy-0.9.1.dev5"])
 def test_it_goes_on_while_another_broker_takes_over(tmp_path: Path, sdk: str) -> None:
     """Through a broker that stands by, or leads by then."""
     command, environment = started(sdk)

@@ -21,11 +21,12 @@ from polywire.protocols.iggy.context import CLIENT_BITS, GroupNumbers, Shared
 from polywire.protocols.iggy.dialect import D0, Dialect
 from polywire.protocols.iggy.directory import STREAMS_SHARD, Stream, StreamKept
 from polywire.protocols.iggy.gathering import Gathering, answer_with, lost
+from polywire.protocols.iggy.held_polls import is_nothing, wait_us_of
 from polywire.protocols.iggy.linked import told_at_once
 from polywire.protocols.iggy.messages import Code, Reader, Refused
 from polywire.protocols.iggy.produce import see_message_head
 from polywire.protocols.iggy.reply_slots import Answer
-from polywire.protocols.iggy.search import Named, Place, Replies, Search, named_by, own_topic
+from polywire.protocols.iggy.search import HELD, Named, Place, Replies, Search, named_by, own_topic
 from polywire.protocols.iggy.session import Command, IggySession
 from polywire.protocols.iggy.shard_link import NO_STREAM, Context, IggyLink, Kind, LinkRequest, Reply
 from polywire.protocols.runtime.carrying import CarryingSession
@@ -45,6 +46,7 @@ OF_STREAM: Final = frozenset(
 )
 AT_ONCE: Final = frozenset({Kind.FIND_STREAM, Kind.ADOPT, Kind.HAS_TOPICS, Kind.FIND_TOPIC})
 _GONE: Final = frozenset({errors.NO_STREAM_ID, errors.NO_STREAM_NAME, errors.NO_TOPIC_ID, errors.NO_TOPIC_NAME})
+HELD_PAUSE_S: Final = 0.02  # between two questions for messages in another shard: a consumer's usual pause
 _PLACES_MAX: Final = 1_000  # of one connection: where topics are, before it is found out anew
 
 
@@ -135,8 +137,9 @@ class CarryingIggySession(CarryingSession, IggySession):
                 return self._here(place.stream, command, code, payload, head, dialect)
             self._gather(code, payload, self._slot(head, dialect), place, reader)
         else:
-            answer = self._slot(head, dialect, blocking=not command.pipelined)
-            self._carry(named, place, code, payload, answer, reader)
+            slot = self._slot_for(command, head, dialect)
+            if slot is not None:
+                self._carry(named, place, code, payload, slot, reader)
         return True
 
     def _owner_of(self, code: int, reader: Reader) -> int:
@@ -246,7 +249,11 @@ class CarryingIggySession(CarryingSession, IggySession):
             Kind.COMMAND, bytes(payload), code, answer.dialect, kept.space, kept.number, incarnation=incarnation
         )
 
+        until = self._held_until(code, payload, answer)
+
         def came(reply: Reply | None) -> None:
+            if until and self._holds(code, reply, answer, until, ask):
+                return
             if reply is None and code == Code.SEND:  # clients send anew what a connection owes when it ends
                 self.output.fail(PeerError("the process that has a topic has ended", fatal=True))
                 return
@@ -256,7 +263,34 @@ class CarryingIggySession(CarryingSession, IggySession):
                 self._note_membership(code, shard, request)
             answer_with(answer, reply)
 
-        self._links.to(shard).ask(request, came)
+        def ask() -> None:
+            self._links.to(shard).ask(request, came)
+
+        ask()
+
+    def _held_until(self, code: int, payload: memoryview, answer: Answer) -> float:
+        """Return until when a request may be held; 0 for one that is not."""
+        if code not in HELD:
+            return 0.0
+        try:
+            wait_us = wait_us_of(code, Reader(payload, answer.dialect))
+        except Refused:  # which its shard says
+            return 0.0
+        now: float = self.broker.clock.monotonic()
+        return now + wait_us / 1_000_000
+
+    def _holds(self, code: int, reply: Reply | None, answer: Answer, until: float, ask: Callable[[], None]) -> bool:
+        """Whether a held request is to be asked again, because there are no messages yet: another shard does not wait for us."""
+        left_s = until - self.broker.clock.monotonic()
+        if reply is None or reply.status or left_s <= 0 or self.closed or not is_nothing(code, reply.payload):
+            return False
+        timer = self.broker.loop.call_later(min(HELD_PAUSE_S, left_s), self._ask_again, answer, ask)
+        answer.cancel = timer.cancel
+        return True
+
+    def _ask_again(self, answer: Answer, ask: Callable[[], None]) -> None:
+        answer.cancel = None
+        ask()
 
     def _note_membership(self, code: int, shard: int, request: LinkRequest) -> None:
         """Groups last as long as our peer's connection, whatever becomes of a link."""

@@ -30,7 +30,8 @@ class Dialect:
     framed: the headered framing. protocols: the protocol versions with which clients of the headered framing log in. server_version: of the
     reference server that speaks it, which they are told.
     contexts: partitions have incarnations, which polls, routes and topics report, and streams and users have two blocks of options.
-    member_lists: a topic's partitions name the nodes that store them. message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
+    member_lists: a topic's partitions name the nodes that store them.
+    message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
     """
 
     name: str

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.protocols.iggy import auth, fetch, groups, histories, offsets, produce, server, topics, vsr
+from polywire.protocols.iggy import auth, fetch, groups, held_polls, histories, offsets, produce, server, topics, vsr
 from polywire.protocols.iggy.carrying import CarryingIggySession
 from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
 from polywire.protocols.iggy.linked import LinkedSession
@@ -20,13 +20,14 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.links import CarryingFactory, LinkFactory
 from polywire.protocols.runtime.session import Output
 
+POLLING: Final = (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)
 COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.PING, server.ping, (Action.CONNECT,), empty=True),
     Command(Code.GET_STATS, server.get_stats, (Action.SERVER_DESCRIBE,), empty=True),
     Command(Code.GET_SNAPSHOT, server.refuse, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLUSTER, server.get_cluster, (Action.CLUSTER_DESCRIBE,)),
     Command(Code.DESCRIBE_OPTIONS, topics.describe_options, (Action.CLUSTER_DESCRIBE,)),
-    Command(Code.BIND_SESSION, auth.bind_session, (Action.CONNECT,)),
+    Command(Code.BIND_SESSION, auth.bind_session, (Action.CONNECT,), today=True),
     Command(Code.GET_ME, server.get_me, (Action.SELF_DESCRIBE,), empty=True),
     Command(Code.GET_CLIENT, server.get_client, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLIENTS, server.get_clients, (Action.SERVER_DESCRIBE,), empty=True),
@@ -43,8 +44,11 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.CREATE_TOKEN, auth.create_token, (Action.TOKEN_CREATE,)),
     Command(Code.DELETE_TOKEN, auth.delete_token, (Action.TOKEN_DELETE,)),
     Command(Code.LOGIN_TOKEN, auth.log_in_with_token, (Action.CONNECT,)),
-    Command(Code.POLL, fetch.poll, (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
-    Command(Code.GET_ROUTE, histories.get_route, (Action.TOPIC_DESCRIBE,)),
+    Command(Code.POLL, fetch.poll, POLLING),
+    Command(Code.POLL_HELD, held_polls.poll_held, POLLING, today=True, held=True),
+    Command(Code.AWAIT, held_polls.await_messages, (Action.FETCH, Action.GROUP_JOIN), today=True, held=True),
+    Command(Code.FETCH, held_polls.fetch_messages, POLLING, today=True, held=True),
+    Command(Code.GET_ROUTE, histories.get_route, (Action.TOPIC_DESCRIBE,), today=True),
     Command(Code.SEND, produce.send, (Action.PRODUCE,), pipelined=True),
     Command(Code.FLUSH, produce.flush, (Action.PRODUCE,)),
     Command(Code.GET_OFFSET, offsets.get_offset, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),
@@ -73,6 +77,8 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.LEAVE_GROUP, groups.leave_group, (Action.GROUP_JOIN,)),
     Command(Code.SYNC_GROUP, groups.sync_group, (Action.GROUP_JOIN,)),
 )
+CLASSIC: Final = frozenset(code for code, command in COMMANDS.items() if not command.today)
+"""Commands of the classic framing."""
 
 
 class IggyFactory:
@@ -99,7 +105,7 @@ class IggyFactory:
             return None if len(prefix) < 4 or length == 0 or 4 <= length <= FRAME_BYTES_MAX else False
         length, code = HEAD.unpack_from(prefix)
         if length != 0:
-            return 4 <= length <= FRAME_BYTES_MAX and code in COMMANDS
+            return 4 <= length <= FRAME_BYTES_MAX and code in CLASSIC
         if any(prefix[:48]):
             return False
         if len(prefix) < 61:

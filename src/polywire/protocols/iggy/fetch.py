@@ -9,16 +9,17 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import encoder, errors
+from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.histories import NO_CONTEXT, check_history, context_bytes
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
-from polywire.protocols.iggy.messages import NO_PARTITION, Reader, Refused
+from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
 from polywire.protocols.iggy.offsets import store
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
@@ -26,6 +27,7 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import PositionKind
 
+BY_TIME: Final = 2  # the kind of strategy whose start may have to be read
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 MESSAGE_BYTES_MIN: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
@@ -35,37 +37,73 @@ _sizes: Final = header_fields("length", "record_count")
 _SEEDS: Final = Struct("<qq")
 
 
+class Asked(NamedTuple):
+    """What a poll asks for. partition: None where a member has none. starts: kind and value of the polling strategy. owner: whose position
+    it reads, and commits where ``commits``."""
+
+    topic: Topic
+    partition: Partition | None
+    starts: tuple[int, int]
+    count_max: int
+    owner: tuple[PositionKind, str]
+    commits: bool
+
+
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     """POLL_MESSAGES."""
+    asked = read_poll(session, answer, reader)
+    if asked.partition is None:
+        return nothing_owned(reader.dialect)
+    polling = PollReply(session, answer, asked.partition, asked.count_max, asked.owner if asked.commits else None)
+    return begin_poll(session, polling, asked.partition, asked)
+
+
+def begin_poll(session: IggySession, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
+    """Begin to read where the strategy says. Raises BrokerError."""
+    kind, value = asked.starts
+    if kind == BY_TIME:
+        start = partition.log.offset_at(min(value, 2**62), polling.found)
+        return polling.begin(start) if isinstance(start, int) else None
+    return polling.begin(start_of(session, partition, asked.starts, asked.count_max, asked.owner))
+
+
+def nothing_owned(dialect: Dialect) -> bytes:
+    """Return the reply to a member without partitions."""
+    front = _POLLED.pack(NO_PARTITION if dialect.framed else 0, 0, 0)
+    return front + (NO_CONTEXT if dialect.contexts else b"")
+
+
+def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
+    """Read what all polls begin with, and check whether the caller may do it. Raises Refused, Denied."""
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
     kind, value, count = reader.u8(), reader.u64(), reader.u32()
-    commit = reader.u8() == 1
-    if consumer.group:
-        session.authorize(Action.GROUP_JOIN, topic)
-    if commit:
-        session.authorize(Action.OFFSET_COMMIT if consumer.group else Action.POSITION_COMMIT, topic)
+    commits = reader.u8() == 1
+    owner = authorize_poll(session, topic, consumer, reader, commits=commits)
     if count == 0:
         raise Refused(errors.BAD_MESSAGE_COUNT)
     if not 1 <= kind <= 5:
         raise Refused(errors.UNKNOWN_COMMAND)
-    name = consumer_name(session, topic, consumer, reader)
     if consumer.group:
-        partition = _members_partition(session, topic, name, number, reader)
-        if partition is None:
-            front = _POLLED.pack(NO_PARTITION if reader.dialect.framed else 0, 0, 0)
-            return front + (NO_CONTEXT if reader.dialect.contexts else b"")
+        partition = _members_partition(session, topic, owner[1], number, reader)
     else:
         partition = partition_at(topic, consumers_partition(reader, number))
-    check_history(session, answer, partition)
-    owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
-    count = min(count, COUNT_MAX)
-    polling = PollReply(session, answer, partition, count, (owner, name) if commit else None)
-    if kind == 2:
-        start = partition.log.offset_at(min(value, 2**62), polling.found)
-        return polling.begin(start) if isinstance(start, int) else None
-    return polling.begin(_start(session, partition, kind, value, count, (owner, name)))
+    if partition is not None:
+        check_history(session, answer, partition)
+    return Asked(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
+
+
+def authorize_poll(
+    session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
+) -> tuple[PositionKind, str]:
+    """Return whose position a poll reads, for a caller who may poll so. Raises Denied, Refused."""
+    if consumer.group:
+        session.authorize(Action.GROUP_JOIN, topic)
+    if commits:
+        session.authorize(Action.OFFSET_COMMIT if consumer.group else Action.POSITION_COMMIT, topic)
+    kind = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
+    return kind, consumer_name(session, topic, consumer, reader)
 
 
 def _members_partition(
@@ -90,11 +128,12 @@ def _members_partition(
     return topic.partitions[chosen]
 
 
-def _start(
-    session: IggySession, partition: Partition, kind: int, value: int, count: int, owner: tuple[PositionKind, str]
+def start_of(
+    session: IggySession, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
     """The offset a polling strategy, but that by time, begins at; never below the oldest one kept."""
     log = partition.log
+    kind, value = starts
     match kind:
         case 1:
             start = value
@@ -110,10 +149,11 @@ def _start(
 class PollReply:
     """One poll's reply in the making.
 
-    Invariant: nothing of a read is used after its pin was released; the buffer goes back once the reply has left.
+    Invariant: nothing of a read is used after its pin was released; the buffer goes back once the reply has left. ``_bytes_max``: bytes that
+    its messages may have; ``_is_limited``: that the peer has set it, and takes no more for a single message either.
     """
 
-    __slots__ = ("_answer", "_commit", "_count", "_head", "_partition", "_session", "_state")
+    __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
 
     def __init__(
         self,
@@ -122,7 +162,12 @@ class PollReply:
         partition: Partition,
         count: int,
         commit: tuple[PositionKind, str] | None,
+        bytes_max: int | None = None,
     ) -> None:
+        """bytes_max: where the peer says how much it takes."""
+        most = session.shared.settings.reply_bytes_max
+        self._is_limited = bytes_max is not None
+        self._bytes_max = most if bytes_max is None else min(most, bytes_max)
         self._session = session
         self._answer = answer
         self._partition = partition
@@ -130,15 +175,19 @@ class PollReply:
         self._commit = commit
         self._state = encoder.new_state()
 
+    def refuse(self, error: BrokerError | Refused) -> None:
+        """Tell the peer what is in the way."""
+        self._answer.refuse(error)
+
     def found(self, start: int | BrokerError) -> None:
         """The offset to begin at had to be looked for."""
         if isinstance(start, BrokerError):
-            self._answer.refuse(start)
+            self.refuse(start)
             return
         try:
             reply = self.begin(start)
         except BrokerError as error:
-            self._answer.refuse(error)
+            self.refuse(error)
             return
         if reply is not None:
             self._answer.ok(reply)
@@ -148,7 +197,6 @@ class PollReply:
         log = self._partition.log
         if start >= log.readable_offset:
             return self._front(0)
-        most = self._session.shared.settings.reply_bytes_max
         end = min(start + self._count, log.readable_offset)
         state = self._state
         state[encoder.NEXT] = start
@@ -156,7 +204,9 @@ class PollReply:
         state[encoder.LAST] = -1
         state[encoder.PARTITION] = self._partition.number
         state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
-        read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
+        read = self._session.broker.fetch(
+            self._partition, start, bytes_max=self._bytes_max, then=self._read, offset_end=end
+        )
         if isinstance(read, Read):
             self._read(read)
         return None
@@ -168,19 +218,23 @@ class PollReply:
 
     def _read(self, read: Read | BrokerError) -> None:
         if isinstance(read, BrokerError):
-            self._answer.refuse(read)
+            self.refuse(read)
             return
         shared = self._session.shared
-        room = min(self._room(read), shared.settings.reply_bytes_max)
+        room = min(self._room(read), self._bytes_max)
         buffer = shared.reply_buffers.take(room)
         try:
             buffer = self._write(read, buffer)
         except BrokerError as error:
             shared.reply_buffers.give(buffer)
-            self._answer.refuse(error)
+            self.refuse(error)
             return
         finally:
             read.pin.release()
+        if self._is_limited and self._state[encoder.AT] == 0 and self._state[encoder.NEEDED] > 0:
+            shared.reply_buffers.give(buffer)
+            self.refuse(Refused(errors.BAD_SIZE))
+            return
         self._finish(buffer)
 
     def _room(self, read: Read) -> int:
@@ -194,7 +248,7 @@ class PollReply:
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
         """Write the messages; a larger buffer is returned when they need one."""
         state = self._state
-        state[encoder.CAP] = min(len(buffer), self._session.shared.settings.reply_bytes_max)
+        state[encoder.CAP] = min(len(buffer), self._bytes_max)
         for chunk in read.chunks:
             ended = self._write_chunk(chunk, buffer)
             while ended == encoder.FULL and state[encoder.LEFT] > 0:
@@ -213,8 +267,8 @@ class PollReply:
         """Size of the next larger buffer; 0 when the reply is long enough, but its first message always goes in."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
-        limit = self._session.shared.settings.reply_bytes_max
-        if state[encoder.AT] == 0:
+        limit = self._bytes_max
+        if state[encoder.AT] == 0 and not self._is_limited:
             return needed
         return min(max(2 * size, needed), limit) if needed <= limit else 0
 
@@ -230,14 +284,9 @@ class PollReply:
         return ended
 
     def _finish(self, buffer: bytearray) -> None:
+        if not self._has_stored(buffer):
+            return
         state, shared = self._state, self._session.shared
-        if self._commit is not None and state[encoder.LAST] >= 0:
-            try:
-                store(self._session, self._partition, self._commit, state[encoder.LAST], None)
-            except BrokerError as error:  # what was read is not told without being stored: it is polled again
-                shared.reply_buffers.give(buffer)
-                self._answer.refuse(error)
-                return
         size = state[encoder.AT]
         front = self._front(self._count - state[encoder.LEFT])
         if size <= SMALL_REPLY_BYTES:
@@ -245,6 +294,18 @@ class PollReply:
             shared.reply_buffers.give(buffer)
         else:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
+
+    def _has_stored(self, buffer: bytearray) -> bool:
+        """Commit what was read, where that was asked for; what cannot be committed is not returned, and polled again."""
+        if self._commit is None or self._state[encoder.LAST] < 0:
+            return True
+        try:
+            store(self._session, self._partition, self._commit, self._state[encoder.LAST], None)
+        except BrokerError as error:
+            self._session.shared.reply_buffers.give(buffer)
+            self.refuse(error)
+            return False
+        return True
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,8 @@ from polywire.types import TopicName
 OF_STREAMS: Final = frozenset(
     {Code.GET_STREAM, Code.UPDATE_STREAM, Code.DELETE_STREAM, Code.PURGE_STREAM, Code.GET_TOPICS, Code.CREATE_TOPIC}
 )
-OF_CONSUMERS: Final = frozenset({Code.POLL, Code.GET_OFFSET, Code.STORE_OFFSET, Code.DELETE_OFFSET})
+HELD: Final = frozenset({Code.POLL_HELD, Code.AWAIT, Code.FETCH})
+OF_CONSUMERS: Final = HELD | frozenset({Code.POLL, Code.GET_OFFSET, Code.STORE_OFFSET, Code.DELETE_OFFSET})
 OF_TOPICS: Final = OF_CONSUMERS | {
     *(Code.SEND, Code.GET_ROUTE, Code.FLUSH, Code.GET_TOPIC, Code.DELETE_TOPIC, Code.UPDATE_TOPIC, Code.PURGE_TOPIC),
     *(Code.CREATE_PARTITIONS, Code.DELETE_PARTITIONS, Code.DELETE_SEGMENTS),

@@ -22,6 +22,7 @@ from polywire.protocols.iggy import documented, errors, vsr
 from polywire.protocols.iggy.context import GroupNumbers, IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.directory import Stream
+from polywire.protocols.iggy.held import HeldRequests
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.names import find_named
 from polywire.protocols.iggy.patches import translate
@@ -52,9 +53,12 @@ class Command(commands.Command[Code, Handler]):
     """A command of the wire.
 
     empty: whether it has no payload, and the classic framing takes none with it (spec: iggy#d0-requests).
+    today: whether only clients since protocol 0.12 have it. held: whether it may wait for messages, while requests behind it are carried out.
     """
 
     empty: bool = field(default=False, kw_only=True)
+    today: bool = field(default=False, kw_only=True)
+    held: bool = field(default=False, kw_only=True)
 
 
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
@@ -66,6 +70,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     __slots__ = (
         "_caller",
         "_commands",
+        "_held_requests",
         "_number",
         "_replays",
         "append_queue",
@@ -96,6 +101,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._commands = commands
         self._replays: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         self._number = 0
+        self._held_requests: HeldRequests | None = None
 
     # What the driver asks
 
@@ -155,6 +161,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if head.code in (Code.LOGIN, Code.LOGIN_TOKEN):
                 self._slot(head, D3).evict(vsr.EVICT_LOGIN)
                 return True
+            if head.code == Code.CANCEL and self.principal is not None:
+                if self._held_requests is not None:
+                    self._held_requests.cancel(head.number)
+                return True
             return self._handle(head.code, body, head)
         return self._take_change(head, body)
 
@@ -204,10 +214,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
         """Carry out a request; False when it must wait, and be offered again."""
-        answer = self._slot(head, dialect, blocking=command is None or not command.pipelined)
+        answer = self._slot_for(command, head, dialect)
+        if answer is None:
+            return True
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
+            if command.today and not dialect.contexts:
+                raise Refused(errors.UNKNOWN_COMMAND)
             if self.principal is None:
                 self._let_in(command)
             if command.empty and head is None and len(payload) > 0:
@@ -241,6 +255,18 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if self.recognition.framed:
                 raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
             self.principal = self.broker.access.anonymous()
+
+    def _slot_for(self, command: Command | None, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
+        """Return the answer of a request: in its turn, or, of a request that may be held, out of it; None when too many are held."""
+        if command is None or not command.held or head is None or not dialect.contexts:
+            return self._slot(head, dialect, blocking=command is None or not command.pipelined)
+        if self._held_requests is None:
+            self._held_requests = HeldRequests(self, self.output)
+        self._number += 1
+        held = self._held_requests.open(self.answer_type, dialect, head, self._number)
+        if held is None:
+            self._slot(head, dialect).status(errors.HELD_TOO_MANY)
+        return held
 
     def _slot(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
         self._number += 1
@@ -312,10 +338,19 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         """The answer in hand is the last."""
         self._stop_taking()
 
+    def _stop_taking(self) -> None:
+        self._drop_held()
+        super()._stop_taking()
+
+    def _drop_held(self) -> None:
+        if self._held_requests is not None:
+            self._held_requests.drop()
+
     def close(self) -> None:
         """The connection is gone: groups are left."""
         self._enter(CLOSED)
         self.append_queue.drop()
+        self._drop_held()
         self._abandon()
         self.leave_groups()
         self._leave_shared()

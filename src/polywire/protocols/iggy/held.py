@@ -1,0 +1,148 @@
+"""Held requests of protocol 0.12: polls that wait for messages, answered when they come and out of order (spec: iggy#d4-held-polls).
+
+Guarantees: a held request holds up nothing behind it; it is answered once, at the latest when its wait is over; when it ends, its waits and
+its timer end. What a connection may hold is bounded, and so is a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Handle
+from polywire.protocols.iggy import errors, vsr
+from polywire.protocols.iggy.context import IggyBroker
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
+from polywire.protocols.runtime.session import Output
+
+HELD_MAX: Final = 64  # of one connection; clients hold one request for each partition, or one for all
+WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol has
+TIMEOUT_US_MAX: Final = 630_000_000  # the longest time after which a client gives up
+MARGIN_US: Final = 1_000_000  # between the end of a wait and that
+
+Offset = tuple[Partition, int]
+"""Where a request waits: a partition, and the offset that must be readable."""
+Attempt = Callable[[Answer, Reader, bool], Iterable[Offset] | None]
+"""Answer a request, or return what it waits for; True: for the last time, with what there is. Raises Refused, BrokerError."""
+
+
+def check_wait(wait_us: int, timeout_us: int) -> None:
+    """Raise Refused for a wait that the protocol does not have."""
+    if wait_us > WAIT_US_MAX or not 0 < timeout_us <= TIMEOUT_US_MAX or (wait_us and timeout_us < wait_us + MARGIN_US):
+        raise Refused(errors.UNKNOWN_COMMAND)
+
+
+class HeldRequests:
+    """The held requests of one connection, by request number; the owner of their answers."""
+
+    __slots__ = ("_answers", "_output", "_session")
+
+    def __init__(self, session: ReplyOwner, output: Output) -> None:
+        self._session: Final = session
+        self._output: Final = output
+        self._answers: Final[dict[int, Answer]] = {}
+
+    # What an answer needs of its owner
+
+    @property
+    def broker(self) -> IggyBroker:
+        """Whose loop and clock long answers are made with."""
+        return self._session.broker
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._session.closed
+
+    def answered(self) -> None:
+        """Send the answers that became known."""
+        for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
+            answer = self._answers.pop(number)
+            assert answer.parts is not None, "it is known"
+            self._output.write_many(answer.parts, answer.released)
+
+    def end(self) -> None:
+        """The answer in hand is the last."""
+        self._session.end()
+
+    def keep(self, head: vsr.Head, reply: bytes) -> None:
+        """Held requests change nothing, so they are not repeated."""
+
+    # Holding
+
+    def open(self, answer_type: type[Answer], dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
+        """Return the answer of a new request; None when there are too many, or one of this number."""
+        if len(self._answers) >= HELD_MAX or head.number in self._answers:
+            return None
+        answer = answer_type(self, dialect, head, number=number)
+        self._answers[head.number] = answer
+        return answer
+
+    def cancel(self, number: int) -> None:
+        """Drop a request that waits and that its client wants no more; it is not answered."""
+        answer = self._answers.get(number)
+        if answer is not None and answer.cancel is not None:
+            _drop(self._answers.pop(number))
+
+    def drop(self) -> None:
+        """Drop all requests."""
+        while self._answers:
+            _drop(self._answers.popitem()[1])
+
+
+def _drop(answer: Answer) -> None:
+    cancel, answer.cancel = answer.cancel, None
+    if cancel is not None:
+        cancel()
+
+
+class Holding:
+    """One request that is attempted again whenever a message comes, until it is answered or its wait is over."""
+
+    __slots__ = ("_answer", "_attempt", "_broker", "_payload", "_stops", "_ticket", "_until")
+
+    def __init__(self, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
+        self._answer: Final = answer
+        self._payload: Final = payload
+        self._attempt: Final = attempt
+        self._broker: Final = answer.session.broker
+        self._until: Final = self._broker.clock.monotonic() + wait_us / 1_000_000
+        self._stops: list[Handle] = []
+        self._ticket = 0
+
+    def run(self, ticket: int = 0) -> None:
+        """Answer the request, or wait; ``ticket`` says for which wait it was woken."""
+        if ticket != self._ticket:
+            return
+        self._stop_waiting()
+        left_s = self._until - self._broker.clock.monotonic()
+        try:
+            offsets = self._attempt(self._answer, Reader(memoryview(self._payload), self._answer.dialect), left_s <= 0)
+            if offsets is not None:
+                self._wait(offsets, left_s)
+        except (Refused, BrokerError) as error:
+            self._stop_waiting()
+            self._answer.refuse(error)
+
+    def _wait(self, offsets: Iterable[Offset], left_s: float) -> None:
+        loop, ticket = self._broker.loop, self._ticket
+        self._answer.cancel = self._stop_waiting
+        self._stops.append(loop.call_later(left_s, self.run, ticket))
+
+        def wake() -> None:
+            loop.call_soon(self.run, ticket)
+
+        for partition, offset in offsets:
+            self._stops.append(self._broker.wait(partition, offset, wake))
+
+    def _stop_waiting(self) -> None:
+        """Wait for nothing any more."""
+        self._ticket += 1
+        self._answer.cancel = None
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            stop.cancel()

@@ -1,0 +1,389 @@
+"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several (spec: iggy#d4-held-polls).
+
+Guarantees: each attempt checks the caller, the names and the memberships again; no reply is larger than its client takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.protocols.iggy import encoder, errors
+from polywire.protocols.iggy.fetch import (
+    BY_TIME,
+    COUNT_MAX,
+    PollReply,
+    authorize_poll,
+    begin_poll,
+    nothing_owned,
+    read_poll,
+    start_of,
+)
+from polywire.protocols.iggy.held import Holding, Offset, check_wait
+from polywire.protocols.iggy.histories import NO_CONTEXT, context_bytes, incarnation_of
+from polywire.protocols.iggy.lookup import partition_at, topic_of
+from polywire.protocols.iggy.messages import NO_PARTITION, U32, Code, Consumer, Reader, Refused
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.iggy.session import IggySession
+from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.types import Buffer, PositionKind
+
+POLL_FRONT_BYTES: Final = 40  # of a poll's reply, in front of its records
+REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # what one message may have
+TARGETS_MAX: Final = 1000  # partitions of one request, as the protocol has it
+NOTHING: Final = bytes(4)
+NOT_ONE: Final = U32.pack(NO_PARTITION)
+_BY_OFFSET: Final = 1
+_NEXT: Final = 5
+_WAIT: Final = Struct("<QQ")
+_HELD: Final = Struct("<QIIQ")
+_LIMITS: Final = Struct("<IIIB")
+_AWAITED: Final = Struct("<IBQ")
+_TARGET: Final = Struct("<IBQIQQ")
+_SECTION: Final = Struct("<IIQI24sQI")
+
+
+def _hold(answer: Answer, payload: bytes, wait_us: int, attempt: Attempting) -> None:
+    """Attempt a request until it is answered. One that another process forwards is answered at once: that process waits."""
+    if answer.head is None:
+        wait_us = 0
+    Holding(answer, payload, wait_us, attempt).run()
+
+
+class Attempting:
+    """An attempt of one connection's requests."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: IggySession) -> None:
+        self._session: Final = session
+
+    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+        """See ``Attempt``."""
+        raise NotImplementedError
+
+
+def wait_us_of(code: int, reader: Reader) -> int:
+    """Return how long a request of this code may wait. Raises Refused."""
+    if code == Code.POLL_HELD:
+        if reader.stop < _HELD.size:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        wait_us, _, _, timeout_us = _HELD.unpack_from(reader.data, reader.stop - _HELD.size)
+    else:
+        reader.consumer()
+        reader.ident()
+        reader.ident()
+        wait_us, timeout_us = _WAIT.unpack(reader.take(_WAIT.size))
+    check_wait(wait_us, timeout_us)
+    return int(wait_us)
+
+
+def is_nothing(code: int, payload: bytes) -> bool:
+    """Return whether a reply brings neither messages nor errors, so that its request may be attempted again."""
+    if code == Code.POLL_HELD:
+        return payload[12:16] == NOTHING and payload[:4] != NOT_ONE
+    if code == Code.AWAIT:
+        return payload == NOTHING
+    sections = _SECTION.iter_unpack(payload[4:]) if len(payload) % _SECTION.size == 4 else ()
+    return bool(sections) and all(row[1] == 0 and row[3] == 0 for row in sections)
+
+
+# POLL_MESSAGES_DEFERRED
+
+
+def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """POLL_MESSAGES_DEFERRED."""
+    _hold(answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), HeldPoll(session))
+
+
+class HeldPoll(Attempting):
+    """Attempts to poll as much as was asked for."""
+
+    __slots__ = ()
+
+    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+        """Answer when there are enough messages, or it is late."""
+        session = self._session
+        asked = read_poll(session, answer, reader)
+        _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
+        if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        partition = asked.partition
+        if partition is None:
+            answer.ok(nothing_owned(reader.dialect))
+            return None
+        if not last and asked.starts[0] != BY_TIME:
+            start = start_of(session, partition, asked.starts, asked.count_max, asked.owner)
+            if partition.log.readable_offset - start < count_min:
+                return [(partition, start + count_min - 1)]
+        owner = asked.owner if asked.commits else None
+        polling = PollReply(session, answer, partition, asked.count_max, owner, bytes_max - POLL_FRONT_BYTES)
+        reply = begin_poll(session, polling, partition, asked)
+        if reply is not None:
+            answer.ok(reply)
+        return None
+
+
+# Several partitions
+
+
+class Target(NamedTuple):
+    """A partition that is read, and where."""
+
+    number: int
+    starts: tuple[int, int]
+    bytes_max: int = 0
+    incarnation: int = 0
+
+
+class Found(NamedTuple):
+    """What was found for a target: where it begins, or why it cannot be read."""
+
+    target: Target
+    partition: Partition | None
+    start: int
+    error: int = 0
+
+    @property
+    def available(self) -> int:
+        """Messages that can be read."""
+        return 0 if self.partition is None else max(self.partition.log.readable_offset - self.start, 0)
+
+
+def _targets(targets: list[Target]) -> list[Target]:
+    """Check the targets of a request. Raises Refused."""
+    numbers = {target.number for target in targets}
+    if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, _NEXT) for of in targets):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return targets
+
+
+def _count(reader: Reader, size: int) -> int:
+    """Return the number of targets behind it, which must fill the payload. Raises Refused."""
+    count = reader.u32()
+    if count > TARGETS_MAX or reader.left != count * size:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return count
+
+
+class Finder(NamedTuple):
+    """Finds targets of one topic for one consumer. owned: the partitions of a member, None for a single consumer."""
+
+    session: IggySession
+    topic: Topic
+    owner: tuple[PositionKind, str]
+    owned: frozenset[int] | None
+
+    def find(self, target: Target) -> Found:
+        """Return where a target begins, or why it cannot be read."""
+        try:
+            partition = partition_at(self.topic, target.number)
+            if self.owned is not None and target.number not in self.owned:
+                raise Refused(errors.NOT_OWNED)
+            if target.incarnation not in (0, incarnation_of(partition)):
+                raise Refused(errors.HISTORY_GONE)
+        except Refused as error:
+            return Found(target, None, 0, error.number)
+        return Found(target, partition, start_of(self.session, partition, target.starts, 0, self.owner))
+
+
+def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
+    """Raises Denied, Refused."""
+    owner = authorize_poll(session, topic, consumer, reader, commits=commits)
+    owned = None
+    if consumer.group:
+        if (topic.id, owner[1]) not in session.members:
+            raise Refused(errors.NO_MEMBER)
+        owned = frozenset(session.shared.membership(session, topic, owner[1]).partitions)
+    return Finder(session, topic, owner, owned)
+
+
+# WAIT_FOR_MESSAGES
+
+
+def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """WAIT_FOR_MESSAGES: which of several partitions have something to read."""
+    _hold(answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), Awaiting(session))
+
+
+class Awaiting(Attempting):
+    """Attempts to find partitions with messages."""
+
+    __slots__ = ()
+
+    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+        """Answer when one has messages, or it is late."""
+        consumer = reader.consumer()
+        topic = topic_of(self._session, reader, Action.FETCH)
+        reader.take(_WAIT.size)
+        finder = _finder(self._session, topic, consumer, reader, commits=False)
+        rows = _AWAITED.iter_unpack(reader.take(_count(reader, _AWAITED.size) * _AWAITED.size))
+        found = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
+        for one in found:
+            if one.error:
+                raise Refused(one.error)
+        ready = [one.target.number for one in found if one.available]
+        if not ready and not last:
+            return [(one.partition, one.start) for one in found if one.partition is not None]
+        answer.ok(U32.pack(len(ready)) + b"".join(map(U32.pack, ready)))
+        return None
+
+
+# FETCH_MESSAGES
+
+
+def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """FETCH_MESSAGES: several partitions of a topic in one reply."""
+    _hold(answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), Fetching(session))
+
+
+class Fetching(Attempting):
+    """Attempts to read as much of several partitions as was asked for."""
+
+    __slots__ = ()
+
+    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+        """Answer when there are enough messages, or it is late."""
+        consumer = reader.consumer()
+        topic = topic_of(self._session, reader, Action.FETCH)
+        reader.take(_WAIT.size)
+        count_min, count_max, bytes_max, commits = _LIMITS.unpack(reader.take(_LIMITS.size))
+        finder = _finder(self._session, topic, consumer, reader, commits=commits == 1)
+        rows = _TARGET.iter_unpack(reader.take(_count(reader, _TARGET.size) * _TARGET.size))
+        targets = _targets([Target(row[0], (row[1], row[2]), row[3], row[4]) for row in rows])
+        if not 1 <= count_min <= count_max or bytes_max < REPLY_BYTES_MIN:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        if any(not REPLY_BYTES_MIN <= target.bytes_max <= bytes_max for target in targets):
+            raise Refused(errors.UNKNOWN_COMMAND)
+        found = [finder.find(target) for target in targets]
+        waits = not last and not any(one.error for one in found)
+        if waits and sum(one.available for one in found) < count_min:
+            return [(one.partition, one.partition.log.readable_offset) for one in found if one.partition is not None]
+        owner = finder.owner if commits == 1 else None
+        FetchReply(self._session, answer, found, (min(count_max, COUNT_MAX), bytes_max), owner).run()
+        return None
+
+
+class FetchReply:
+    """One reply in the making: its partitions are read one after the other, with pauses for other connections.
+
+    A partition that has no place any more is left for the next request.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_bytes",
+        "_count",
+        "_found",
+        "_is_reading",
+        "_is_running",
+        "_owner",
+        "_records",
+        "_sections",
+        "_session",
+    )
+
+    def __init__(
+        self,
+        session: IggySession,
+        answer: Answer,
+        found: list[Found],
+        limits: tuple[int, int],
+        owner: tuple[PositionKind, str] | None,
+    ) -> None:
+        """limits: messages and bytes of the whole reply. owner: whose positions are committed."""
+        self._session: Final = session
+        self._answer: Final = answer
+        self._found: Final[Iterator[Found]] = iter(found)
+        self._count, self._bytes = limits
+        self._owner: Final = owner
+        self._sections: Final[list[bytes]] = []
+        self._records: Final[list[Buffer]] = []
+        self._is_reading = False
+        self._is_running = False
+
+    def run(self) -> None:
+        """Read on until a read is not at hand, others have their turn, or all is read."""
+        broker = self._session.broker
+        until = broker.clock.monotonic() + QUANTUM_S
+        self._is_running = True
+        while not self._is_reading:
+            found = next(self._found, None)
+            if found is None or self._count <= 0 or self._bytes < REPLY_BYTES_MIN:
+                self._answer.fill([U32.pack(len(self._sections)), *self._sections, *self._records])
+                break
+            self._begin(found)
+            if broker.clock.monotonic() >= until and not self._is_reading:
+                broker.loop.call_soon(self.run)
+                break
+        self._is_running = False
+
+    def _begin(self, found: Found) -> None:
+        if found.partition is None:
+            self.add(found, found.error)
+            return
+        self._is_reading = True
+        bytes_max = min(found.target.bytes_max, self._bytes)
+        section = Section(self, self._session, self._answer, found, self._count, self._owner, bytes_max)
+        try:
+            if section.begin(found.start) is not None:
+                self.ended(found)
+        except BrokerError as error:
+            section.refuse(error)
+
+    def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
+        """A partition was read. read: how many messages, where the next ones are, and the records."""
+        self._is_reading = False
+        count, next_offset, records = read or (0, found.start, b"")
+        self.add(found, error, count, next_offset, records)
+        if not self._is_running:
+            self.run()
+
+    def add(self, found: Found, error: int, count: int = 0, next_offset: int = 0, records: bytes = b"") -> None:
+        """Add a section."""
+        partition = found.partition
+        newest = 0 if partition is None else max(partition.log.readable_offset - 1, 0)
+        context = NO_CONTEXT if partition is None else context_bytes(partition)
+        self._count -= count
+        self._bytes -= len(records)
+        self._records.append(records)
+        self._sections.append(
+            _SECTION.pack(found.target.number, error, newest, count, context, next_offset, len(records))
+        )
+
+
+class Section(PollReply):
+    """The part of one partition in a reply."""
+
+    __slots__ = ("_found", "_reply")
+
+    def __init__(
+        self,
+        reply: FetchReply,
+        session: IggySession,
+        answer: Answer,
+        found: Found,
+        count: int,
+        owner: tuple[PositionKind, str] | None,
+        bytes_max: int,
+    ) -> None:
+        assert found.partition is not None, "it was found"
+        super().__init__(session, answer, found.partition, count, owner, bytes_max)
+        self._reply: Final = reply
+        self._found: Final = found
+
+    def refuse(self, error: BrokerError | Refused) -> None:
+        """The error is this partition's."""
+        self._reply.ended(self._found, errors.number_of(error, self._answer.dialect))
+
+    def _finish(self, buffer: bytearray) -> None:
+        if not self._has_stored(buffer):
+            return
+        state = self._state
+        records = bytes(memoryview(buffer)[: state[encoder.AT]])
+        self._session.shared.reply_buffers.give(buffer)
+        self._reply.ended(self._found, read=(self._count - state[encoder.LEFT], state[encoder.NEXT], records))
