@@ -22,6 +22,8 @@ BATCH = 1_000
 ENDURED = 2_000
 ENDURED_AT_ONCE = 4
 ERRORS_MAX = 200  # in a row of pauses of 0.2 s
+SPREAD = 240
+SPREAD_PARTITIONS = 12
 TOPIC = "paid"
 NEWEST = hasattr(iggy, "Partitioning")  # what the SDK's arguments look like since 0.9
 PATCHES = hasattr(iggy, "TopicOptions")  # and since protocol 0.12
@@ -148,16 +150,7 @@ async def commit(client: Any, stream: str) -> dict[str, object]:
 
 async def group(client: Any, stream: str) -> dict[str, object]:
     """The SDK's own consumer of a group: makes it, joins, reads all partitions, stores offsets."""
-    pause: dict[str, Any] = {} if PATCHES else {"poll_interval": datetime.timedelta(milliseconds=20)}
-    consumer = client.consumer_group(
-        f"group-of-{os.environ['IGGY_NAME']}",
-        stream,
-        TOPIC,
-        batch_length=1000,
-        auto_commit=iggy.AutoCommit.When(iggy.AutoCommitWhen.ConsumingAllMessages()),
-        polling_strategy=iggy.PollingStrategy.Next(),
-        **pause,
-    )
+    consumer = consumer_of(client, f"group-of-{os.environ['IGGY_NAME']}", stream)
     if asyncio.iscoroutine(consumer) or asyncio.isfuture(consumer):
         consumer = await consumer
     seen: list[int] = []
@@ -176,6 +169,61 @@ async def group(client: Any, stream: str) -> dict[str, object]:
     stored = consumer.get_last_stored_offset(partition)
     await consumer.delete_offset(partition)
     return {"consumed": len(seen), "stored": stored is not None}
+
+
+def consumer_of(client: Any, name: str, stream: str) -> Any:
+    """The SDK's own consumer of a group, which makes the group and joins it."""
+    pause: dict[str, Any] = {} if PATCHES else {"poll_interval": datetime.timedelta(milliseconds=20)}
+    return client.consumer_group(
+        name,
+        stream,
+        TOPIC,
+        batch_length=1000,
+        auto_commit=iggy.AutoCommit.When(iggy.AutoCommitWhen.ConsumingAllMessages()),
+        polling_strategy=iggy.PollingStrategy.Next(),
+        **pause,
+    )
+
+
+async def share(client: Any, stream: str) -> dict[str, object]:
+    """Print what comes to this member of a group of all SDKs, until nobody wants to know more."""
+    consumer = consumer_of(client, "shared", stream)
+    if asyncio.iscoroutine(consumer) or asyncio.isfuture(consumer):
+        consumer = await consumer
+    over = asyncio.Event()
+
+    async def take(message: Any) -> None:
+        print(json.dumps({"got": bytes(message.payload()).decode()}), flush=True)
+
+    async def wait() -> None:
+        await asyncio.to_thread(sys.stdin.read)
+        over.set()
+
+    waiting = asyncio.create_task(wait())
+    await consumer.consume_messages(take, over)
+    await waiting
+    return {"over": True}
+
+
+async def spread(client: Any, stream: str) -> dict[str, object]:
+    """Write to a topic of many partitions once so many members share it."""
+    members = int(os.environ["IGGY_MEMBERS"])
+    joined = 0
+    while joined < members:
+        await asyncio.sleep(0.05)
+        joined = len(list((await client.get_consumer_group(stream, TOPIC, "shared")).members))
+    for number in range(SPREAD):
+        where = iggy.Partitioning.partition_id(number % SPREAD_PARTITIONS)
+        await client.send_messages(stream, TOPIC, where, [iggy.SendMessage(f"shared {number}")])
+    return {"wrote": SPREAD}
+
+
+async def prepare(client: Any, stream: str) -> dict[str, object]:
+    """A topic that a group can share."""
+    await client.create_stream(stream)
+    await client.create_topic(stream, TOPIC, iggy.TopicOptions(partitions_count=SPREAD_PARTITIONS))
+    await client.create_consumer_group(stream, TOPIC, "shared")
+    return {"prepared": True}
 
 
 async def refused(call: Any) -> bool:

@@ -10,9 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -31,6 +35,8 @@ SDKS: Final = {
     "apache-iggy-0.9.0": 0,
     "apache-iggy-0.9.1.dev5": 0,
 }
+NEWEST: Final = "apache-iggy-0.9.1.dev5"
+SHARED: Final = 240  # messages of a topic of twelve partitions
 WITH_GROUPS: Final = tuple(name for name in SDKS if name != "iggy-py-0.4.0")
 ADMINISTERED: Final = {
     "stream": "office",
@@ -48,14 +54,21 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PEER_S_MAX: Final = 50
 
 
-@pytest.fixture(scope="module", params=["one process"] if through() else ["one process", "two processes"])
+OPTIONS: Final = {"one process": (), "two processes": ("--processes", "2"), "any port": ("--any", "127.0.0.1:0")}
+
+
+@pytest.fixture(scope="module", params=["one process"] if through() else OPTIONS)
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """Of two processes clients meet any, and topics are in both."""
+    """Of two processes clients meet any, and topics are in both. A port for any protocol recognises that of its clients."""
     folder = tmp_path_factory.mktemp("iggy")
-    options = () if request.param == "one process" else ("--processes", "2")
-    wires = None if request.param == "one process" else ("iggy",)
-    with one_or_three(folder, *options, wires=wires) as process:
+    wires = ("iggy",) if request.param == "two processes" else None
+    with one_or_three(folder, *OPTIONS[request.param], wires=wires) as process:
         yield process
+
+
+def address(broker: Brokers) -> tuple[str, int]:
+    """Return where clients connect: the port for any protocol, if there is one."""
+    return broker.addresses["any"] if "any" in broker.addresses else broker.addresses["iggy"]
 
 
 def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
@@ -63,7 +76,7 @@ def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str,
     if sdk == CRATE:
         return _run_crate(broker, action, *streams)
     command, environment = started(sdk)
-    host, port = broker.addresses["iggy"]
+    host, port = address(broker)
     return _lines(broker, [*command, host, str(port), action, *streams], environment)
 
 
@@ -80,7 +93,7 @@ def _run_crate(broker: Brokers, action: str, *streams: str) -> list[dict[str, ob
     program = os.environ.get(CRATE_VARIABLE)
     if program is None:
         pytest.skip(f"{CRATE_VARIABLE} is not set: the Iggy wire was NOT tried with the real client of 2023")
-    host, port = broker.addresses["iggy"]
+    host, port = address(broker)
     return _lines(broker, [program, f"{host}:{port}", action, *streams], dict(os.environ))
 
 
@@ -130,6 +143,46 @@ def test_offsets_are_stored(broker: Brokers, written: dict[str, dict[str, object
 def test_consumer_groups(broker: Brokers, written: dict[str, dict[str, object]], sdk: str) -> None:
     result = run(broker, sdk, "group", stream_of(sdk))[0]
     assert (result["consumed"], result["stored"]) == (COUNT, True)
+
+
+def test_all_sdks_share_one_group(broker: Brokers) -> None:
+    """Every SDK that has groups is a member at once, and each message comes to one of them."""
+    members = [sdk for sdk in WITH_GROUPS if sdk != CRATE]
+    assert run(broker, NEWEST, "prepare", "shared")[0]["prepared"]
+    host, port = (str(word) for word in address(broker))
+    with ExitStack() as stack:
+        readers = []
+        for sdk in members:
+            command, environment = started(sdk)
+            words = [*command, host, port, "share", "shared"]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            process = stack.enter_context(subprocess.Popen(words, env=environment, **pipes))
+            stack.callback(process.kill)
+            readers.append((sdk, process))
+        command, environment = started(NEWEST)
+        environment["IGGY_MEMBERS"] = str(len(members))
+        wrote = _lines(broker, [*command, host, port, "spread", "shared"], environment)[0]["wrote"]
+        got: dict[str, list[str]] = {sdk: [] for sdk in members}
+        with ThreadPoolExecutor(len(readers)) as pool:
+            reading = [pool.submit(_read_share, process, got[sdk]) for sdk, process in readers]
+            until = time.monotonic() + PEER_S_MAX
+            while sum(map(len, got.values())) < SHARED and time.monotonic() < until:
+                time.sleep(0.05)
+            for _, process in readers:
+                assert process.stdin is not None
+                process.stdin.close()
+            for task in reading:
+                task.result(PEER_S_MAX)
+    assert wrote == SHARED
+    assert sorted(chain(*got.values())) == sorted(f"shared {number}" for number in range(SHARED)), broker.log_text()
+    assert all(got.values()), "each member has partitions"
+
+
+def _read_share(process: subprocess.Popen[str], got: list[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith('{"got"'):
+            got.append(json.loads(line)["got"])
 
 
 def test_administration(broker: Brokers) -> None:
