@@ -37,6 +37,7 @@ from polywire.protocols.polywire.factory import COMMANDS as POLYWIRE
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
 from tests.unit.http.site import request
+from tests.unit.protocols.iggy.dialogue import headered
 from tests.unit.protocols.kafka.requests import requests as kafka_requests
 
 STREAM: Final = "shop"
@@ -324,9 +325,34 @@ def _ident(text: str) -> bytes:
 def _iggy() -> Iterator[Case]:
     for code, action, payload in (*_of_users(), *_of_topics(), *_of_records()):
         yield Case("iggy", code.name, action, pack("<II", 4 + len(payload), code) + payload)
+    for code, action, payload in _of_today():
+        yield Case("iggy", code.name, action, headered(2, payload, code=code, number=9))
 
 
 Requests = list[tuple[Code, Action, bytes]]
+
+
+def _of_today() -> Requests:
+    """What only clients since protocol 0.12 have; nothing is waited for."""
+    c, a = Code, Action
+    topic = _ident("shop") + _ident("orders")
+    single, group = b"\x01" + _ident("app"), b"\x02" + _ident("g")
+    timers, place = pack("<QQ", 0, 1_000_000), pack("<BIBQI", 1, 0, 1, 0, 1)
+    limits = pack("<QIIQ", 0, 1, 65_536, 1_000_000)
+    fetch = pack("<IIIB", 1, 1, 65_536, 0) + pack("<IIBQIQQ", 1, 0, 1, 0, 65_536, 0, 0)
+    return [
+        (c.GET_ROUTE, a.TOPIC_DESCRIBE, topic + pack("<I", 0)),
+        (c.POLL_HELD, a.FETCH, single + topic + place + b"\0" + limits),
+        (c.POLL_HELD, a.GROUP_JOIN, group + topic + place + b"\0" + limits),
+        (c.POLL_HELD, a.POSITION_COMMIT, single + topic + place + b"\1" + limits),
+        (c.POLL_HELD, a.OFFSET_COMMIT, group + topic + place + b"\1" + limits),
+        (c.AWAIT, a.FETCH, single + topic + timers + pack("<IIBQ", 1, 0, 1, 0)),
+        (c.AWAIT, a.GROUP_JOIN, group + topic + timers + pack("<IIBQ", 1, 0, 1, 0)),
+        (c.FETCH, a.FETCH, single + topic + timers + fetch),
+        (c.FETCH, a.GROUP_JOIN, group + topic + timers + fetch),
+        (c.FETCH, a.POSITION_COMMIT, single + topic + timers + fetch[:12] + b"\1" + fetch[13:]),
+        (c.FETCH, a.OFFSET_COMMIT, group + topic + timers + fetch[:12] + b"\1" + fetch[13:]),
+    ]
 
 
 def _of_users() -> Requests:

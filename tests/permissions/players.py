@@ -154,7 +154,26 @@ def _make_user(world: iggy.World) -> None:
         world.memory.run()
 
 
+def _iggy_today(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    """As a client of protocol 0.12."""
+    world = iggy.World()
+    tokens = furnish(world.memory.broker, world.memory.run)
+    peer = world.connect()
+    if player in NAMES:
+        token = tokens[player].encode()
+        who = (12 << 10).to_bytes(4, "little") + b"\x01s\x011" + bytes(32) + bytes((len(token),)) + token + bytes(4)
+        assert peer.headered(1, who)[0] == 0
+    assert isinstance(case.request, bytes)
+    answer = peer.ask(case.request)
+    assert answer[60] == 8, "no eviction"
+    status = int.from_bytes(answer[216:220], "little")
+    assert status != 3, "the request cannot be read"
+    return Outcome.NO if status in (40, 41) else Outcome.YES, answer[256:]
+
+
 def _iggy(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    if isinstance(case.request, bytes) and not any(case.request[:4]):
+        return _iggy_today(case, player)
     world = iggy.World(iggy=IggySettings(dialect="0.8"))
     tokens = furnish(world.memory.broker, world.memory.run)
     peer = world.connect()

@@ -145,12 +145,6 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     _logged_in(session, answer, principal)
 
 
-def bind_session(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """BIND_SESSION: a login lasts as long as its connection, so its client is told to log in again (spec: iggy#d4-logins)."""
-    del session, answer, reader
-    raise Refused(errors.NOT_LOGGED_IN)
-
-
 def _took_secret(reader: Reader) -> bool:
     """Skip the secret by which a client may bind other connections to its login; we bind none (spec: iggy#d4-logins)."""
     try:

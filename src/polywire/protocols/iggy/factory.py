@@ -27,7 +27,6 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Code.GET_SNAPSHOT, server.refuse, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLUSTER, server.get_cluster, (Action.CLUSTER_DESCRIBE,)),
     Command(Code.DESCRIBE_OPTIONS, topics.describe_options, (Action.CLUSTER_DESCRIBE,)),
-    Command(Code.BIND_SESSION, auth.bind_session, (Action.CONNECT,), today=True),
     Command(Code.GET_ME, server.get_me, (Action.SELF_DESCRIBE,), empty=True),
     Command(Code.GET_CLIENT, server.get_client, (Action.SERVER_DESCRIBE,)),
     Command(Code.GET_CLIENTS, server.get_clients, (Action.SERVER_DESCRIBE,), empty=True),

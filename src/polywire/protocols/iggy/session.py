@@ -161,6 +161,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if head.code in (Code.LOGIN, Code.LOGIN_TOKEN):
                 self._slot(head, D3).evict(vsr.EVICT_LOGIN)
                 return True
+            if head.code == Code.BIND_SESSION:  # a login ends with its connection: the client logs in again
+                self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
+                return True
             if head.code == Code.CANCEL and self.principal is not None:
                 if self._held_requests is not None:
                     self._held_requests.cancel(head.number)
@@ -220,10 +223,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
-            if command.today and not dialect.contexts:
-                raise Refused(errors.UNKNOWN_COMMAND)
             if self.principal is None:
                 self._let_in(command)
+            if command.today and not dialect.contexts:
+                raise Refused(errors.UNKNOWN_COMMAND)
             if command.empty and head is None and len(payload) > 0:
                 raise Refused(errors.UNKNOWN_COMMAND)
             reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
