@@ -96,7 +96,7 @@ def described(*, today: bool) -> bytes:
         kind, default, meaning = _KNOWN[key]
         body += bytes((len(key),)) + key + bytes((kind,))
         if today:
-            body += bytes(((UPDATABLE if key in _CHANGEABLE else 0) | (RESETTABLE if key in RESETTABLE_KEYS else 0),))
+            body += bytes((UPDATABLE | RESETTABLE if key in RESETTABLE_KEYS else 0,))
         body += U32.pack(len(default)) + default + str32_bytes(meaning)
     return body
 
@@ -179,6 +179,11 @@ def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int
     asked = _encoded({key: value for key, value in now.items() if key in kept})
     unasked = _encoded({key: value for key, value in now.items() if key not in kept})
     return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
+
+
+def is_known(key: bytes) -> bool:
+    """Return whether topics have this option."""
+    return key in _KNOWN
 
 
 def is_fixed(given: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D4A
 from polywire.protocols.iggy.messages import Code, Reader, Refused, name_bytes
-from polywire.protocols.iggy.options import RESETTABLE_KEYS, encode_default, encode_option, parse_options
+from polywire.protocols.iggy.options import RESETTABLE_KEYS, encode_default, encode_option, is_known, parse_options
 
 TOPIC: Final = 1
 STREAM: Final = 2
@@ -40,6 +40,8 @@ def translate(body: memoryview) -> tuple[Code, bytes]:
     if resets:
         raise Refused(errors.NOT_RESETTABLE)
     if scope == STREAM:
+        if values.keys() != {b"name"}:
+            raise Refused(errors.UNKNOWN_OPTION)
         return Code.UPDATE_STREAM, target + name_bytes(_text(values, b"name"))
     return Code.UPDATE_USER, target + _user_fields(values)
 
@@ -47,6 +49,8 @@ def translate(body: memoryview) -> tuple[Code, bytes]:
 def _topic_fields(resets: list[bytes], values: dict[bytes, tuple[int, bytes]]) -> bytes:
     if not set(resets) <= set(RESETTABLE_KEYS):
         raise Refused(errors.NOT_RESETTABLE)
+    for key in values.keys() - {b"name", *RESETTABLE_KEYS}:
+        raise Refused(errors.NOT_UPDATABLE if is_known(key) else errors.UNKNOWN_OPTION)
     name = _text(values, b"name") if b"name" in values else ""
     options = [encode_option(key, kind, value) for key, (kind, value) in values.items() if key != b"name"]
     return name_bytes(name) + b"".join([*options, *map(encode_default, resets)])
@@ -65,10 +69,8 @@ def _user_fields(values: dict[bytes, tuple[int, bytes]]) -> bytes:
 
 
 def _text(values: dict[bytes, tuple[int, bytes]], key: bytes) -> str:
-    """The value of a key that must be there. Raises Refused."""
-    kind, value = values.get(key, (0, b""))
-    if kind == 0:
-        raise Refused(errors.UNKNOWN_OPTION)
+    """Return the text that a key has. Raises Refused."""
+    kind, value = values[key]
     try:
         text = value.decode()
     except UnicodeDecodeError:
