@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import pack, pack_into, unpack_from
 
 import pytest
+import xxhash
 
 from polywire.protocols.iggy.client_codec import ident as name_ident
 from polywire.protocols.iggy.client_codec import name
@@ -206,7 +207,7 @@ def test_patches(peer: Dialogue) -> None:
     renamed = encode_option(b"name", TEXT, b"owed")
     body = patch(OF_TOPIC + PAID, renamed, resets=("message_expiry",))
     assert peer.headered(PATCH, body, number=4) == (0, bytes(4))
-    assert topic.settings.retention_age_us is None or topic.settings.retention_age_us == 0
+    assert not topic.settings.retention_age_us
     assert peer.headered(2, ORDERS + name_ident("owed"), code=Code.GET_TOPIC)[1]
     assert peer.headered(PATCH, patch(OF_STREAM + ORDERS, encode_option(b"name", TEXT, b"sold")), number=5)[0] == 0
     assert peer.headered(2, name_ident("sold"), code=Code.GET_STREAM)[1]
@@ -295,3 +296,58 @@ def test_options_are_described_with_what_may_be_done_with_them(peer: Dialogue) -
 def test_statistics_end_with_open_files(peer: Dialogue) -> None:
     opened, limit = unpack_from("<QQ", peer.headered(2, code=Code.GET_STATS)[1][-16:])
     assert 0 < opened < limit
+
+
+def produced(
+    *, producer: int = 5, epoch: int = 0, sequence: int = 0, partitioning: bytes = b"\x02\x04\0\0\0\0"
+) -> bytes:
+    """A send of an idempotent producer: one message."""
+    section = pack("<B3xQHxxI", 1, producer, epoch, sequence)
+    head = bytes(24) + T + pack("<Q", 256 + len(d3.FRAME))
+    hashed = head + pack("<I", 1) + pack("<BQHI", 1, producer, epoch, sequence) + d3.FRAME[:8]
+    batch = head + pack("<QI", xxhash.xxh3_64_intdigest(hashed), 1) + section + bytes(184) + d3.FRAME
+    metadata = PAID + partitioning + pack("<I", 1)
+    return pack("<I", len(metadata)) + metadata + batch
+
+
+def sent_at(peer: Dialogue, body: bytes, number: int) -> int:
+    """The offset that a send is told, or its negative status."""
+    status, reply = peer.headered(160, body, number=number)
+    return -status if status else int(unpack_from("<Q", reply, 16)[0])
+
+
+def test_a_producers_batch_is_stored_once(peer: Dialogue) -> None:
+    assert [sent_at(peer, produced(sequence=number), 10 + number) for number in range(3)] == [0, 1, 2]
+    other = Dialogue(peer.world)
+    assert other.headered(1, REGISTER)[0] == 0
+    assert sent_at(other, produced(sequence=1), 1) == 1, "it was stored before, over another connection"
+    assert sent_at(other, produced(sequence=4), 2) == -92
+    assert sent_at(other, produced(epoch=1), 3) == 3
+    assert sent_at(peer, produced(sequence=3), 20) == -93
+    assert sent_at(peer, produced(producer=6), 21) == 4
+    assert unpack_from("<I", peer.headered(2, d3.POLL, code=Code.POLL, number=22)[1], 12) == (5,)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (produced(partitioning=b"\x01\0"), 95),
+        (produced(partitioning=b"\x03\x01k"), 95),
+        (produced(producer=2**63), 3),
+        (produced(epoch=2**15), 3),
+        (produced(sequence=2**31), 3),
+        (produced().replace(pack("<B3xQ", 1, 5), pack("<B3xQ", 2, 5)), 4101),
+        (produced().replace(pack("<B3xQHH", 1, 5, 0, 0), pack("<B3xQHH", 1, 5, 0, 9)), 4101),
+        (produced().replace(pack("<B3xQHH", 1, 5, 0, 0), pack("<B3xQHH", 1, 6, 0, 0)), 4039),
+        (produced()[: -len(d3.FRAME) - 8] + b"\1" + bytes(7) + d3.FRAME, 4101),
+    ],
+)
+def test_producers_that_are_refused(peer: Dialogue, body: bytes, status: int) -> None:
+    assert sent_at(peer, body, 3) == -status
+
+
+def test_older_clients_have_no_producers() -> None:
+    peer = d3.registered()
+    assert peer.headered(128, d3.CREATE_STREAM, number=1)[0] == 0
+    assert peer.headered(132, d3.CREATE_TOPIC, number=2)[0] == 0
+    assert sent_at(peer, produced(), 3) == -4101

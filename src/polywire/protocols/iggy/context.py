@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.producer_verbs import ProducerVerbs
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.topic_verbs import TopicVerbs
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from polywire.errors import BrokerError
 
 
-class IggyBroker(DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireBroker, Protocol):
+class IggyBroker(
+    DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol
+):
     """What this wire calls of the broker; its directory keeps the wire's own state."""
 
 

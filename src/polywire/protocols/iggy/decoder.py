@@ -455,16 +455,23 @@ def gather_checksums(
     count: cython.Py_ssize_t,
     scratch: cython.p_uchar,
 ) -> cython.ulonglong:
-    """The checksum of the batch at ``at`` whose frames are known to be whole: over 40 bytes of its head, its count, its frames' checksums."""
+    """The checksum of the batch at ``at`` whose frames are known to be whole: over 40 bytes of its head, its count, its producer where it
+    names one, and its frames' checksums."""
     place: cython.Py_ssize_t = 44
     move(scratch, 0, p, at, 40)
     move(scratch, 40, p, at + 48, 4)
+    if p[at + 52] != 0:
+        scratch[44] = p[at + 52]
+        move(scratch, 45, p, at + 56, 8)
+        move(scratch, 53, p, at + 64, 2)
+        move(scratch, 55, p, at + 68, 4)
+        place = 59
     at += 256
     while at < stop:
         store_u64(scratch, place, load_u64(p, at))
         place += 8
         at += 48 + cython.cast(cython.Py_ssize_t, load_u32(p, at + 32)) + load_u32(p, at + 36)
-    return xxh3_raw(scratch, 0, 44 + 8 * count)
+    return xxh3_raw(scratch, 0, place)
 
 
 @cython.cfunc
@@ -474,9 +481,12 @@ def _check_batch_head(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cyth
     i: cython.Py_ssize_t
     if load_u64(p, at + 32) != cython.cast(cython.ulonglong, stop - at):
         return 4036
-    if load_u32(p, at + 52) != 0:
+    names_producer: cython.uint = load_u32(p, at + 52)
+    if names_producer > 1:
         return 4101
-    for i in range(25):
+    if names_producer == 1 and (p[at + 66] != 0 or p[at + 67] != 0):
+        return 4101
+    for i in range(2 if names_producer == 1 else 0, 25):
         if load_u64(p, at + 56 + 8 * i) != 0:
             return 4101
     return 0
@@ -498,7 +508,7 @@ def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = No
     built = _build(lent, at + 256, end, count, 48, -1, load_i64(lent.p, at + 24), key)
     if isinstance(built, int):
         return built
-    scratch: Lent = lend_writable(bytearray(44 + 8 * count))
+    scratch: Lent = lend_writable(bytearray(59 + 8 * count))
     if load_u64(lent.p, at + 40) != gather_checksums(lent.p, at, end, count, scratch.p):
         return 4039
     return built

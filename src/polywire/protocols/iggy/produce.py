@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.broker.actions import Action
+from polywire.broker.owners import NOBODY
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import decoder, errors
@@ -20,9 +21,16 @@ from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
+from polywire.records.split import with_producer
 from polywire.types import KeyHash, Level
 
 _SENT: Final = Struct("<IIIIQ")
+_TO_PARTITION: Final = 2  # the kind of partitioning that names one
+_PRODUCER_AT: Final = 52  # in a batch's header: whether it names a producer
+_PRODUCER: Final = Struct("<56xQH2xI")
+PRODUCER_ID_MAX: Final = 2**63 - 1
+EPOCH_MAX: Final = 2**15 - 1
+SEQUENCE_MAX: Final = 2**31 - 1  # behind which sequences begin at 0 again
 _XXH32: Final = KeyHash.XXH32
 _UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})  # a payload's bytes taken for headers, or for a length of none
 
@@ -33,6 +41,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if dialect.batched:
         end = reader.u32() + reader.at
     topic = topic_of(session, reader, Action.PRODUCE)
+    destination_at = reader.at
     partition, key = _destination(session, topic, reader)
     check_history(session, answer, partition)
     if not dialect.batched:
@@ -55,14 +64,33 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
-        session.append_queue.produce(
-            partition,
-            batch,
-            Level.WRITTEN,
-            partial(_sent, session, answer, topic, partition, session.stream_number(topic)),
-        )
+        by = NOBODY
+        if reader.data[reader.at + _PRODUCER_AT]:
+            is_named = reader.data[destination_at] == _TO_PARTITION
+            batch, by = _name_producer(session, partition, batch, reader, is_named=is_named), session.caller
+        done = partial(_sent, session, answer, topic, partition, session.stream_number(topic))
+        session.append_queue.produce(partition, batch, Level.WRITTEN, done, by=by)
     else:
         session.append_queue.produce(partition, batch, Level.WRITTEN, answer.done)
+
+
+def _name_producer(
+    session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
+) -> bytearray:
+    """Return a batch that names its idempotent producer, so that a repeat is stored once (spec: iggy#d4-producers). Raises Refused, Invalid.
+
+    is_named: whether the request names the partition, by which its sequences count.
+    """
+    producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
+    if not reader.dialect.contexts:
+        raise Refused(errors.RESERVED)
+    if not is_named:
+        raise Refused(errors.NO_PRODUCER_PARTITION)
+    if producer_id > PRODUCER_ID_MAX or epoch > EPOCH_MAX or sequence > SEQUENCE_MAX:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    producer = f"iggy-{producer_id}".encode()
+    sequence = session.broker.producer_sequence(partition, producer, epoch=epoch, sequence=sequence)
+    return with_producer(batch, producer, epoch=epoch, base_sequence=sequence)
 
 
 def see_message_head(session: IggySession, reader: Reader) -> None:
@@ -84,7 +112,7 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
     if kind == 1:
         reader.take(size)  # it means nothing; the page of 2023 has one, and the reference passes over it
         return topic.partitions[session.shared.directory.next_balanced(topic)], None
-    if kind == 2:
+    if kind == _TO_PARTITION:
         if size != 4:
             raise Refused(errors.UNKNOWN_COMMAND)
         return partition_at(topic, reader.u32() - reader.dialect.base), None
