@@ -1,7 +1,9 @@
 """The unmodified Iggy SDKs of PyPI, seven releases and five dialects of them, against one broker: each reads what every other wrote.
 
-They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in. ``POLYWIRE_IGGY_CRATE`` names a
-program that does over the Rust crate 0.0.60 what ``iggy_peer.py`` does over the SDKs: HOST:PORT ACTION STREAM... in, the same lines out.
+They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in. Others do the same with programs
+of their own, which print the same lines: ``POLYWIRE_IGGY_CRATE`` names one over the Rust crate 0.0.60, ``POLYWIRE_IGGY_RUST`` what cargo
+builds of ``iggy_rust``, ``POLYWIRE_IGGY_JAVA`` is a class path with ``org.apache.iggy:iggy`` 0.8.0 and what it needs. No registry that was
+reached has the SDKs for Node, Go and C# of these protocols.
 """
 
 from __future__ import annotations
@@ -20,13 +22,21 @@ from typing import Any, Final
 
 import pytest
 
+from polywire.errors import Unavailable
+from polywire.spark.java import find_java
 from tests.three_brokers import Brokers, one_or_three, through
 
 # The packages, and from which number on each counts partitions.
 CRATE: Final = "crate-iggy-0.0.60"  # the documented dialect itself, of August 2023
 CRATE_VARIABLE: Final = "POLYWIRE_IGGY_CRATE"
+RUST: Final = "crate-iggy-0.11.1-edge.9"  # protocol 0.12.2
+RUST_VARIABLE: Final = "POLYWIRE_IGGY_RUST"
+JAVA: Final = "java-iggy-0.8.0"
+JAVA_VARIABLE: Final = "POLYWIRE_IGGY_JAVA"
 SDKS: Final = {
     CRATE: 1,
+    RUST: 0,
+    JAVA: 0,
     "iggy-py-0.4.0": 1,
     "apache-iggy-0.5.0": 1,
     "apache-iggy-0.6.0": 0,
@@ -50,6 +60,7 @@ ADMINISTERED: Final = {
 }
 COUNT: Final = 10_000
 PEER: Final = Path(__file__).with_name("iggy_peer.py")
+JAVA_PEER: Final = Path(__file__).parent / "iggy_java" / "IggyPeer.java"
 ROOT: Final = Path(__file__).resolve().parents[2]
 PEER_S_MAX: Final = 50
 
@@ -73,28 +84,36 @@ def address(broker: Brokers) -> tuple[str, int]:
 
 def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
     """What one SDK found out, stream by stream."""
-    if sdk == CRATE:
-        return _run_crate(broker, action, *streams)
-    command, environment = started(sdk)
-    host, port = address(broker)
-    return _lines(broker, [*command, host, str(port), action, *streams], environment)
+    command, environment = started(sdk, address(broker))
+    return _lines(broker, [*command, action, *streams], environment)
 
 
-def started(sdk: str) -> tuple[list[str], dict[str, str]]:
+def started(sdk: str, at: tuple[str, int]) -> tuple[list[str], dict[str, str]]:
     """The words that start an SDK's driver, and its environment; skips where the SDK is not."""
+    host, port = at[0], str(at[1])
+    environment = dict(os.environ)
+    if sdk in (CRATE, RUST):
+        return [_named(RUST_VARIABLE if sdk == RUST else CRATE_VARIABLE, sdk), f"{host}:{port}"], environment
+    if sdk == JAVA:
+        class_path = _named(JAVA_VARIABLE, sdk)
+        try:
+            java = str(find_java().home / "bin" / "java")
+        except Unavailable as error:
+            pytest.skip(f"the Iggy protocol was NOT tried with {sdk}: {error.message}")
+        return [java, "-cp", class_path, str(JAVA_PEER), host, port], environment
     folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / sdk
     if not folder.is_dir():
-        pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
-    environment = {**os.environ, "PYTHONPATH": str(folder), "IGGY_BASE": str(SDKS[sdk]), "IGGY_NAME": sdk}
-    return [sys.executable, str(PEER)], environment
+        pytest.skip(f"{sdk} is not installed: the Iggy protocol was NOT tried with it (make dev)")
+    environment |= {"PYTHONPATH": str(folder), "IGGY_BASE": str(SDKS[sdk]), "IGGY_NAME": sdk}
+    return [sys.executable, str(PEER), host, port], environment
 
 
-def _run_crate(broker: Brokers, action: str, *streams: str) -> list[dict[str, object]]:
-    program = os.environ.get(CRATE_VARIABLE)
-    if program is None:
-        pytest.skip(f"{CRATE_VARIABLE} is not set: the Iggy wire was NOT tried with the real client of 2023")
-    host, port = address(broker)
-    return _lines(broker, [program, f"{host}:{port}", action, *streams], dict(os.environ))
+def _named(variable: str, sdk: str) -> str:
+    """Return what a variable says; skips where it says nothing."""
+    value = os.environ.get(variable)
+    if not value:
+        pytest.skip(f"{variable} is not set: the Iggy protocol was NOT tried with {sdk}")
+    return value
 
 
 def _lines(broker: Brokers, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
@@ -145,23 +164,28 @@ def test_consumer_groups(broker: Brokers, written: dict[str, dict[str, object]],
     assert (result["consumed"], result["stored"]) == (COUNT, True)
 
 
+def test_the_rust_crate_holds_polls_and_repeats_safely(broker: Brokers) -> None:
+    assert run(broker, RUST, "hold", "held")[0]["held"] == 1
+    assert run(broker, RUST, "idempotent", "idempotent")[0]["messages"] == 10
+
+
 def test_all_sdks_share_one_group(broker: Brokers) -> None:
     """Every SDK that has groups is a member at once, and each message comes to one of them."""
-    members = [sdk for sdk in WITH_GROUPS if sdk != CRATE]
+    foreign = {RUST: RUST_VARIABLE, JAVA: JAVA_VARIABLE}
+    members = [sdk for sdk in WITH_GROUPS if sdk != CRATE and (sdk not in foreign or os.environ.get(foreign[sdk]))]
     assert run(broker, NEWEST, "prepare", "shared")[0]["prepared"]
-    host, port = (str(word) for word in address(broker))
     with ExitStack() as stack:
         readers = []
         for sdk in members:
-            command, environment = started(sdk)
-            words = [*command, host, port, "share", "shared"]
+            command, environment = started(sdk, address(broker))
+            words = [*command, "share", "shared"]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             process = stack.enter_context(subprocess.Popen(words, env=environment, **pipes))
             stack.callback(process.kill)
             readers.append((sdk, process))
-        command, environment = started(NEWEST)
+        command, environment = started(NEWEST, address(broker))
         environment["IGGY_MEMBERS"] = str(len(members))
-        wrote = _lines(broker, [*command, host, port, "spread", "shared"], environment)[0]["wrote"]
+        wrote = _lines(broker, [*command, "spread", "shared"], environment)[0]["wrote"]
         got: dict[str, list[str]] = {sdk: [] for sdk in members}
         with ThreadPoolExecutor(len(readers)) as pool:
             reading = [pool.submit(_read_share, process, got[sdk]) for sdk, process in readers]
@@ -210,10 +234,9 @@ def test_users(request: pytest.FixtureRequest, broker: Brokers, sdk: str) -> Non
 @pytest.mark.parametrize("sdk", ["apache-iggy-0.5.0", "apache-iggy-0.9.0", "apache-iggy-0.9.1.dev5"])
 def test_it_goes_on_while_another_broker_takes_over(tmp_path: Path, sdk: str) -> None:
     """Through a broker that stands by, or leads by then."""
-    command, environment = started(sdk)
     with one_or_three(tmp_path, wires=["iggy", "polywire"], place=through() or "standby-1") as brokers:
-        host, port = brokers.addresses["iggy"]
-        words = [*command, host, str(port), "endure", stream_of(sdk)]
+        command, environment = started(sdk, brokers.addresses["iggy"])
+        words = [*command, "endure", stream_of(sdk)]
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

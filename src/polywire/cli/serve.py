@@ -397,7 +397,7 @@ class Wires:
         ),
     ] = "off"
     iggy_dialect: Annotated[
-        Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr"],
+        Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr", "vsr-0.12", "vsr-0.12.2"],
         Parameter(
             help="Dialect of the Iggy wire, named by the version that introduced it; auto detects it for each connection."
         ),

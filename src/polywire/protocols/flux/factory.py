@@ -72,13 +72,19 @@ class FluxFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the first line begins with ``V1`` and a pipe, white space allowed around the token."""
+        """Whether the first line begins with ``V1`` and a pipe, white space allowed around the token.
+
+        A control character behind the pipe is no line's: ``V1|`` are three bytes of a length, too, whose fourth is 0 or 1.
+        """
         text = text_of(prefix).lstrip(WHITE)
         undecided = None if len(prefix) < _PREFIX_BYTES else False
         if not text.startswith(_VERSION):
             return undecided if _VERSION.startswith(text) else False
         behind = text.removeprefix(_VERSION).lstrip(WHITE)
-        return behind.startswith("|") if behind else undecided
+        if not behind.startswith("|"):
+            return False if behind else undecided
+        following = behind[1:2]
+        return following.isprintable() or following in WHITE if following else undecided
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
         """A session for a new connection."""

@@ -21,6 +21,7 @@ from polywire.protocols.iggy.context import CLIENT_BITS, GroupNumbers, Shared
 from polywire.protocols.iggy.dialect import D0, Dialect
 from polywire.protocols.iggy.directory import STREAMS_SHARD, Stream, StreamKept
 from polywire.protocols.iggy.gathering import Gathering, answer_with, lost
+from polywire.protocols.iggy.held import Attempt, Offset
 from polywire.protocols.iggy.held_polls import is_nothing, wait_us_of
 from polywire.protocols.iggy.linked import told_at_once
 from polywire.protocols.iggy.messages import Code, Reader, Refused
@@ -224,6 +225,19 @@ class CarryingIggySession(CarryingSession, IggySession):
     def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
         """The stream that was found for the request in hand."""
         return None if self._stream is None else self.shared.directory.in_space(self._stream.space)
+
+    def bound(self, attempt: Attempt) -> Attempt:
+        """Return an attempt that finds, when it is made later, what the request in hand names."""
+        stream = self._stream
+
+        def attempt_later(answer: Answer, reader: Reader, last: bool, /) -> Iterable[Offset] | None:
+            before, self._stream = self._stream, stream
+            try:
+                return attempt(answer, reader, last)
+            finally:
+                self._stream = before
+
+        return attempt_later
 
     def stream_number(self, topic: Topic) -> int:
         """Its number."""

@@ -43,8 +43,8 @@ class IggyBroker(
 class IggySettings:
     """Settings of the Iggy wire.
 
-    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``); ``auto``
-        recognises it.
+    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``,
+        ``vsr-0.12``, ``vsr-0.12.2``); ``auto`` recognises it.
     reply_bytes_max: bytes of messages in one poll's reply, unless a single message is longer.
     data_dir: where the broker's files are, for GET_STATS.
     """

@@ -23,7 +23,7 @@ from polywire.protocols.iggy.fetch import (
     read_poll,
     start_of,
 )
-from polywire.protocols.iggy.held import Holding, Offset, check_wait
+from polywire.protocols.iggy.held import Attempt, Holding, Offset, check_wait
 from polywire.protocols.iggy.histories import NO_CONTEXT, context_bytes, incarnation_of
 from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import NO_PARTITION, U32, Code, Consumer, Reader, Refused
@@ -47,11 +47,11 @@ _TARGET: Final = Struct("<IBQIQQ")
 _SECTION: Final = Struct("<IIQI24sQI")
 
 
-def _hold(answer: Answer, payload: bytes, wait_us: int, attempt: Attempting) -> None:
+def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
     """Attempt a request until it is answered. One that another process forwards is answered at once: that process waits."""
     if answer.head is None:
         wait_us = 0
-    Holding(answer, payload, wait_us, attempt).run()
+    Holding(answer, payload, wait_us, session.bound(attempt)).run()
 
 
 class Attempting:
@@ -97,7 +97,7 @@ def is_nothing(code: int, payload: bytes) -> bool:
 
 def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """POLL_MESSAGES_DEFERRED."""
-    _hold(answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), HeldPoll(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), HeldPoll(session))
 
 
 class HeldPoll(Attempting):
@@ -207,7 +207,7 @@ def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Read
 
 def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """WAIT_FOR_MESSAGES: which of several partitions have something to read."""
-    _hold(answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), Awaiting(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), Awaiting(session))
 
 
 class Awaiting(Attempting):
@@ -238,7 +238,7 @@ class Awaiting(Attempting):
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """FETCH_MESSAGES: several partitions of a topic in one reply."""
-    _hold(answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), Fetching(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), Fetching(session))
 
 
 class Fetching(Attempting):

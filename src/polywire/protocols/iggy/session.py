@@ -22,7 +22,7 @@ from polywire.protocols.iggy import documented, errors, vsr
 from polywire.protocols.iggy.context import GroupNumbers, IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.directory import Stream
-from polywire.protocols.iggy.held import HeldRequests
+from polywire.protocols.iggy.held import Attempt, HeldRequests
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.names import find_named
 from polywire.protocols.iggy.patches import translate
@@ -164,9 +164,8 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if head.code == Code.BIND_SESSION:  # a login ends with its connection: the client logs in again
                 self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
                 return True
-            if head.code == Code.CANCEL and self.principal is not None:
-                if self._held_requests is not None:
-                    self._held_requests.cancel(head.number)
+            if head.code == Code.CANCEL and self.recognition.dialect.contexts:
+                self._cancel_held(head)
                 return True
             return self._handle(head.code, body, head)
         return self._take_change(head, body)
@@ -259,6 +258,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
             self.principal = self.broker.access.anonymous()
 
+    def bound(self, attempt: Attempt) -> Attempt:
+        """Return an attempt that finds, when it is made later, what the request in hand names."""
+        return attempt
+
     def _slot_for(self, command: Command | None, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
         """Return the answer of a request: in its turn, or, of a request that may be held, out of it; None when too many are held."""
         if command is None or not command.held or head is None or not dialect.contexts:
@@ -344,6 +347,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def _stop_taking(self) -> None:
         self._drop_held()
         super()._stop_taking()
+
+    def _cancel_held(self, head: vsr.Head) -> None:
+        """Cancel a held request; there is no answer."""
+        if self.principal is None:
+            self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
+        elif self._held_requests is not None:
+            self._held_requests.cancel(head.number)
 
     def _drop_held(self) -> None:
         if self._held_requests is not None:

@@ -135,7 +135,7 @@ async fn group(client: &IggyClient, stream: &str) -> Outcome {
         assert_eq!(message.message.header.offset, number);
     }
     consumer.shutdown().await?;
-    Ok(format!(r#""consumed": {COUNT}"#))
+    Ok(format!(r#""consumed": {COUNT}, "stored": true"#))
 }
 
 async fn connected() -> Result<IggyClient, IggyError> {
