@@ -20,9 +20,11 @@ from polywire.protocols.iggy.directory import CHOSEN_MAX, shard_of_number
 from polywire.protocols.iggy.messages import Code
 from polywire.protocols.runtime.shards import LinkPeer
 from polywire.types import TopicName
-from tests.unit.protocols.iggy.dialogue import classic
+from tests.unit.protocols.iggy.dialogue import classic, headered
 from tests.unit.protocols.iggy.sharded import WAIT_S, Conversation, Output, ident, log_in, make_shards
+from tests.unit.protocols.iggy.test_held import Target, awaited, fetched, held
 from tests.unit.protocols.shards_in_memory import MemoryLink, MemoryShards
+from tests.vectors.iggy.test_protocol_012 import REGISTER as REGISTER_012
 from tests.vectors.iggy.test_today import CREATE_STREAM, CREATE_TOPIC, REGISTER, SEND
 
 TOPICS = ("a", "bb", "ccc", "dddd")
@@ -454,3 +456,32 @@ def test_the_newest_dialect_is_told_where_messages_went() -> None:
         for topic, told in zip(topics, details, strict=True):
             status, body = peer.headered(160, SEND.replace(b"paid", topic.encode()))
             assert (status, body[:12]) == (0, pack("<II", 1, 0) + told[:4])
+
+
+def test_held_polls_of_topics_in_every_shard() -> None:
+    """In this process a poll waits for its messages; of another process they are asked for again and again."""
+    shards = make_shards(3)
+    peers = [Conversation(shards, own) for own in range(3)]
+    for peer in peers:
+        assert peer.headered(1, REGISTER_012)[0] == 0
+    assert peers[0].headered(128, CREATE_STREAM, number=1)[0] == 0
+    for number, name_of in enumerate(("paid", "open", "void")):
+        body = CREATE_TOPIC.replace(b"paid", name_of.encode())
+        assert peers[0].headered(132, body, number=number + 2)[0] == 0
+    for topic in (b"paid", b"open", b"void"):
+        for code, body in (
+            (Code.POLL_HELD, held()),
+            (Code.AWAIT, awaited((0, 1, 0))),
+            (Code.FETCH, fetched(Target(0))),
+        ):
+            peers[1].say(headered(2, body.replace(b"paid", topic), code=code, number=code))
+        peers[1].pass_by(0.5)
+        assert not peers[1].output.written
+        assert peers[1].headered(2, code=Code.PING, number=1)[0] == 0, "what is behind them goes on"
+        assert peers[2].headered(160, SEND.replace(b"paid", topic), number=50)[0] == 0
+        answers = b""
+        for _ in range(100):
+            peers[1].pass_by(0.05)
+            answers += peers[1].take()
+        assert answers.count(b"hello") == 2
+        assert len(answers) == 3 * 256 + (40 + 309) + 8 + (4 + 56 + 309)
