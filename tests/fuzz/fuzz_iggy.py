@@ -6,19 +6,24 @@ Run as ``python -m tests.fuzz.fuzz_iggy``; FUZZ_SECONDS limits it, FUZZ_SEED rep
 from __future__ import annotations
 
 import random
+from struct import pack_into
 from typing import Final
 
 from polywire.protocols.iggy import decoder, encoder
 from polywire.protocols.iggy.factory import COMMANDS
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.iggy.options import encode_option
 from polywire.protocols.iggy.vsr import OPERATIONS
 from polywire.records.batch import stamp, validate
 from polywire.records.rows import to_records
 from tests.fuzz.chance import cuts_of, damaged, fuzz
+from tests.unit.protocols.iggy import test_held as held
 from tests.unit.protocols.iggy.dialogue import Dialogue, World, classic, headered
 from tests.vectors.iggy import test_classic as d2
+from tests.vectors.iggy import test_protocol_012 as d4
 from tests.vectors.iggy import test_today as d3
 
-INPUTS: Final = 21  # of a round
+INPUTS: Final = 22  # of a round
 FRAMES_MAX: Final = 10
 CLASSIC: Final = [
     d2.CREATE_STREAM_D1,
@@ -51,6 +56,28 @@ TODAY: Final = [
     headered(2, d3.SYNC, code=606),
     headered(161, d3.STORE_GROUP, number=6),
 ]
+TODAY_012: Final = [
+    *TODAY,
+    headered(160, d4.produced(), number=7),
+    headered(2, d4.PAID + bytes(4), code=Code.GET_ROUTE),
+    headered(2, held.held(wait_s=1), code=Code.POLL_HELD),
+    headered(2, held.held(wait_s=0), code=Code.POLL_HELD),
+    headered(2, held.awaited((0, 1, 0), (1, 5, 0), wait_s=1), code=Code.AWAIT),
+    headered(2, held.fetched(held.Target(0), held.Target(1), wait_s=1), code=Code.FETCH),
+    headered(2, held.fetched(held.Target(0), wait_s=0, commits=1), code=Code.FETCH),
+    headered(2, code=Code.CANCEL),
+    headered(150, d4.patch(b"\1" + d4.PAID, encode_option(b"name", 2, b"owed"), resets=("message_expiry",)), number=8),
+]
+
+
+def frame_of_012(chance: random.Random, number: int) -> bytes:
+    """A request of protocol 0.12, good or bad, with this number; its size is right."""
+    frame = bytearray(damaged(chance.choice(TODAY_012), chance, times_max=3, front=256))
+    pack_into("<I", frame, 48, len(frame))
+    pack_into("<Q", frame, 168, number)
+    if chance.random() < 0.1:
+        pack_into("<Q", frame, 200, chance.randrange(5))
+    return bytes(frame)
 
 
 def classic_frame(chance: random.Random) -> bytes:
@@ -113,10 +140,31 @@ def check_session(chance: random.Random) -> None:
     converse([chance.randbytes(chance.randrange(600))], [])
 
 
+def check_held(chance: random.Random) -> None:
+    """Answers of protocol 0.12 are whole, each to a request that was sent, and no request has two."""
+    numbers = range(1, chance.randrange(2, FRAMES_MAX))
+    frames = [headered(1, d4.REGISTER), *(frame_of_012(chance, number) for number in numbers)]
+    told = converse(frames, cuts_of(b"".join(frames), chance))
+    answers_of(told, framed=True)
+    at, answered = 0, []
+    while at < len(told):
+        if told[at + 60] == 8:
+            answered.append(int.from_bytes(told[at + 200 : at + 208], "little"))
+        at += int.from_bytes(told[at + 48 : at + 52], "little")
+    assert set(answered) <= {0, *numbers}
+    assert len(set(answered)) == len(answered), "a request has one answer"
+
+
 def check_codec(chance: random.Random) -> None:
     """What the codec takes is a valid batch that every layout can tell again, and its own layout is taken again."""
     source, start, head = chance.choice(
-        [(d2.SEND_56[8:], 28, 56), (d2.SEND_64_HEADER[8:], 28, 64), (d3.SEND, 28, 48), (CLASSIC[-1][8:], 22, 24)]
+        [
+            (d2.SEND_56[8:], 28, 56),
+            (d2.SEND_64_HEADER[8:], 28, 64),
+            (d3.SEND, 28, 48),
+            (d4.produced(), 28, 48),
+            (CLASSIC[-1][8:], 22, 24),
+        ]
     )
     spoilt = bytearray(source)
     for _ in range(chance.randrange(3)):
@@ -147,6 +195,7 @@ def check_codec(chance: random.Random) -> None:
 def check_all(chance: random.Random) -> None:
     """One round."""
     check_session(chance)
+    check_held(chance)
     for _ in range(20):
         check_codec(chance)
 
