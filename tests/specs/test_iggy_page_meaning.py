@@ -257,6 +257,37 @@ def test_ids_are_chosen(client: Client) -> None:
     assert status(client, 202, u32(number), name("other")) == 1011
 
 
+@IGGY.says(286, "CREATE_TOPIC: the highest ids")
+@IGGY.says(556, "CREATE_CONSUMER_GROUP: the highest ids")
+def test_the_highest_ids(client: Client) -> None:
+    stream = new_stream(client)
+    for one in (2**32 - 1, 2**32 - 31):
+        client.ask(302, stream + u32(one) + u32(1) + u32(0) + name(f"t{one}"))
+        at = stream + identifier(one)
+        assert client.ask(300, at)[:4] == u32(one)
+        client.ask(602, at + u32(one))
+        assert client.ask(600, at + u32(one))[:4] == u32(one)
+
+
+@IGGY.says(
+    219,
+    "CREATE_STREAM: the highest ids",
+    Differs(
+        "takes any but 0",
+        "1014 for the highest 31",
+        "one is the stream of topics of other protocols, others mean no stream",
+    ),
+)
+def test_the_highest_ids_of_streams(client: Client) -> None:
+    highest = 2**32 - 32
+    assert [status(client, 202, u32(one), name(f"s{one}")) for one in (highest, highest + 1, 2**32 - 1)] == [
+        0,
+        1014,
+        1014,
+    ]
+    client.ask(203, identifier(highest))
+
+
 # Replies
 
 
@@ -516,3 +547,15 @@ def test_kinds_of_headers(client: Client, kind: int, size: int) -> None:
     client.ask(SEND, at + b"\2\4" + u32(1) + message(b"m", 1, one))
     assert messages(client, at)[0].headers == one
     assert status(client, SEND, at, b"\2\4", u32(1), message(b"m", 1, u32(1) + b"k" + b"\20" + u32(1) + b"v")) == 3
+
+
+@IGGY.says(
+    439,
+    "the kinds of values have no numbers, so that the first may be 0",
+    Differs("counts from 1, and refuses 0", "as the real software", "only it has clients"),
+)
+def test_no_kind_of_header_is_0(client: Client) -> None:
+    at = new_topic(client)
+    one = u32(1) + b"k" + b"\0" + u32(1) + b"v"
+    assert status(client, SEND, at, b"\2\4", u32(1), message(b"m", 1, one)) == 3
+    assert payloads(client, at) == []

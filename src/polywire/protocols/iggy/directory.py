@@ -40,7 +40,8 @@ from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, Level, TopicName
 
-NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
+NUMBER_MAX: Final = 2**32 - 32  # of streams: numbers above are the default stream's and those that mean none
+NUMBERS_END: Final = 2**32 - 1  # of topics and groups, which the dialects that count from 1 show as one more
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
 STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
 GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
@@ -532,8 +533,8 @@ class Directory:
         """A group called as the documented dialect calls its nameless ones gets that number, so that its clients find it."""
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
-        number = int(digits) - 1 if known else NUMBER_MAX
-        return number if number < NUMBER_MAX and number not in taken else _first_free(taken, 0)
+        number = int(digits) - 1 if known else NUMBERS_END
+        return number if number < NUMBERS_END and number not in taken else _first_free(taken, 0)
 
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
         """Number and name of a group."""

@@ -14,7 +14,7 @@ from polywire.broker.groups.views import GroupView
 from polywire.broker.topics import Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import NUMBER_MAX
+from polywire.protocols.iggy.directory import NUMBERS_END
 from polywire.protocols.iggy.lookup import topic_of
 from polywire.protocols.iggy.messages import U32, U64, Reader, Refused, name_bytes
 from polywire.protocols.iggy.reply_slots import Answer
@@ -76,7 +76,7 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     number = None
     if dialect.chosen_ids:
         wanted = reader.u32()
-        if (wanted == 0 and not dialect.auto_ids) or wanted - dialect.base >= NUMBER_MAX:
+        if (wanted == 0 and not dialect.auto_ids) or wanted - dialect.base >= NUMBERS_END:
             raise Refused(errors.BAD_GROUP_ID)
         number = wanted - dialect.base if wanted else None
         name = reader.name() if dialect.named_groups else f"group-{wanted}"

@@ -20,7 +20,7 @@ from polywire.broker.settings import TOPIC_RANGES, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, StreamKept, TopicKept
+from polywire.protocols.iggy.directory import NUMBER_MAX, NUMBERS_END, Stream, StreamKept, TopicKept
 from polywire.protocols.iggy.histories import ONLY_NODE, context_bytes
 from polywire.protocols.iggy.lookup import stream_of, topic_of
 from polywire.protocols.iggy.messages import NO_OPTIONS, U32, Reader, Refused, TopicFields, name_bytes
@@ -139,15 +139,15 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
     return normalised(name, number) if dialect.normalises else name
 
 
-def _given_number(reader: Reader, number: int) -> int | None:
-    """The number a create request chooses, None when the broker picks one. Raises Refused with ``number``."""
+def _given_number(reader: Reader, number: int, end: int) -> int | None:
+    """The number below ``end`` that a create request chooses, None when the broker picks one. Raises Refused with ``number``."""
     dialect = reader.dialect
     if not dialect.chosen_ids:
         return None
     wanted = reader.u32()
     if wanted == 0 and dialect.auto_ids:
         return None
-    if wanted == 0 or wanted - dialect.base >= NUMBER_MAX:
+    if wanted == 0 or wanted - dialect.base >= end:
         raise Refused(number)
     return wanted - dialect.base
 
@@ -183,7 +183,7 @@ def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None
 def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CREATE_STREAM."""
     dialect = reader.dialect
-    number = _given_number(reader, errors.BAD_STREAM_ID)
+    number = _given_number(reader, errors.BAD_STREAM_ID, NUMBER_MAX)
     written = reader.name()
     name = _name(written, dialect, errors.BAD_STREAM_NAME)
     if dialect.framed:
@@ -241,7 +241,7 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     """CREATE_TOPIC."""
     dialect = reader.dialect
     stream = stream_of(session, reader, Action.TOPIC_CREATE)
-    number = _given_number(reader, errors.BAD_TOPIC_ID)
+    number = _given_number(reader, errors.BAD_TOPIC_ID, NUMBERS_END)
     partitions = reader.u32()
     fields = reader.topic_fields()
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)

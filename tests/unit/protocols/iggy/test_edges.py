@@ -41,11 +41,19 @@ def test_bytes_behind_nothing_are_passed_over_in_the_headered_framing(code: int)
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 2**32 - 16, 2**32 - 31])
-def test_numbers_that_nobody_can_have_are_refused(peer: Dialogue, number: int) -> None:
+def test_the_highest_numbers_are_no_streams_but_topics_and_groups(peer: Dialogue, number: int) -> None:
     assert create_stream(peer, number, "high") == 1014
-    assert create_topic(peer, number, "high") == 2016
-    assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(number))[0] == 5003
     assert len(client_codec.read_streams(peer.classic(Code.GET_STREAMS)[1])) == 1
+    assert create_topic(peer, number, "high") == 0
+    assert create_topic(peer, number, "higher") == 2012
+    assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(number))[0] == 0
+    assert peer.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1][:4] == U32.pack(number)
+    high = TOPIC[:6] + name_ident(number)
+    assert peer.classic(Code.GET_TOPIC, high)[1][:4] == U32.pack(number)
+    peer.world.restart()
+    again = Dialogue(peer.world)
+    assert again.classic(Code.GET_TOPIC, high)[1][:4] == U32.pack(number)
+    assert again.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1][:4] == U32.pack(number)
 
 
 def test_a_group_shows_the_partitions_that_its_topic_has_now(peer: Dialogue) -> None:
