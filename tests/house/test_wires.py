@@ -23,7 +23,7 @@ WIRES: Final = Path(__file__).parents[2] / "src" / "polywire" / "protocols"
 SEES: Final[Mapping[type, str]] = {
     CursusBroker: "TopicVerbs RecordVerbs ProducerVerbs PositionVerbs events groups transactions",
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
-    IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs PositionVerbs WireStateVerbs groups streams",
+    IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "TopicVerbs RecordVerbs",
     KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs branches classic"
     " consumers epoch transactions",

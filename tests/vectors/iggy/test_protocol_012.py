@@ -1,4 +1,4 @@
-"""Protocol 0.12: frames of the Python SDK 0.9.1.dev5 asked of a broker, with its answers byte for byte (spec: iggy#d4)."""
+"""Protocol 0.12: frames of the Python SDK 0.9.1.dev5 asked of a broker, with its answers byte for byte (spec: iggy#d4-protocol-012)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Held requests of protocol 0.12: polls that wait for messages, answered when they come and out of order (spec: iggy#d4-held-polls).
 
-Guarantees: a held request holds up nothing behind it; it is answered once, at the latest when its wait is over; when it ends, its waits and
-its timer end. What a connection may hold is bounded, and so is a wait.
+Promises: a held request holds up nothing behind it; it is answered once, at the latest when its wait is over; when it ends, its waits and
+its timer end. What a connection may hold is bounded, and so is a wait. Must not know: frames, what is waited for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several (spec: iggy#d4-held-polls).
 
-Guarantees: each attempt checks the caller, the names and the memberships again; no reply is larger than its client takes.
+Promises: each attempt checks the caller, the names and the memberships again; no reply is larger than its client takes. Must not know:
+frames, how messages are laid out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -54,19 +56,6 @@ def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, at
     Holding(answer, payload, wait_us, session.bound(attempt)).run()
 
 
-class Attempting:
-    """An attempt of one connection's requests."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: IggySession) -> None:
-        self._session: Final = session
-
-    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-        """See ``Attempt``."""
-        raise NotImplementedError
-
-
 def wait_us_of(code: int, reader: Reader) -> int:
     """Return how long a request of this code may wait. Raises Refused."""
     if code == Code.POLL_HELD:
@@ -97,35 +86,29 @@ def is_nothing(code: int, payload: bytes) -> bool:
 
 def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """POLL_MESSAGES_DEFERRED."""
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), HeldPoll(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), partial(_attempt_poll, session))
 
 
-class HeldPoll(Attempting):
-    """Attempts to poll as much as was asked for."""
-
-    __slots__ = ()
-
-    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-        """Answer when there are enough messages, or it is late."""
-        session = self._session
-        asked = read_poll(session, answer, reader)
-        _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
-        if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
-            raise Refused(errors.UNKNOWN_COMMAND)
-        partition = asked.partition
-        if partition is None:
-            answer.ok(nothing_owned(reader.dialect))
-            return None
-        if not last and asked.starts[0] != BY_TIME:
-            start = start_of(session, partition, asked.starts, asked.count_max, asked.owner)
-            if partition.log.readable_offset - start < count_min:
-                return [(partition, start + count_min - 1)]
-        owner = asked.owner if asked.commits else None
-        polling = PollReply(session, answer, partition, asked.count_max, owner, bytes_max - POLL_FRONT_BYTES)
-        reply = begin_poll(session, polling, partition, asked)
-        if reply is not None:
-            answer.ok(reply)
+def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+    """Poll when there are enough messages, or it is late; otherwise return what is waited for."""
+    asked = read_poll(session, answer, reader)
+    _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
+    if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    partition = asked.partition
+    if partition is None:
+        answer.ok(nothing_owned(reader.dialect))
         return None
+    if not last and asked.starts[0] != BY_TIME:
+        start = start_of(session, partition, asked.starts, asked.count_max, asked.owner)
+        if partition.log.readable_offset - start < count_min:
+            return [(partition, start + count_min - 1)]
+    owner = asked.owner if asked.commits else None
+    polling = PollReply(session, answer, partition, asked.count_max, owner, bytes_max - POLL_FRONT_BYTES)
+    reply = begin_poll(session, polling, partition, asked)
+    if reply is not None:
+        answer.ok(reply)
+    return None
 
 
 # Several partitions
@@ -207,30 +190,25 @@ def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Read
 
 def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """WAIT_FOR_MESSAGES: which of several partitions have something to read."""
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), Awaiting(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), partial(_attempt_wait, session))
 
 
-class Awaiting(Attempting):
-    """Attempts to find partitions with messages."""
-
-    __slots__ = ()
-
-    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-        """Answer when one has messages, or it is late."""
-        consumer = reader.consumer()
-        topic = topic_of(self._session, reader, Action.FETCH)
-        reader.take(_WAIT.size)
-        finder = _finder(self._session, topic, consumer, reader, commits=False)
-        rows = _AWAITED.iter_unpack(reader.take(_count(reader, _AWAITED.size) * _AWAITED.size))
-        found = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
-        for one in found:
-            if one.error:
-                raise Refused(one.error)
-        ready = [one.target.number for one in found if one.available]
-        if not ready and not last:
-            return [(one.partition, one.start) for one in found if one.partition is not None]
-        answer.ok(U32.pack(len(ready)) + b"".join(map(U32.pack, ready)))
-        return None
+def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+    """Return which partitions have messages when one has, or it is late; otherwise what is waited for."""
+    consumer = reader.consumer()
+    topic = topic_of(session, reader, Action.FETCH)
+    reader.take(_WAIT.size)
+    finder = _finder(session, topic, consumer, reader, commits=False)
+    rows = _AWAITED.iter_unpack(reader.take(_count(reader, _AWAITED.size) * _AWAITED.size))
+    found = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
+    for one in found:
+        if one.error:
+            raise Refused(one.error)
+    ready = [one.target.number for one in found if one.available]
+    if not ready and not last:
+        return [(one.partition, one.start) for one in found if one.partition is not None]
+    answer.ok(U32.pack(len(ready)) + b"".join(map(U32.pack, ready)))
+    return None
 
 
 # FETCH_MESSAGES
@@ -238,34 +216,29 @@ class Awaiting(Attempting):
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """FETCH_MESSAGES: several partitions of a topic in one reply."""
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), Fetching(session))
+    _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
 
 
-class Fetching(Attempting):
-    """Attempts to read as much of several partitions as was asked for."""
-
-    __slots__ = ()
-
-    def __call__(self, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-        """Answer when there are enough messages, or it is late."""
-        consumer = reader.consumer()
-        topic = topic_of(self._session, reader, Action.FETCH)
-        reader.take(_WAIT.size)
-        count_min, count_max, bytes_max, commits = _LIMITS.unpack(reader.take(_LIMITS.size))
-        finder = _finder(self._session, topic, consumer, reader, commits=commits == 1)
-        rows = _TARGET.iter_unpack(reader.take(_count(reader, _TARGET.size) * _TARGET.size))
-        targets = _targets([Target(row[0], (row[1], row[2]), row[3], row[4]) for row in rows])
-        if not 1 <= count_min <= count_max or bytes_max < REPLY_BYTES_MIN:
-            raise Refused(errors.UNKNOWN_COMMAND)
-        if any(not REPLY_BYTES_MIN <= target.bytes_max <= bytes_max for target in targets):
-            raise Refused(errors.UNKNOWN_COMMAND)
-        found = [finder.find(target) for target in targets]
-        waits = not last and not any(one.error for one in found)
-        if waits and sum(one.available for one in found) < count_min:
-            return [(one.partition, one.partition.log.readable_offset) for one in found if one.partition is not None]
-        owner = finder.owner if commits == 1 else None
-        FetchReply(self._session, answer, found, (min(count_max, COUNT_MAX), bytes_max), owner).run()
-        return None
+def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
+    """Read several partitions when there are enough messages, or it is late; otherwise return what is waited for."""
+    consumer = reader.consumer()
+    topic = topic_of(session, reader, Action.FETCH)
+    reader.take(_WAIT.size)
+    count_min, count_max, bytes_max, commits = _LIMITS.unpack(reader.take(_LIMITS.size))
+    finder = _finder(session, topic, consumer, reader, commits=commits == 1)
+    rows = _TARGET.iter_unpack(reader.take(_count(reader, _TARGET.size) * _TARGET.size))
+    targets = _targets([Target(row[0], (row[1], row[2]), row[3], row[4]) for row in rows])
+    if not 1 <= count_min <= count_max or bytes_max < REPLY_BYTES_MIN:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    if any(not REPLY_BYTES_MIN <= target.bytes_max <= bytes_max for target in targets):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    found = [finder.find(target) for target in targets]
+    waits = not last and not any(one.error for one in found)
+    if waits and sum(one.available for one in found) < count_min:
+        return [(one.partition, one.partition.log.readable_offset) for one in found if one.partition is not None]
+    owner = finder.owner if commits == 1 else None
+    FetchReply(session, answer, found, (min(count_max, COUNT_MAX), bytes_max), owner).run()
+    return None
 
 
 class FetchReply:

@@ -1,6 +1,7 @@
 """Histories of partitions, as clients since protocol 0.12 see them: routes, contexts, and requests that name a history.
 
-Guarantees: a partition that was deleted and created again never has the number of before; a request for a history that is gone is refused.
+Promises: a partition that was deleted and created again never has the number of before; a request for a history that is gone is refused.
+Must not know: frames, messages.
 
 spec: iggy#d4-contexts, iggy#d4-routes
 """

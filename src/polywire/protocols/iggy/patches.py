@@ -1,6 +1,6 @@
 """UPDATE_RESOURCE of protocol 0.12: one patch for streams, topics and users, read as the older command that does the same.
 
-Guarantees: a patch is translated whole or refused with the specified number; nothing is looked up here.
+Promises: a patch is translated whole or refused with the specified number. Must not know: the broker, what a patch is for.
 
 spec: iggy#d4-patches
 """
