@@ -20,6 +20,10 @@ from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
 HELD_MAX: Final = 64  # of one connection; clients hold one request for each partition, or one for all
+WAITS_MAX: Final = 4096  # partitions for which the requests of one connection wait, in some 1 MiB
+READING_MAX: Final = 4  # requests of one connection that are read for at once: each may take a whole reply's bytes
+CLOGGED_S: Final = 0.02  # after which a request is attempted again when its peer did not read, or others were read for
+PAUSE_RATIO: Final = 10  # see ``Holding``
 WAIT_US_MAX: Final = 600_000_000  # the longest wait that the protocol has
 TIMEOUT_US_MAX: Final = 630_000_000  # the longest time after which a client gives up
 MARGIN_US: Final = 1_000_000  # between the end of a wait and that
@@ -37,14 +41,15 @@ def check_wait(wait_us: int, timeout_us: int) -> None:
 
 
 class HeldRequests:
-    """The held requests of one connection, by request number; the owner of their answers."""
+    """The held requests of one connection, by request number; the owner of their answers. ``waits``: partitions that they wait for."""
 
-    __slots__ = ("_answers", "_output", "_session")
+    __slots__ = ("_answers", "_output", "_session", "waits")
 
     def __init__(self, session: ReplyOwner, output: Output) -> None:
         self._session: Final = session
         self._output: Final = output
         self._answers: Final[dict[int, Answer]] = {}
+        self.waits = 0
 
     # What an answer needs of its owner
 
@@ -57,6 +62,12 @@ class HeldRequests:
     def closed(self) -> bool:
         """Whether the connection is gone."""
         return self._session.closed
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the peer reads too slowly, or enough requests are being read for, to begin with another."""
+        reading = sum(answer.cancel is None for answer in self._answers.values())
+        return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
     def answered(self) -> None:
         """Send the answers that became known."""
@@ -101,48 +112,84 @@ def _drop(answer: Answer) -> None:
 
 
 class Holding:
-    """One request that is attempted again whenever a message comes, until it is answered or its wait is over."""
+    """One request that is attempted again whenever a message comes, until it is answered or its wait is over.
 
-    __slots__ = ("_answer", "_attempt", "_broker", "_payload", "_stops", "_ticket", "_until")
+    An attempt that a message did not satisfy is followed by a pause of ten times its length, so that messages which come one by one do not
+    keep the broker busy with requests for many.
+    """
 
-    def __init__(self, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
+    __slots__ = ("_answer", "_attempt", "_broker", "_owner", "_payload", "_stops", "_ticket", "_until", "_waits")
+
+    def __init__(
+        self, answer: Answer, owner: HeldRequests | None, payload: bytes, wait_us: int, attempt: Attempt
+    ) -> None:
+        """owner: None for a request that is answered at once, whatever it says."""
         self._answer: Final = answer
+        self._owner: Final = owner
         self._payload: Final = payload
         self._attempt: Final = attempt
         self._broker: Final = answer.session.broker
         self._until: Final = self._broker.clock.monotonic() + wait_us / 1_000_000
         self._stops: list[Handle] = []
         self._ticket = 0
+        self._waits = 0
 
     def run(self, ticket: int = 0) -> None:
         """Answer the request, or wait; ``ticket`` says for which wait it was woken."""
         if ticket != self._ticket:
             return
         self._stop_waiting()
-        left_s = self._until - self._broker.clock.monotonic()
+        if self._owner is not None and self._owner.is_clogged:
+            self._answer.cancel = self._stop_waiting
+            self._stops.append(self._broker.loop.call_later(CLOGGED_S, self.run, self._ticket))
+            return
+        now = self._broker.clock.monotonic()
+        is_last = self._owner is None or now >= self._until
         try:
-            offsets = self._attempt(self._answer, Reader(memoryview(self._payload), self._answer.dialect), left_s <= 0)
-            if offsets is not None:
-                self._wait(offsets, left_s)
+            offsets = self._attempt(self._answer, Reader(memoryview(self._payload), self._answer.dialect), is_last)
         except (Refused, BrokerError) as error:
-            self._stop_waiting()
             self._answer.refuse(error)
+            return
+        if offsets is not None:
+            took = self._broker.clock.monotonic() - now
+            self._wait(list(offsets), PAUSE_RATIO * took if ticket else 0.0)
 
-    def _wait(self, offsets: Iterable[Offset], left_s: float) -> None:
-        loop, ticket = self._broker.loop, self._ticket
+    def _wait(self, offsets: list[Offset], pause_s: float) -> None:
+        assert self._owner is not None, "others are answered"
+        if self._owner.waits + len(offsets) > WAITS_MAX:
+            self._answer.status(errors.HELD_TOO_MANY)
+            return
+        self._waits = len(offsets)
+        self._owner.waits += self._waits
         self._answer.cancel = self._stop_waiting
+        loop, ticket = self._broker.loop, self._ticket
+        left_s = max(self._until - self._broker.clock.monotonic(), 0.0)
         self._stops.append(loop.call_later(left_s, self.run, ticket))
+        if pause_s:
+            self._stops.append(loop.call_later(min(pause_s, left_s), self._listen, offsets))
+        else:
+            self._listen(offsets)
+
+    def _listen(self, offsets: list[Offset]) -> None:
+        """Be woken by each partition; by one that has ended at once."""
+        loop, ticket = self._broker.loop, self._ticket
 
         def wake() -> None:
             loop.call_soon(self.run, ticket)
 
         for partition, offset in offsets:
-            self._stops.append(self._broker.wait(partition, offset, wake))
+            try:
+                self._stops.append(self._broker.wait(partition, offset, wake))
+            except BrokerError:
+                wake()
 
     def _stop_waiting(self) -> None:
         """Wait for nothing any more."""
         self._ticket += 1
         self._answer.cancel = None
+        if self._owner is not None:
+            self._owner.waits -= self._waits
+        self._waits = 0
         stops, self._stops = self._stops, []
         for stop in stops:
             stop.cancel()

@@ -25,7 +25,7 @@ from polywire.protocols.iggy.fetch import (
     read_poll,
     start_of,
 )
-from polywire.protocols.iggy.held import Attempt, Holding, Offset, check_wait
+from polywire.protocols.iggy.held import Attempt, HeldRequests, Holding, Offset, check_wait
 from polywire.protocols.iggy.histories import NO_CONTEXT, context_bytes, incarnation_of
 from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import NO_PARTITION, U32, Code, Consumer, Reader, Refused
@@ -51,9 +51,8 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
     """Attempt a request until it is answered. One that another process forwards is answered at once: that process waits."""
-    if answer.head is None:
-        wait_us = 0
-    Holding(answer, payload, wait_us, session.bound(attempt)).run()
+    owner = answer.session
+    Holding(answer, owner if isinstance(owner, HeldRequests) else None, payload, wait_us, session.bound(attempt)).run()
 
 
 def wait_us_of(code: int, reader: Reader) -> int:

@@ -221,6 +221,33 @@ def test_a_connection_holds_so_many_requests(peer: Dialogue) -> None:
     assert len(replies(peer)) == HELD_MAX
 
 
+def test_a_connection_waits_for_so_many_partitions() -> None:
+    peer = furnished()
+    assert peer.headered(136, PAID + pack("<I", 997), number=9)[0] == 0
+    every = fetched(*map(Target, range(1000)))
+    for number in range(50, 55):
+        ask(peer, Code.FETCH, every, number=number)
+    assert replies(peer) == {54: (90, b"")}
+    ask(peer, Code.CANCEL, b"", number=50)
+    ask(peer, Code.FETCH, every, number=55)
+    assert replies(peer) == {}
+    send(peer)
+    for _ in range(100):
+        peer.pass_by()
+    assert sorted(replies(peer)) == [51, 52, 53, 55]
+
+
+def test_a_peer_that_does_not_read_gets_no_more_replies(peer: Dialogue) -> None:
+    ask(peer, Code.POLL_HELD, held())
+    peer.backlog = peer.backlog_max + 1
+    send(peer)
+    peer.world.memory.advance(10)
+    assert replies(peer) == {}, "not even when the wait is over"
+    peer.backlog = 0
+    peer.world.memory.advance(1)
+    assert unpack_from("<IQI", replies(peer)[50][1]) == (0, 0, 1)
+
+
 def test_a_number_is_held_once(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held())
     ask(peer, Code.POLL_HELD, held())
