@@ -20,6 +20,7 @@ import xxhash
 from benchmarks.iggy_load import COUNT, REQUESTS_IN_FLIGHT, VALUE
 from benchmarks.receiving import receive
 from polywire.protocols.iggy import client_codec, vsr
+from polywire.protocols.iggy.dialect import D3
 from polywire.protocols.iggy.messages import U32
 
 INTEROP: Final = Path(os.environ.get("POLYWIRE_INTEROP") or Path(__file__).resolve().parents[1] / ".venv" / "interop")
@@ -63,7 +64,7 @@ def connect(host: str, port: int) -> socket.socket:
     """A connection that has logged in as the default user."""
     peer = socket.create_connection((host, port))
     words = b"".join(map(client_codec.name, ("bench", "0.11.0", "iggy", "iggy")))
-    _ask(peer, request(REGISTER, U32.pack(vsr.VERSION) + words + bytes(4)))
+    _ask(peer, request(REGISTER, U32.pack(D3.protocols[0]) + words + bytes(4)))
     return peer
 
 
