@@ -89,7 +89,7 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
         partition = _members_partition(session, topic, owner[1], number, reader)
     else:
         partition = partition_at(topic, consumers_partition(reader, number))
-    if partition is not None:
+    if partition is not None and reader.dialect.contexts:
         check_history(session, answer, partition)
     return Asked(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
 

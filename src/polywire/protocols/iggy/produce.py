@@ -43,7 +43,8 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     topic = topic_of(session, reader, Action.PRODUCE)
     destination_at = reader.at
     partition, key = _destination(session, topic, reader)
-    check_history(session, answer, partition)
+    if reader.dialect.contexts:
+        check_history(session, answer, partition)
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:

@@ -216,9 +216,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
         """Carry out a request; False when it must wait, and be offered again."""
-        answer = self._slot_for(command, head, dialect)
-        if answer is None:
-            return True
+        if command is not None and command.held:
+            held = self._slot_for(command, head, dialect)
+            if held is None:
+                return True
+            answer = held
+        else:
+            answer = self._slot(head, dialect, blocking=command is None or not command.pipelined)
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
@@ -262,10 +266,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         """Return an attempt that finds, when it is made later, what the request in hand names."""
         return attempt
 
-    def _slot_for(self, command: Command | None, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
+    def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
         """Return the answer of a request: in its turn, or, of a request that may be held, out of it; None when too many are held."""
-        if command is None or not command.held or head is None or not dialect.contexts:
-            return self._slot(head, dialect, blocking=command is None or not command.pipelined)
+        if not command.held or head is None or not dialect.contexts:
+            return self._slot(head, dialect, blocking=not command.pipelined)
         if self._held_requests is None:
             self._held_requests = HeldRequests(self, self.output)
         self._number += 1
