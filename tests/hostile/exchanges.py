@@ -18,6 +18,7 @@ from tests.unit.protocols.iggy.dialogue import headered
 from tests.unit.protocols.kafka.requests import produce_frame, requests
 from tests.vectors.cursus import test_vectors as cursus_vectors
 from tests.vectors.flux import test_vectors as flux_vectors
+from tests.vectors.iggy.test_protocol_012 import REGISTER as REGISTER_012
 from tests.vectors.iggy.test_today import REGISTER
 
 REQUESTS_MAX: Final = 6  # of one stream
@@ -37,12 +38,15 @@ def _cursus() -> Stream:
 
 
 def _iggy() -> Stream:
-    classic, today = _any_of([*fuzz_iggy.CLASSIC, *fuzz_iggy.LOGINS]), _any_of(fuzz_iggy.TODAY)
-    register = headered(2, REGISTER, code=38)
+    classic, framed = _any_of([*fuzz_iggy.CLASSIC, *fuzz_iggy.LOGINS]), _any_of(fuzz_iggy.TODAY)
+    today = _any_of(fuzz_iggy.TODAY_012)
 
     def stream(chance: random.Random) -> bytes:
-        if chance.random() < 0.3:
-            return register + today(chance)
+        which = chance.random()
+        if which < 0.2:
+            return headered(1, REGISTER) + framed(chance)
+        if which < 0.5:
+            return headered(1, REGISTER_012) + today(chance)
         return chance.choice(fuzz_iggy.LOGINS) + classic(chance)
 
     return stream
