@@ -144,13 +144,13 @@ def check_held(chance: random.Random) -> None:
     """Answers of protocol 0.12 are whole, each to a request that was sent, and no request has two."""
     numbers = range(1, chance.randrange(2, FRAMES_MAX))
     frames = [headered(1, d4.REGISTER), *(frame_of_012(chance, number) for number in numbers)]
-    told = converse(frames, cuts_of(b"".join(frames), chance))
-    answers_of(told, framed=True)
+    replies = converse(frames, cuts_of(b"".join(frames), chance))
+    answers_of(replies, framed=True)
     at, answered = 0, []
-    while at < len(told):
-        if told[at + 60] == 8:
-            answered.append(int.from_bytes(told[at + 200 : at + 208], "little"))
-        at += int.from_bytes(told[at + 48 : at + 52], "little")
+    while at < len(replies):
+        if replies[at + 60] == 8:
+            answered.append(int.from_bytes(replies[at + 200 : at + 208], "little"))
+        at += int.from_bytes(replies[at + 48 : at + 52], "little")
     assert set(answered) <= {0, *numbers}
     assert len(set(answered)) == len(answered), "a request has one answer"
 

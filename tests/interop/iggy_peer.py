@@ -186,7 +186,7 @@ def consumer_of(client: Any, name: str, stream: str) -> Any:
 
 
 async def share(client: Any, stream: str) -> dict[str, object]:
-    """Print what comes to this member of a group of all SDKs, until nobody wants to know more."""
+    """Print the messages of this member of a group of all SDKs, until the input ends."""
     consumer = consumer_of(client, "shared", stream)
     if asyncio.iscoroutine(consumer) or asyncio.isfuture(consumer):
         consumer = await consumer

@@ -333,7 +333,7 @@ Requests = list[tuple[Code, Action, bytes]]
 
 
 def _of_today() -> Requests:
-    """What only clients since protocol 0.12 have; nothing is waited for."""
+    """Commands that only clients since protocol 0.12 have, without a wait."""
     c, a = Code, Action
     topic = _ident("shop") + _ident("orders")
     single, group = b"\x01" + _ident("app"), b"\x02" + _ident("g")

@@ -158,7 +158,7 @@ def test_every_first_frame_is_its_own_protocols(factories: Sequence[SessionFacto
 
 
 def client_hellos() -> Iterator[bytes]:
-    """What TLS clients begin with: every version, with a name and protocols, and without."""
+    """Yield first messages of TLS clients: every version, with a name and protocols, and without."""
     for least, name in itertools.product(
         (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3), (None, "localhost", "a" * 60 + ".example")
     ):

@@ -81,7 +81,7 @@ def test_logins_of_each_version() -> None:
 def test_a_login_that_is_cut(cut: int) -> None:
     peer = World().connect()
     status, _ = peer.headered(1, REGISTER[:cut])
-    assert status in (-15, -10), "malformed, or a token that nobody has"
+    assert status in (-15, -10), "malformed, or an unknown token"
     assert peer.closed
 
 
@@ -161,7 +161,7 @@ def test_routes(peer: Dialogue) -> None:
     assert peer.headered(2, PAID + bytes(5), code=Code.GET_ROUTE) == (3, b"")
 
 
-def test_polls_tell_the_context(peer: Dialogue) -> None:
+def test_polls_return_the_context(peer: Dialogue) -> None:
     incarnation = incarnation_of(peer)
     assert peer.headered(160, d3.SEND, number=3) == (0, d3.SENT)
     status, polled = peer.headered(2, d3.POLL, code=Code.POLL, number=4)
@@ -171,7 +171,7 @@ def test_polls_tell_the_context(peer: Dialogue) -> None:
     assert peer.headered(2, d3.POLL, code=Code.POLL, number=5)[1] == pack("<IQIQQQ", 0, 0, 0, incarnation, 0, 0)
 
 
-def test_a_history_that_is_gone_is_not_gone_on_with(peer: Dialogue) -> None:
+def test_requests_for_an_earlier_history_are_refused(peer: Dialogue) -> None:
     old = incarnation_of(peer, 2)
     send = d3.SEND.replace(b"\x02\x04\0\0\0\0", b"\x02\x04\x02\0\0\0", 1)
     poll = d3.POLL.replace(b"\x01\0\0\0\0\x05", b"\x01\x02\0\0\0\x05", 1)
@@ -189,8 +189,8 @@ def test_a_history_that_is_gone_is_not_gone_on_with(peer: Dialogue) -> None:
     assert incarnation_of(peer, 2) != old
     for frame in requests:
         reply = peer.ask(with_context(frame, old))
-        told = unpack_from("<I", reply, 264)[0] if frame[176] > 160 else unpack_from("<I", reply, 216)[0]
-        assert told == 87
+        status = unpack_from("<I", reply, 264)[0] if frame[176] > 160 else unpack_from("<I", reply, 216)[0]
+        assert status == 87
     assert unpack_from("<I", peer.ask(with_context(requests[0], incarnation_of(peer, 2))), 216)[0] == 0
 
 
@@ -311,7 +311,7 @@ def produced(
 
 
 def sent_at(peer: Dialogue, body: bytes, number: int) -> int:
-    """The offset that a send is told, or its negative status."""
+    """Return the offset of a send, or its negative status."""
     status, reply = peer.headered(160, body, number=number)
     return -status if status else int(unpack_from("<Q", reply, 16)[0])
 

@@ -28,7 +28,7 @@ class Dialect:
     optional_partition: a partition is a flag and a number. returns_created: create requests are answered with what was made.
     empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
     framed: the headered framing. protocols: the protocol versions with which clients of the headered framing log in. server_version: of the
-    reference server that speaks it, which they are told.
+    reference server that speaks it, as reported to them.
     contexts: partitions have incarnations, which polls, routes and topics report, and streams and users have two blocks of options.
     member_lists: a topic's partitions name the nodes that store them.
     message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.

@@ -38,7 +38,7 @@ _SEEDS: Final = Struct("<qq")
 
 
 class Asked(NamedTuple):
-    """What a poll asks for. partition: None where a member has none. starts: kind and value of the polling strategy. owner: whose position
+    """A poll as requested. partition: None where a member has none. starts: kind and value of the polling strategy. owner: whose position
     it reads, and commits where ``commits``."""
 
     topic: Topic

@@ -1,7 +1,7 @@
 """Held requests of protocol 0.12: polls that wait for messages, answered when they come and out of order (spec: iggy#d4-held-polls).
 
 Promises: a held request holds up nothing behind it; it is answered once, at the latest when its wait is over; when it ends, its waits and
-its timer end. What a connection may hold is bounded, and so is a wait. Must not know: frames, what is waited for.
+its timer end. What a connection may hold is bounded, and so is a wait. Must not know: frames, the commands.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HeldRequests:
         self._answers: Final[dict[int, Answer]] = {}
         self.waits = 0
 
-    # What an answer needs of its owner
+    # Owner of the answers
 
     @property
     def broker(self) -> IggyBroker:

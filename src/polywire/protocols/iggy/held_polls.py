@@ -123,7 +123,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found for a target: where it begins, or why it cannot be read."""
+    """A target that was looked up: where it begins, or why it cannot be read."""
 
     target: Target
     partition: Partition | None
@@ -199,13 +199,13 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
     reader.take(_WAIT.size)
     finder = _finder(session, topic, consumer, reader, commits=False)
     rows = _AWAITED.iter_unpack(reader.take(_count(reader, _AWAITED.size) * _AWAITED.size))
-    found = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
-    for one in found:
-        if one.error:
-            raise Refused(one.error)
-    ready = [one.target.number for one in found if one.available]
+    places = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
+    for found in places:
+        if found.error:
+            raise Refused(found.error)
+    ready = [found.target.number for found in places if found.available]
     if not ready and not last:
-        return [(one.partition, one.start) for one in found if one.partition is not None]
+        return [(found.partition, found.start) for found in places if found.partition is not None]
     answer.ok(U32.pack(len(ready)) + b"".join(map(U32.pack, ready)))
     return None
 
@@ -231,19 +231,20 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
         raise Refused(errors.UNKNOWN_COMMAND)
     if any(not REPLY_BYTES_MIN <= target.bytes_max <= bytes_max for target in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
-    found = [finder.find(target) for target in targets]
-    waits = not last and not any(one.error for one in found)
-    if waits and sum(one.available for one in found) < count_min:
-        return [(one.partition, one.partition.log.readable_offset) for one in found if one.partition is not None]
+    places = [finder.find(target) for target in targets]
+    waits = not last and not any(found.error for found in places)
+    if waits and sum(found.available for found in places) < count_min:
+        partitions = [found.partition for found in places if found.partition is not None]
+        return [(partition, partition.log.readable_offset) for partition in partitions]
     owner = finder.owner if commits == 1 else None
-    FetchReply(session, answer, found, (min(count_max, COUNT_MAX), bytes_max), owner).run()
+    FetchReply(session, answer, places, (min(count_max, COUNT_MAX), bytes_max), owner).run()
     return None
 
 
 class FetchReply:
     """One reply in the making: its partitions are read one after the other, with pauses for other connections.
 
-    A partition that has no place any more is left for the next request.
+    A partition for which count or bytes are used up is left for the next request.
     """
 
     __slots__ = (

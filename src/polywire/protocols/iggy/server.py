@@ -197,7 +197,7 @@ def _cpu_percent(run_s: float) -> float:
 
 
 def _open_files() -> int:
-    """Files and sockets that this process has open; 0 where the system does not tell."""
+    """Files and sockets that this process has open; 0 where the system does not say."""
     return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 

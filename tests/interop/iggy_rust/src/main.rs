@@ -98,7 +98,7 @@ async fn idempotent(client: &IggyClient, stream: &str) -> Outcome {
     Ok(format!(r#""messages": {}"#, found.messages_count))
 }
 
-// Print what comes to this member of a group of all SDKs, until nobody wants to know more.
+// Print the messages of this member of a group of all SDKs, until the input ends.
 async fn share(client: &IggyClient, stream: &str) -> Outcome {
     let options = PollOptions {
         commit: CommitPolicy::Auto(AutoCommit::default()),

@@ -111,7 +111,7 @@ def ask(peer: Dialogue, code: int, body: bytes, *, number: int = 50) -> None:
 
 
 def replies(peer: Dialogue) -> dict[int, tuple[int, bytes]]:
-    """What has come: status and body by request number."""
+    """Return the replies that have come: status and body by request number."""
     peer.pass_by()
     data, found = peer.take(), {}
     while data:
@@ -273,14 +273,14 @@ def test_the_end_of_the_peers_requests_ends_its_waits(peer: Dialogue) -> None:
     assert peer.take() == b""
 
 
-def test_a_partition_that_ends_is_told(peer: Dialogue) -> None:
+def test_a_partition_that_ends_is_reported(peer: Dialogue) -> None:
     ask(peer, Code.POLL_HELD, held(2), number=50)
     ask(peer, Code.AWAIT, awaited((2, 1, 0)), number=51)
     ask(peer, Code.FETCH, fetched(Target(2), Target(0)), number=52)
     assert beside(peer).headered(137, PAID + pack("<I", 1), number=1)[0] == 0
     found = replies(peer)
     assert (found[50], found[51]) == ((3007, b""), (3007, b""))
-    assert [(one.partition, one.status) for one in sections(found[52][1])] == [(2, 3007), (0, 0)]
+    assert [(section.partition, section.status) for section in sections(found[52][1])] == [(2, 3007), (0, 0)]
 
 
 def test_a_wait_for_several_partitions(peer: Dialogue) -> None:
@@ -303,9 +303,9 @@ def test_a_fetch_of_several_partitions(peer: Dialogue) -> None:
     assert first[:4] == (2, 0, 0, 1)
     assert second[:4] == (0, 0, 1, 1)
     assert third[:4] == (1, 0, 0, 0)
-    assert [one.following for one in (first, second, third)] == [1, 2, 0]
-    assert [one.incarnation for one in (first, second, third)] == [incarnation_of(peer, at) for at in (2, 0, 1)]
-    assert [one.size for one in (first, second, third)] == [MESSAGE_BYTES, MESSAGE_BYTES, 0]
+    assert [section.following for section in (first, second, third)] == [1, 2, 0]
+    assert [section.incarnation for section in (first, second, third)] == [incarnation_of(peer, at) for at in (2, 0, 1)]
+    assert [section.size for section in (first, second, third)] == [MESSAGE_BYTES, MESSAGE_BYTES, 0]
     assert body.count(b"hello") == 2
 
 
@@ -314,28 +314,31 @@ def test_a_fetch_waits_for_enough_messages_of_all_its_partitions(peer: Dialogue)
     send(peer, 0)
     assert replies(peer) == {}
     send(peer, 1)
-    assert [one.messages for one in sections(replies(peer)[50][1])] == [1, 1]
+    assert [section.messages for section in sections(replies(peer)[50][1])] == [1, 1]
     ask(peer, Code.FETCH, fetched(Target(0, value=1), Target(1), least=2, wait_s=1))
     peer.world.memory.advance(1.5)
-    assert [one.messages for one in sections(replies(peer)[50][1])] == [0, 1]
+    assert [section.messages for section in sections(replies(peer)[50][1])] == [0, 1]
 
 
 def test_a_fetch_has_limits_for_its_whole_reply(peer: Dialogue) -> None:
     for number in range(3, 9):
         send(peer, number % 3)
     ask(peer, Code.FETCH, fetched(Target(0), Target(1), Target(2), most=3))
-    assert [one.messages for one in sections(replies(peer)[50][1])] == [2, 1]
+    assert [section.messages for section in sections(replies(peer)[50][1])] == [2, 1]
     ask(peer, Code.FETCH, fetched(*(Target(at, size=2 * MESSAGE_BYTES) for at in (0, 1, 2)), size=3 * MESSAGE_BYTES))
     body = replies(peer)[50][1]
     assert len(body) - 4 - 56 * len(sections(body)) <= 3 * MESSAGE_BYTES
     assert sections(body)[0].messages == 2
 
 
-def test_a_fetch_tells_each_partition_what_is_wrong_with_it(peer: Dialogue) -> None:
+def test_a_fetch_has_a_status_for_each_partition(peer: Dialogue) -> None:
     send(peer)
     ask(peer, Code.FETCH, fetched(Target(0, incarnation=77), Target(9), Target(0 + 1)))
-    told = [(one.partition, one.status, one.messages, one.size) for one in sections(replies(peer)[50][1])]
-    assert told == [(0, 87, 0, 0), (9, 3007, 0, 0), (1, 0, 0, 0)]
+    statuses = [
+        (section.partition, section.status, section.messages, section.size)
+        for section in sections(replies(peer)[50][1])
+    ]
+    assert statuses == [(0, 87, 0, 0), (9, 3007, 0, 0), (1, 0, 0, 0)]
 
 
 def test_a_fetch_commits_what_it_read(peer: Dialogue) -> None:
@@ -356,12 +359,12 @@ def test_members_hold_requests_for_their_partitions(peer: Dialogue) -> None:
     found = replies(peer)
     assert sorted(found) == [51, 52, 53]
     assert (found[51], found[52]) == ((5009, b""), (5009, b""))
-    assert [one.status for one in sections(found[53][1])] == [0, 5009]
+    assert [section.status for section in sections(found[53][1])] == [0, 5009]
     send(other, 0)
     assert unpack_from("<IQI", replies(peer)[50][1]) == (0, 0, 1)
 
 
-def test_who_is_no_member_holds_nothing_for_a_group(peer: Dialogue) -> None:
+def test_a_client_outside_a_group_holds_nothing_for_it(peer: Dialogue) -> None:
     assert peer.headered(139, PAID + b"\x02g1", number=10)[0] == 0
     for code, body in (
         (Code.POLL_HELD, held(who=GROUP)),
@@ -372,7 +375,7 @@ def test_who_is_no_member_holds_nothing_for_a_group(peer: Dialogue) -> None:
         assert replies(peer)[50] == (5006, b"")
 
 
-def test_a_member_that_lost_its_partition_is_told_when_it_is_woken(peer: Dialogue) -> None:
+def test_a_member_that_lost_its_partition_is_refused_when_it_is_woken(peer: Dialogue) -> None:
     joined(peer)
     ask(peer, Code.POLL_HELD, held(1, who=GROUP))
     other = beside(peer)
@@ -435,4 +438,4 @@ def test_a_fetch_of_as_many_partitions_as_there_may_be(peer: Dialogue) -> None:
         peer.pass_by()
     found = sections(replies(peer)[50][1])
     assert len(found) == 1000
-    assert [one.status for one in found] == [0] * 3 + [3007] * 997
+    assert [section.status for section in found] == [0] * 3 + [3007] * 997
