@@ -11,7 +11,7 @@ import secrets
 import ssl
 import string
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
@@ -46,6 +46,7 @@ from polywire.errors import (
 )
 from polywire.protocols.iggy import client_codec, today_codec, vsr
 from polywire.protocols.iggy.client_codec import Polled, ident
+from polywire.protocols.iggy.dialect import D3
 from polywire.protocols.iggy.messages import U32, U64, Code
 from polywire.protocols.iggy.today_codec import Reply
 from polywire.records.columns import Record
@@ -59,12 +60,16 @@ PING_S: Final = 5.0  # servers put a client out that was silent for half a minut
 CLIENT_BYTES: Final = 16
 TOKEN_LENGTH_MIN: Final = 40  # ours are 64 hexadecimal digits, others' base64 of at least 32 bytes
 TOKEN_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "+/-_=")
+SECRET_BYTES: Final = 32  # of a login since protocol 0.12
+IDENTIFIER_BYTES: Final = 16  # of a change since then
 QUORUM: Final = b"\x01"  # a stored offset is answered when it is stored
 
 TODAYS_ABILITIES: Final = ABILITIES | {Ability.GENERATIONS}
 
+HISTORY_GONE: Final = 87
 # What differs from the numbers of the documented dialect.
 _FAILURES: Final = {
+    HISTORY_GONE: Missing(ErrorCode.PARTITION_MISSING, ""),
     57: Busy(ErrorCode.BUSY, ""),
     58: Busy(ErrorCode.BUSY, ""),
     3007: Missing(ErrorCode.PARTITION_MISSING, ""),
@@ -103,11 +108,26 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     return checked_as(failure_of, make, *args, **kwargs)
 
 
+class _Spoken:
+    """The dialect of all connections of a client, and its protocol version.
+
+    window: lowest and highest version of a server that refused it.
+    """
+
+    __slots__ = ("dialect", "version", "window")
+
+    def __init__(self) -> None:
+        self.dialect = D3
+        self.version = D3.protocols[0]
+        self.window = (0, 0)
+
+
 class _Connection(PipelinedConnection[Reply]):
     """Requests out and replies in, each behind its header. Guards: requests that change something are numbered in the order they are sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self.spoken = _Spoken()
         self._client: Final = secrets.token_bytes(CLIENT_BYTES)
         self._turn: Final = asyncio.Lock()
         self._epoch = 0
@@ -126,6 +146,7 @@ class _Connection(PipelinedConnection[Reply]):
     def _reply(self, data: bytearray, at: int, end: int) -> Reply:
         reply = _checked(today_codec.read_reply, memoryview(bytes(memoryview(data)[at:end])))
         if reply.is_eviction:
+            self.spoken.window = reply.protocols
             raise eviction_of(reply.status)
         return reply
 
@@ -136,20 +157,24 @@ class _Connection(PipelinedConnection[Reply]):
             self._beat.cancel()
             self._beat = None
 
-    async def log_in(self, *words: str) -> None:
+    async def log_in(self, spoken: _Spoken, *words: str) -> None:
         """Log in with a name and a password, or a token. Raises Denied(LOGIN_FAILED), Busy, Invalid, Unavailable."""
-        body = _checked(today_codec.register, VERSION, *words)
+        self.spoken = spoken
+        secret = secrets.token_bytes(SECRET_BYTES) if spoken.dialect.contexts else b""
+        body = _checked(today_codec.register, VERSION, *words, protocol=spoken.version, secret=secret)
         self._epoch = _checked(today_codec.read_epoch, await self._exchange(vsr.REGISTER, body))
         self._beat = asyncio.ensure_future(self._live())
 
-    async def ask(self, code: Code, body: bytes = b"") -> bytes:
-        """Send one request; returns its reply's payload. Raises BrokerError."""
-        return await self._exchange(today_codec.operation_of(code), body, code=code)
+    async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
+        """Send one request; returns its reply's payload. incarnation: of the partition that it means. Raises BrokerError."""
+        return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
-    async def _exchange(self, operation: int, body: bytes, *, code: int = 0) -> bytes:
+    async def _exchange(self, operation: int, body: bytes, *, code: int = 0, incarnation: int = 0) -> bytes:
+        is_today = self.spoken.dialect.contexts
+        is_change = operation != vsr.PLAIN and operation < vsr.SEND
         async with self._turn:
             self._asked += 1
-            self._number += operation not in (vsr.REGISTER, vsr.PLAIN)
+            self._number += operation != vsr.REGISTER and (is_today or operation != vsr.PLAIN)
             frame = today_codec.request(
                 operation,
                 body,
@@ -157,6 +182,8 @@ class _Connection(PipelinedConnection[Reply]):
                 epoch=self._epoch,
                 number=max(self._number, operation != vsr.REGISTER),
                 code=code if operation == vsr.PLAIN else 0,
+                identifier=secrets.token_bytes(IDENTIFIER_BYTES) if is_today and is_change else b"",
+                incarnation=incarnation,
             )
             [reply] = await self.exchange(frame, 1)
         return _checked(today_codec.result_of, reply)
@@ -178,7 +205,13 @@ class IggyTodayClient(IggyClient):
     never comes back; one without goes to the partitions in turn. Each member of a group is a connection of its own.
     """
 
-    __slots__ = ()
+    __slots__ = ("_histories", "_spoken")
+
+    def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
+        """another: opens a further connection to the same broker, as this one was opened."""
+        super().__init__(connection, another)
+        self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Spoken()
+        self._histories: Final[dict[tuple[str, int], int]] = {}
 
     @classmethod
     async def open(
@@ -206,6 +239,7 @@ class IggyTodayClient(IggyClient):
             Invalid: INVALID_REQUEST: the broker speaks another version.
         """
         login = login or Login("iggy", "iggy")
+        spoken = _Spoken()
 
         ways: list[tuple[str, ...]] = [(login.name, login.password)]
         if may_be_token(login.password):
@@ -223,10 +257,21 @@ class IggyTodayClient(IggyClient):
             return await attempt(*ways[-1])
 
         async def attempt(*words: str) -> _Connection:
+            try:
+                return await logged_in(*words)
+            except Invalid:
+                lowest, highest = spoken.window
+                other = today_codec.protocol_within(lowest, highest)
+                if other is None or lowest <= spoken.version <= highest:
+                    raise
+                spoken.dialect, spoken.version = other
+            return await logged_in(*words)
+
+        async def logged_in(*words: str) -> _Connection:
             connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await connection.log_in(*words)
+                    await connection.log_in(spoken, *words)
             except TimeoutError:
                 error = Unavailable(
                     ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
@@ -262,11 +307,14 @@ class IggyTodayClient(IggyClient):
     async def topics(self) -> list[TopicInfo]:
         """Return the topics of all streams, by full name; ``id`` is empty."""
         found: list[TopicInfo] = []
-        for number, stream in _checked(today_codec.read_streams, await self._connection.ask(Code.GET_STREAMS)):
+        for number, stream in _checked(
+            today_codec.read_streams, await self._connection.ask(Code.GET_STREAMS), self._spoken.dialect
+        ):
             payload = await self._connection.ask(Code.GET_TOPICS, ident(number))
             prefix = "" if stream == DEFAULT_STREAM else f"{stream}."
             found += [
-                TopicInfo(prefix + name, b"", count) for name, count in _checked(today_codec.read_topics, payload)
+                TopicInfo(prefix + name, b"", count)
+                for name, count in _checked(today_codec.read_topics, payload, self._spoken.dialect)
             ]
         return sorted(found, key=lambda info: info.name)
 
@@ -285,7 +333,8 @@ class IggyTodayClient(IggyClient):
 
     async def _asked_partition_count(self, topic: str) -> int:
         try:
-            return _checked(today_codec.read_topic, await self._connection.ask(Code.GET_TOPIC, topic_ident(topic)))
+            payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
+            return _checked(today_codec.read_topic, payload, self._spoken.dialect)
         except Missing:  # its stream
             return 0
 
@@ -307,22 +356,44 @@ class IggyTodayClient(IggyClient):
         bodies: list[tuple[int, int, bytes]] = []
         for part in parts_of(records):
             chosen = self._choose_partition(part[0], count) if partition is None else partition
-            key = part[0].key if partition is None else None
+            names_partition = partition is not None or self._spoken.dialect.contexts
+            key = None if names_partition else part[0].key
             where = _checked(client_codec.by_key, key) if key else client_codec.to_partition(chosen)
             now_us = time.time_ns() // 1000
             bodies.append((chosen, len(part), _checked(today_codec.send, topic_ident(topic), where, part, now_us)))
         places: list[Produced] = []
         for chosen, size, body in bodies:
-            sent = _checked(today_codec.read_sent, await self._connection.ask(Code.SEND, body))
+            payload = await self._ask_partition(self._connection, Code.SEND, body, topic, chosen)
+            sent = _checked(today_codec.read_sent, payload)
             at, offset = sent or (chosen, -1)
             places += [Produced(at, offset + number if sent else -1) for number in range(size)]
         return places
 
     async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> Polled:
         at = today_codec.place(group=False, who=ident(1), topic=topic_ident(topic), partition=partition)
-        return _checked(
-            today_codec.read_polled, await self._connection.ask(Code.POLL, today_codec.poll(at, kind, value, count))
-        )
+        body = today_codec.poll(at, kind, value, count)
+        payload = await self._ask_partition(self._connection, Code.POLL, body, topic, partition)
+        return _checked(today_codec.read_polled, payload, self._spoken.dialect)
+
+    async def _ask_partition(self, connection: Asking, code: Code, body: bytes, topic: str, partition: int) -> bytes:
+        """Send a request about a partition, with its history since protocol 0.12; once more where that has become another.
+
+        Raises BrokerError.
+        """
+        if not self._spoken.dialect.contexts or not isinstance(connection, _Connection):
+            return await connection.ask(code, body)
+        key = topic, partition
+        known = self._histories.get(key)
+        if known is not None:
+            try:
+                return await connection.ask(code, body, incarnation=known)
+            except Missing as error:
+                if error.code is not ErrorCode.PARTITION_MISSING:
+                    raise
+                del self._histories[key]
+        route = await connection.ask(Code.GET_ROUTE, topic_ident(topic) + U32.pack(partition))
+        self._histories[key] = _checked(today_codec.read_route, route)
+        return await connection.ask(code, body, incarnation=self._histories[key])
 
     # Groups
 
@@ -367,7 +438,7 @@ class IggyTodayClient(IggyClient):
             raise cannot(WIRE, "store that nothing was consumed")
         at = self._place_of(group, topic, partition)
         connection = self._members.get((group, topic, member), self._connection)
-        await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM)
+        await self._ask_partition(connection, Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM, topic, partition)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read, None when it never stored one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -17,17 +18,20 @@ from polywire.client.connect import connect
 from polywire.client.iggy_today import IggyTodayClient
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.iggy import vsr
+from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level
 from tests.unit.client.peers import answering, serving
 
+DIALECTS = ("auto", "vsr-0.12", "vsr-0.12.2")  # of servers: of any protocol, of 0.12.0 and 0.12.1, of 0.12.2 alone
+
 
 @asynccontextmanager
-async def served(count: int = 0) -> AsyncIterator[tuple[MemoryBroker, str, list[WireClient]]]:
+async def served(count: int = 0, dialect: str = "auto") -> AsyncIterator[tuple[MemoryBroker, str, list[WireClient]]]:
     """A broker in memory, where it is, and clients of it."""
-    async with serving("iggy", IggyFactory) as reached:
+    async with serving("iggy", partial(IggyFactory, settings=IggySettings(dialect=dialect))) as reached:
         clients = [await connect(f"iggy://iggy:iggy@{reached.place}") for _ in range(count)]
         try:
             yield reached.memory, reached.place, clients
@@ -36,9 +40,10 @@ async def served(count: int = 0) -> AsyncIterator[tuple[MemoryBroker, str, list[
                 await client.close()
 
 
-def test_what_is_written_is_read() -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_written_is_read(dialect: str) -> None:
     async def run() -> None:
-        async with served(1) as (_, _, [client]):
+        async with served(1, dialect) as (_, _, [client]):
             assert isinstance(client, IggyTodayClient)
             headers = (Header(b"n", bytes(8), value_kind=HeaderKind.INT64), Header(b"s", b"x"))
             records = [Record(b"value-%d" % number, b"key", headers) for number in range(5)]
@@ -77,9 +82,10 @@ def test_what_the_wire_cannot_carry_is_refused() -> None:
     asyncio.run(run())
 
 
-def test_members_share_and_positions_stay() -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_members_share_and_positions_stay(dialect: str) -> None:
     async def run() -> None:
-        async with served(2) as (_, _, [first, second]):
+        async with served(2, dialect) as (_, _, [first, second]):
             await first.create_topic("t", 4)
             alone = await first.join("workers", "t", "a")
             assert alone.partitions == (0, 1, 2, 3)
@@ -97,6 +103,23 @@ def test_members_share_and_positions_stay() -> None:
                 await first.heartbeat("workers", "t", "a", shared.generation)
             left = await second.heartbeat("workers", "t", "b", other.generation)
             assert left.partitions == (0, 1, 2, 3)
+
+    asyncio.run(run())
+
+
+def test_partitions_that_were_made_again_are_found_again() -> None:
+    """The history of a partition is asked for once, and again after it has become another."""
+
+    async def run() -> None:
+        async with served(1, "vsr-0.12.2") as (_, _, [client]):
+            await client.create_topic("t", 1)
+            assert (await client.produce("t", [Record(b"x"), Record(b"y")], partition=0))[1].offset == 1
+            await client.delete_topic("t")
+            await client.create_topic("t", 1)
+            assert (await client.produce("t", [Record(b"z")], partition=0))[0].offset == 0
+            assert [record.value for record in await client.fetch("t", 0, 0)] == [b"z"]
+            with pytest.raises(Missing):
+                await client.produce("t", [Record(b"z")], partition=7)
 
     asyncio.run(run())
 

@@ -114,7 +114,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_LOGIN)
         return
     if not session.recognition.see_protocol(version):
-        answer.evict(vsr.EVICT_VERSION)
+        answer.evict(vsr.EVICT_VERSION, session.recognition.protocols)
         return
     answer.dialect = session.recognition.dialect
     if answer.dialect.contexts and not _took_secret(reader):

@@ -47,9 +47,9 @@ class LinkedAnswer(Answer):
 
     __slots__ = ()
 
-    def evict(self, reason: int) -> None:
+    def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
         """No login: what is asked behind it is refused."""
-        del reason
+        del reason, protocols
         self.status(errors.NOT_LOGGED_IN)
 
 

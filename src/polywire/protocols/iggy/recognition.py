@@ -48,6 +48,12 @@ class Recognition:
         elif is_text(first):
             raise PeerError("text was sent to an Iggy port, HTTP perhaps: check the port number", fatal=True)
 
+    @property
+    def protocols(self) -> tuple[int, int]:
+        """The lowest and the highest protocol version of a headered login."""
+        spoken = [self.dialect] if self._forced else dialects.FRAMED
+        return spoken[0].protocols[0], spoken[-1].protocols[-1]
+
     def see_protocol(self, version: int) -> bool:
         """Take the protocol version of a headered login; False when no dialect that this connection may speak has it."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]

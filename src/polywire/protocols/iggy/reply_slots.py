@@ -100,11 +100,11 @@ class Answer(ReplySlot[ReplyOwner]):
         """Failure, by a number that is the dialect's."""
         super().fill(self._framed(number, ()))
 
-    def evict(self, reason: int) -> None:
-        """The end of the login, and of the connection."""
+    def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
+        """The end of the login, and of the connection; see ``vsr.eviction``."""
         assert self.head is not None, "only the headered framing knows evictions"
         self.session.end()
-        super().fill([vsr.eviction(self.head.client, reason)])
+        super().fill([vsr.eviction(self.head.client, reason, protocols)])
 
     def done(self, result: object | BrokerError) -> None:
         """A callback of the broker: answers with what was given to be told, or with the error."""

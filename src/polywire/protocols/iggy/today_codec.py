@@ -1,4 +1,4 @@
-"""Today's dialect from the client's side: requests written, replies read (spec: iggy#d3-bodies, iggy#d3-records).
+"""The headered dialects from the client's side: requests written, replies read (spec: iggy#d3-bodies, iggy#d4-records).
 
 Promises: what is written here the session of the dialect takes; a value the wire cannot carry raises Refused with the number that the server
 would answer, and so does a reply that makes no sense. Must not know: sockets, the broker.
@@ -20,18 +20,23 @@ from polywire.protocols.iggy.client_codec import (
     Polled,
     name,
 )
-from polywire.protocols.iggy.dialect import D3
+from polywire.protocols.iggy.dialect import D3, FRAMED, Dialect
 from polywire.protocols.iggy.messages import MALFORMED, U32, U64, Code, Reader, Refused
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.xxh3 import xxh3
 
 CLIENT_NAME: Final = "polywire"
+CONTEXT_BYTES: Final = 24
 RESULT_BYTES: Final = 12  # of a refusal in the section of results
 
 _OPERATIONS: Final = {code: operation for operation, code in vsr.OPERATIONS.items()}
-_REQUEST: Final = Struct("<48xI8xB67x16s16x8xQB7xQ4xI56x")  # size, command, client, number, operation, epoch, code
+# Size, command, client, identifier, number, operation, epoch, code, incarnation.
+_REQUEST: Final = Struct("<48xI8xB67x16s16s8xQB7xQ4xIQ48x")
 _STREAM: Final = Struct("<IQIQQ")
 _TOPIC: Final = Struct("<IQIQBQQQ")
+_TOPIC_012: Final = Struct("<IQIQQ")
+_WINDOW: Final = Struct("<II")
+_ROUTE: Final = Struct("<QQIIB")
 _POLLED: Final = Struct("<IQI")
 _BATCH: Final = Struct("<QQQQQQI204x")  # partition, base offset, base time, time of origin, length, checksum, count
 _FRAME: Final = Struct(
@@ -42,12 +47,16 @@ _SENT: Final = Struct("<IIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, or an eviction, whose ``status`` is its reason then."""
+    """A reply, or an eviction, whose ``status`` is its reason then.
+
+    protocols: the lowest and the highest protocol version that the server takes, where it evicts for that.
+    """
 
     is_eviction: bool
     status: int
     operation: int
     body: bytes
+    protocols: tuple[int, int] = (0, 0)
 
 
 # Requests
@@ -58,15 +67,39 @@ def operation_of(code: Code) -> int:
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
-def request(operation: int, body: bytes, *, client: bytes, epoch: int, number: int, code: int = 0) -> bytes:
-    """A whole request."""
+def request(
+    operation: int,
+    body: bytes,
+    *,
+    client: bytes,
+    epoch: int,
+    number: int,
+    code: int = 0,
+    identifier: bytes = b"",
+    incarnation: int = 0,
+) -> bytes:
+    """Return a whole request. identifier: of a change, since protocol 0.12. incarnation: of the partition that it means, if it is known."""
     size = vsr.HEADER_BYTES + len(body)
-    return _REQUEST.pack(size, vsr.REQUEST, client, number, operation, epoch, code) + body
+    fields = client, identifier, number, operation, epoch, code, incarnation
+    return _REQUEST.pack(size, vsr.REQUEST, *fields) + body
 
 
-def register(version: str, *words: str) -> bytes:
-    """The body of a login: a name and a password, or a token. Raises Refused where one has not 1 to 255 bytes."""
-    return U32.pack(D3.protocols[0]) + b"".join(map(name, (CLIENT_NAME, version, *words))) + U32.pack(0)
+def register(version: str, *words: str, protocol: int = D3.protocols[0], secret: bytes = b"") -> bytes:
+    """The body of a login: a name and a password, or a token. Raises Refused where one has not 1 to 255 bytes.
+
+    secret: of 32 bytes, since protocol 0.12.
+    """
+    names = [name(text) for text in (CLIENT_NAME, version, *words)]
+    return b"".join([U32.pack(protocol), *names[:2], secret, *names[2:], U32.pack(0)])
+
+
+def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
+    """Return the newest dialect that a server with these protocol versions takes, and the version; None where there is none."""
+    for dialect in reversed(FRAMED):
+        versions = [version for version in dialect.protocols if lowest <= version <= highest]
+        if versions:
+            return dialect, versions[-1]
+    return None
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
@@ -116,7 +149,8 @@ def read_reply(data: memoryview) -> Reply:
     """A whole frame."""
     command, body = data[60], bytes(data[vsr.HEADER_BYTES :])
     if command == vsr.EVICTION:
-        return Reply(is_eviction=True, status=data[255], operation=0, body=body)
+        highest, lowest = _WINDOW.unpack_from(data, 144)
+        return Reply(is_eviction=True, status=data[255], operation=0, body=body, protocols=(lowest, highest))
     if command != vsr.REPLY:
         raise Refused(MALFORMED)
     return Reply(is_eviction=False, status=int(U32.unpack_from(data, 216)[0]), operation=data[208], body=body)
@@ -143,29 +177,38 @@ def read_epoch(payload: bytes) -> int:
     return reader.u64()
 
 
-def read_streams(payload: bytes) -> list[tuple[int, str]]:
+def read_route(payload: bytes) -> int:
+    """Return the incarnation of a partition, from its route."""
+    if len(payload) != _ROUTE.size:
+        raise Refused(MALFORMED)
+    return int(_ROUTE.unpack(payload)[0])
+
+
+def read_streams(payload: bytes, dialect: Dialect = D3) -> list[tuple[int, str]]:
     """Number and name of each stream."""
     reader, found = _reader(payload), []
     while reader.left:
         number = _STREAM.unpack(reader.take(_STREAM.size))[0]
         found.append((number, reader.name()))
-        reader.take(reader.u32())
+        for _ in range(dialect.option_blocks):
+            reader.take(reader.u32())
     return found
 
 
-def read_topics(payload: bytes) -> list[tuple[str, int]]:
+def read_topics(payload: bytes, dialect: Dialect = D3) -> list[tuple[str, int]]:
     """Name and partitions of each topic."""
-    reader = _reader(payload)
+    reader = _reader(payload, dialect)
     return [_topic(reader) for _ in range(reader.u32())]
 
 
-def read_topic(payload: bytes) -> int:
+def read_topic(payload: bytes, dialect: Dialect = D3) -> int:
     """How many partitions a topic has, 0 for one that is missing."""
-    return _topic(_reader(payload))[1] if payload else 0
+    return _topic(_reader(payload, dialect))[1] if payload else 0
 
 
 def _topic(reader: Reader) -> tuple[str, int]:
-    partitions = _TOPIC.unpack(reader.take(_TOPIC.size))[2]
+    record = _TOPIC_012 if reader.dialect.contexts else _TOPIC
+    partitions = record.unpack(reader.take(record.size))[2]
     found = reader.name(), partitions
     for _ in range(2):
         reader.take(reader.u32())
@@ -192,10 +235,12 @@ def read_assignment(payload: bytes) -> tuple[int, tuple[int, ...]] | None:
     return generation, tuple(reader.take(4 * count).cast("I"))
 
 
-def read_polled(payload: bytes) -> Polled:
+def read_polled(payload: bytes, dialect: Dialect = D3) -> Polled:
     """What a poll found."""
     reader = _reader(payload)
     partition, current, count = _POLLED.unpack(reader.take(_POLLED.size))
+    if dialect.contexts:
+        reader.take(CONTEXT_BYTES)
     records: list[Record] = []
     while reader.left:
         records += _batch(reader)
@@ -232,5 +277,5 @@ def _kind(reader: Reader) -> HeaderKind:
     return HeaderKind(kind)
 
 
-def _reader(payload: bytes) -> Reader:
-    return Reader(memoryview(payload), D3)
+def _reader(payload: bytes, dialect: Dialect = D3) -> Reader:
+    return Reader(memoryview(payload), dialect)

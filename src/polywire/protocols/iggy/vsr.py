@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from polywire.protocols.iggy.dialect import FRAMED
 from polywire.protocols.iggy.messages import Code
 
 HEADER_BYTES: Final = 256
@@ -121,7 +120,7 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
     )
 
 
-def eviction(client: bytes, reason: int) -> bytes:
-    """The frame that ends a login."""
-    lowest, highest = (FRAMED[0].protocols[0], FRAMED[-1].protocols[-1]) if reason == EVICT_VERSION else (0, 0)
+def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
+    """The frame that ends a login. protocols: the lowest and highest version that is taken, where that is the reason."""
+    lowest, highest = protocols
     return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)
