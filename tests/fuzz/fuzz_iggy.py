@@ -6,12 +6,15 @@ Run as ``python -m tests.fuzz.fuzz_iggy``; FUZZ_SECONDS limits it, FUZZ_SEED rep
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import suppress
 from struct import pack_into
 from typing import Final
 
-from polywire.protocols.iggy import decoder, encoder
+from polywire.protocols.iggy import decoder, encoder, today_codec
+from polywire.protocols.iggy.dialect import FRAMED, Dialect
 from polywire.protocols.iggy.factory import COMMANDS
-from polywire.protocols.iggy.messages import Code
+from polywire.protocols.iggy.messages import Code, Refused
 from polywire.protocols.iggy.options import encode_option
 from polywire.protocols.iggy.vsr import OPERATIONS
 from polywire.records.batch import stamp, validate
@@ -23,7 +26,15 @@ from tests.vectors.iggy import test_classic as d2
 from tests.vectors.iggy import test_protocol_012 as d4
 from tests.vectors.iggy import test_today as d3
 
-INPUTS: Final = 22  # of a round
+REPLIES: Final[list[tuple[Callable[[bytes, Dialect], object], bytes]]] = [
+    (today_codec.read_polled, d3.POLLED),
+    (today_codec.read_polled, d3.POLLED[:16] + bytes(24) + d3.POLLED[16:]),
+    (today_codec.read_streams, d3.STREAM[4:]),
+    (today_codec.read_streams, d3.STREAM[4:] + bytes(4)),
+    (today_codec.read_topics, b"\1\0\0\0" + bytes(32) + b"\4paid" + bytes(8)),
+    (today_codec.read_topic, bytes(49) + b"\4paid" + bytes(8)),
+]
+INPUTS: Final = 24  # of a round
 FRAMES_MAX: Final = 10
 CLASSIC: Final = [
     d2.CREATE_STREAM_D1,
@@ -155,6 +166,16 @@ def check_held(chance: random.Random) -> None:
     assert len(set(answered)) == len(answered), "a request has one answer"
 
 
+def check_client(chance: random.Random) -> None:
+    """The client reads a damaged reply, or refuses it."""
+    dialect = chance.choice(FRAMED)
+    read, sample = chance.choice(REPLIES)
+    with suppress(Refused):
+        read(damaged(sample, chance, times_max=3, front=0), dialect)
+    with suppress(Refused):
+        today_codec.read_route(damaged(bytes(25), chance, times_max=2, front=0))
+
+
 def check_codec(chance: random.Random) -> None:
     """What the codec takes is a valid batch that every layout can tell again, and its own layout is taken again."""
     source, start, head = chance.choice(
@@ -196,6 +217,7 @@ def check_all(chance: random.Random) -> None:
     """One round."""
     check_session(chance)
     check_held(chance)
+    check_client(chance)
     for _ in range(20):
         check_codec(chance)
 

@@ -198,6 +198,47 @@ class _Connection(PipelinedConnection[Reply]):
                     await self.ask(Code.PING)
 
 
+class _Door:
+    """Where a client logs in. Guards: all its connections speak one dialect."""
+
+    __slots__ = ("_host", "_port", "_spoken", "_timeout_s", "_tls")
+
+    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None) -> None:
+        self._host: Final = host
+        self._port: Final = port
+        self._timeout_s: Final = timeout_s
+        self._tls: Final = tls
+        self._spoken: Final = _Spoken()
+
+    async def log_in(self, *words: str) -> _Connection:
+        """Open a connection that is logged in, with another protocol version where the server asks for one. Raises BrokerError."""
+        try:
+            return await self._log_in(*words)
+        except Invalid:
+            lowest, highest = self._spoken.window
+            other = today_codec.protocol_within(lowest, highest)
+            if other is None or lowest <= self._spoken.version <= highest:
+                raise
+            self._spoken.dialect, self._spoken.version = other
+        return await self._log_in(*words)
+
+    async def _log_in(self, *words: str) -> _Connection:
+        host, port, timeout_s = self._host, self._port, self._timeout_s
+        connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=self._tls)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await connection.log_in(self._spoken, *words)
+        except TimeoutError:
+            address = spell_address(host, port)
+            error = Unavailable(ErrorCode.UNREACHABLE, f"the server does not reply to a login address={address}")
+            connection.fail(error)
+            raise error from None
+        except BrokerError as error:
+            connection.fail(error)
+            raise
+        return connection
+
+
 class IggyTodayClient(IggyClient):
     """A broker over today's dialect; made by ``open``. Implements ``WireClient`` as far as the wire goes.
 
@@ -239,7 +280,7 @@ class IggyTodayClient(IggyClient):
             Invalid: INVALID_REQUEST: the broker speaks another version.
         """
         login = login or Login("iggy", "iggy")
-        spoken = _Spoken()
+        door = _Door(host, port, timeout_s, tls)
 
         ways: list[tuple[str, ...]] = [(login.name, login.password)]
         if may_be_token(login.password):
@@ -248,40 +289,13 @@ class IggyTodayClient(IggyClient):
         async def another() -> _Connection:
             for way in tuple(ways[:-1]):
                 try:
-                    return await attempt(*way)
+                    return await door.log_in(*way)
                 except Denied as error:
                     if error.code is not ErrorCode.LOGIN_FAILED:
                         raise
                     if way in ways:
                         ways.remove(way)
-            return await attempt(*ways[-1])
-
-        async def attempt(*words: str) -> _Connection:
-            try:
-                return await logged_in(*words)
-            except Invalid:
-                lowest, highest = spoken.window
-                other = today_codec.protocol_within(lowest, highest)
-                if other is None or lowest <= spoken.version <= highest:
-                    raise
-                spoken.dialect, spoken.version = other
-            return await logged_in(*words)
-
-        async def logged_in(*words: str) -> _Connection:
-            connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await connection.log_in(spoken, *words)
-            except TimeoutError:
-                error = Unavailable(
-                    ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
-                )
-                connection.fail(error)
-                raise error from None
-            except BrokerError as error:
-                connection.fail(error)
-                raise
-            return connection
+            return await door.log_in(*ways[-1])
 
         return cls(await another(), another)
 
