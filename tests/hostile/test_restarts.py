@@ -11,6 +11,7 @@ from itertools import count
 
 import pytest
 
+from polywire.broker import produce
 from polywire.protocols.kafka.messages import Codec
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head
@@ -41,6 +42,30 @@ def frame(verb: Verb, head: Head, payload: bytes) -> bytes:
 def test_a_start_succeeds_behind_whatever_was_acknowledged() -> None:
     figures = run(count(SEED), count_min=RESTARTS)
     assert set(figures.acknowledged) == set(restarts.PROTOCOLS), f"a protocol was never acknowledged: {figures}"
+
+
+def produced(base_sequence: int) -> bytes:
+    """A PRODUCE of two records of a producer, the first with this sequence."""
+    records = [Record(b"v"), Record(b"w")]
+    batch = from_records(records, producer_id=b"p", producer_epoch=1, base_sequence=base_sequence)
+    return frame(Verb.PRODUCE, messages.Produce("t", 0), bytes(batch))
+
+
+@pytest.mark.parametrize(("base", "is_stored"), [(2**63 - 2, True), (2**63 - 1, False), (2**64 - 1, False)])
+def test_a_sequence_that_no_snapshot_holds_is_refused(base: int, is_stored: bool) -> None:
+    victim = Victim(1)
+    before = victim.stored
+    victim.send("polywire", produced(base))
+    assert (victim.stored > before) is is_stored
+    victim.restart(is_killed=True)
+
+
+def test_a_start_gets_past_sequences_that_no_snapshot_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = Victim(1)
+    with monkeypatch.context() as patch:  # as earlier versions stored them
+        patch.setattr(produce, "SEQUENCE_MAX", 2**70)
+        victim.send("polywire", produced(2**64 - 1))
+    victim.restart(is_killed=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from polywire.broker.owners import Caller, Owners, heir
-from polywire.broker.producers import Remembered, settle
+from polywire.broker.producers import SEQUENCE_MAX, Remembered, settle
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State, is_tracked
 from polywire.broker.topics import Partition
@@ -31,16 +31,19 @@ _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
     """(producer id, epoch, first sequence, last sequence) of a batch that takes part in idempotence, else None.
 
-    Raises Invalid(INVALID_BATCH) when the body is compressed and hides who the producer is.
+    Raises Invalid(INVALID_BATCH) when the body is compressed and hides who the producer is, or a sequence is above ``SEQUENCE_MAX``.
     """
     flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
         return None
     if flags & _COMPRESSED:
         raise Invalid(ErrorCode.INVALID_BATCH, "a compressed batch must not have a producer epoch")
+    last = base + record_count - 1
+    if base < 0 or last > SEQUENCE_MAX:  # the field is read with a sign
+        raise Invalid(ErrorCode.INVALID_BATCH, f"producer sequence is too large limit={SEQUENCE_MAX}")
     places = batches.layout(batch)
     at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
-    return bytes(memoryview(batch)[at : at + size]), epoch, base, base + record_count - 1
+    return bytes(memoryview(batch)[at : at + size]), epoch, base, last
 
 
 class Admission:

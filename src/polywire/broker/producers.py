@@ -34,6 +34,7 @@ from polywire.types import Level
 
 OFFSET_UNKNOWN = -1
 JUST_NOW_US = -1  # when a batch that came back in recovery was seen, until it is known which time it is
+SEQUENCE_MAX: Final = 2**63 - 1  # of a record: snapshots of the state hold numbers of 64 bits
 WRAP: Final = 1 << 31  # sequences of wires that wrap are below
 LOOKED_AT_ONCE: Final = 500  # producers: some 50 us
 FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` wire and Kafka count from 0, Cursus from 1

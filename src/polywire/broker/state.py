@@ -19,7 +19,7 @@ from polywire.broker.groups.classic_stored import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
 from polywire.broker.owners import UNOWNED
-from polywire.broker.producers import Producers, settled
+from polywire.broker.producers import SEQUENCE_MAX, Producers, settled
 from polywire.broker.publish_dedup import PublishDedup
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
@@ -217,10 +217,13 @@ class State:
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """A batch of a producer came back in recovery; one that the state already knows of changes nothing."""
+        """A batch of a producer came back in recovery; one that the state already knows of changes nothing.
+
+        Earlier versions stored sequences above ``SEQUENCE_MAX``, which no snapshot can hold: their batches are read, but not remembered.
+        """
         alive = self.catalog.find_partition(header.partition) is not None
-        if alive and is_tracked(header.columns, header.producer_epoch):
-            last = header.base_sequence + header.record_count - 1
+        last = header.base_sequence + header.record_count - 1
+        if alive and is_tracked(header.columns, header.producer_epoch) and last <= SEQUENCE_MAX:
             self.producers.replayed(
                 header.partition,
                 producer_id,
