@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from struct import pack
 
 from benchmarks.kafka_verbs import classic_join, kafka_requests, wide_join, wide_leave, wide_produce
 from polywire.broker.groups.classic import SEATS_MAX
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
+from polywire.protocols.iggy.held_polls import TARGETS_MAX
 from polywire.protocols.iggy.messages import U32, U64, Code, Consumer
 from polywire.protocols.kafka07.messages import (
     FetchEntry,
@@ -30,6 +32,8 @@ from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from tests.unit.protocols.iggy.dialogue import headered
+from tests.vectors.iggy import test_protocol_012 as protocol_012
 
 TOPICS = 8_500  # what one address may make, less those of other names
 NAME_ROOM = "x" * 200  # long names make long lists
@@ -164,6 +168,26 @@ def _batched(pairs: str, joined: bytes) -> bytes:
 def iggy(code: Code, body: bytes = b"", *, once: bool = False) -> Asked:
     """One request of the documented dialect."""
     return Asked("iggy", code.name, partial(request, code, body), once=once)
+
+
+def iggy_today(code: Code, body: bytes) -> Asked:
+    """One request of protocol 0.12, behind a login."""
+    login = headered(1, protocol_012.REGISTER, code=Code.LOGIN)
+    return Asked("iggy", code.name, partial(headered, 2, body, code=code, number=1), opening=login)
+
+
+def iggy_held_verbs() -> Iterator[Asked]:
+    """Requests that may wait for messages, for as many partitions as one may name."""
+    full, wide = ident("default") + ident(FULL), ident("default") + ident(WIDE)
+    reader, now = b"\x01" + ident("app"), pack("<QQ", 0, 1_000_000)
+    polled = reader + full + pack("<BIBQIB", 1, 0, 1, 0, 1_000_000, 0)
+    yield iggy_today(Code.POLL_HELD, polled + pack("<QIIQ", 0, 1, 2**31, 1_000_000))
+    awaited = b"".join(pack("<IBQ", number, 1, 0) for number in range(TARGETS_MAX))
+    yield iggy_today(Code.AWAIT, reader + wide + now + U32.pack(TARGETS_MAX) + awaited)
+    fetched = b"".join(pack("<IBQIQQ", number, 1, 0, 2**20, 0, 0) for number in range(TARGETS_MAX))
+    limits = pack("<IIIBI", 1, 1_000_000, 2**31, 0, TARGETS_MAX)
+    yield iggy_today(Code.FETCH, reader + wide + now + limits + fetched)
+    yield iggy_today(Code.GET_ROUTE, wide + U32.pack(0))
 
 
 def iggy_verbs() -> Iterator[Asked]:
@@ -313,6 +337,7 @@ def all_verbs() -> Iterator[Asked]:
     yield from flux_verbs()
     yield from cursus_verbs()
     yield from iggy_verbs()
+    yield from iggy_held_verbs()
     yield from kafka07_verbs()
     yield from kafka_verbs()
     yield from polywire_verbs()

@@ -120,7 +120,9 @@ class SystemFile:
         if now and not _RWF_NOWAIT:
             raise BlockingIOError(EAGAIN, os.strerror(EAGAIN), self._path)
         try:
-            return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT if now else 0)
+            if now:
+                return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT)
+            return os.preadv(self._descriptor, [out], position)
         except OSError as error:
             raise _named(error, self._path) from None
 
