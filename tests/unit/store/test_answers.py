@@ -65,9 +65,7 @@ PAGE = b"<html><body>log in to use this network</body></html>"
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers every request alike. ``server.answer``: (status, body, ETag)."""
-
-    protocol_version = "HTTP/1.1"
+    """Answers every request alike, each on a connection of its own. ``server.answer``: (status, body, ETag)."""
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
