@@ -48,6 +48,7 @@ PROTOCOLS: Final = [
 DISK_BYTES: Final = 64 * 1024 * 1024
 LOG: Final = replace(SETTINGS, slot_bytes=256 * 1024, slot_count_min=2, slot_count_max=4, scrub_hours=0)
 BROKER: Final = BrokerSettings(producer_window=3).within(LOG.batch_bytes_max)
+STEP: Final = 10_000  # restarts between two lines of what was seen
 REQUESTS_MAX: Final = 40  # to one disk, acknowledged or not: what they leave makes the next start slower
 TOPICS: Final = ("t", "u", "orders")
 STEPS_MAX: Final = 200_000  # of one request: a broker that never comes to rest is a fault
@@ -335,7 +336,9 @@ def main() -> int:
     asked = parser.parse_args()
     print(f"seed={asked.seed}", flush=True)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    print(run(count(asked.seed), count_min=asked.count), flush=True)
+    seeds = count(asked.seed)
+    for done in range(0, asked.count, STEP):
+        print(run(seeds, count_min=min(STEP, asked.count - done)), flush=True)
     return 0
 
 
