@@ -6,13 +6,14 @@ it accepts connections, and ``.pid``, which it keeps locked while it lives: a pr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -27,6 +28,7 @@ PRIVATE_MODE: Final = 0o600
 POLL_S: Final = 0.02
 QUIET_S: Final = 1.0  # of a start or a stop before it is reported that it takes longer
 REPORTS_S: Final = 10.0  # between two such reports
+PID_BYTES_MAX: Final = 9  # of the file of the process id: systems number processes up to 2^22
 STOP_S_MAX: Final = 60.0  # for a broker to answer what it has received and to sync its log
 
 app = App(
@@ -57,20 +59,16 @@ def stop(
 def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> int:
     """Run ``serve`` in a process of its own and return once it accepts connections. Raises Failed where it does not start."""
     data_dir = config.data_dir
-    if (pid := running(data_dir)) is not None:
-        raise Failed(
-            f"a detached broker is already running pid={pid} data_dir={str(data_dir)!r} (polywire stop ends it)"
-        )
     log, ready = beside(data_dir, ".log"), config.ready_file or beside(data_dir, ".ready")
-    ready.unlink(missing_ok=True)
     data_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab", opener=_open_private) as lines:
+    with _locked(data_dir) as held, open(log, "ab", opener=_open_private) as lines:
+        ready.unlink(missing_ok=True)
         start = lines.tell()
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _become_broker(replace(config, ready_file=ready), serve, lines.fileno())
+            _become_broker(replace(config, ready_file=ready), serve, lines.fileno(), held)
     try:
         _wait(lambda: ready.exists() or _has_ended(child), "starting")
     except KeyboardInterrupt:
@@ -87,22 +85,37 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
 
 def running(data_dir: Path) -> int | None:
     """Return the process id of the detached broker of a data directory, None when there is none."""
-    try:
-        with beside(data_dir, ".pid").open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return int(beside(data_dir, ".pid").read_text("ascii") or 0) or None
+    with suppress(FileNotFoundError), open(beside(data_dir, ".pid"), "rb", opener=_open_pid) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            written = file.read(PID_BYTES_MAX + 1)
+            return int(written) or None if len(written) <= PID_BYTES_MAX and written.strip().isdigit() else None
     return None
 
 
 def beside(data_dir: Path, suffix: str) -> Path:
-    """Return the path of a file beside a data directory."""
-    return data_dir.with_name(data_dir.absolute().name + suffix)
+    """Return the path of a file beside a data directory. Raises Failed for the root directory, which nothing is beside."""
+    name = data_dir.absolute().name
+    if not name:
+        raise Failed(f"the root directory cannot be a data directory data_dir={str(data_dir)!r} (use --data-dir)")
+    return data_dir.with_name(name + suffix)
 
 
-def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int) -> None:
+@contextmanager
+def _locked(data_dir: Path) -> Iterator[int]:
+    """Lock the file of the process id, and yield it open. A child has the lock, too, until it ends. Raises Failed."""
+    with open(beside(data_dir, ".pid"), "ab", opener=_open_pid) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            facts = f"pid={running(data_dir) or 'unknown'} data_dir={str(data_dir)!r}"
+            raise Failed(f"a detached broker is already running {facts} (polywire stop ends it)") from None
+        file.truncate(0)
+        yield file.fileno()
+
+
+def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int, held: int) -> None:
     """Serve in this process, which was just forked; never returns."""
     code = 1
     try:
@@ -110,9 +123,6 @@ def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        held = os.open(beside(config.data_dir, ".pid"), os.O_RDWR | os.O_CREAT, PRIVATE_MODE)
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(held, 0)
         os.write(held, b"%d\n" % os.getpid())
         code = serve(config)
     finally:
@@ -122,6 +132,16 @@ def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, PRIVATE_MODE)
+
+
+def _open_pid(path: str, flags: int) -> int:
+    """Open the file of the process id. Raises Failed for a symbolic link: the file that it names would be truncated."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, PRIVATE_MODE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise Failed(f"the file of the process id is a symbolic link (remove it) path={path!r}") from None
 
 
 def _has_ended(child: int) -> bool:

@@ -1,0 +1,98 @@
+"""``serve --detach`` and ``stop`` among files that others have made: locks of other starts, links, and bytes that are no process id."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from polywire.cli.detached import beside, running, serve_detached
+from polywire.cli.output import Failed
+from polywire.server.config import ServeConfig
+
+SECONDS_MAX = 60.0
+
+
+def _hold(path: Path, content: str, is_held: Event, is_over: Event) -> None:
+    with path.open("w", encoding="ascii") as file:
+        file.write(content)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        is_held.set()
+        is_over.wait(SECONDS_MAX)
+
+
+class Holder:
+    """Another process that holds the lock on a file of the process id, as a start does before it has written its own."""
+
+    def __init__(self, path: Path, content: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        is_held, self._is_over = context.Event(), context.Event()
+        self._process = context.Process(target=_hold, args=(path, content, is_held, self._is_over))
+        self._process.start()
+        assert is_held.wait(SECONDS_MAX)
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._process.join(SECONDS_MAX)
+
+
+def _serve(config: ServeConfig) -> int:
+    """Be ready, then end."""
+    assert config.ready_file is not None
+    config.ready_file.touch()
+    signal.pause()
+    return 0
+
+
+def _never(_: ServeConfig) -> int:
+    raise AssertionError("it was not started")
+
+
+@pytest.mark.parametrize("content", ["", "not a number", "-1", "0", "9" * 10, "9" * 400])
+def test_a_second_start_leaves_the_files_of_the_first_alone(tmp_path: Path, content: str) -> None:
+    data_dir = tmp_path / "data"
+    ready = beside(data_dir, ".ready")
+    ready.touch()
+    with Holder(beside(data_dir, ".pid"), content):
+        with pytest.raises(Failed, match="already running"):
+            serve_detached(ServeConfig(data_dir=data_dir), _never)
+        assert running(data_dir) is None, "it is not known which process it is"
+    assert ready.exists(), "the other broker accepts connections still"
+    assert beside(data_dir, ".pid").read_text("ascii") == content
+
+
+def test_a_link_in_place_of_the_process_id_is_refused(tmp_path: Path) -> None:
+    data_dir, other = tmp_path / "data", tmp_path / "other"
+    other.write_text("precious", "ascii")
+    beside(data_dir, ".pid").symlink_to(other)
+    with pytest.raises(Failed, match="symbolic link"):
+        serve_detached(ServeConfig(data_dir=data_dir), _never)
+    with pytest.raises(Failed, match="symbolic link"):
+        running(data_dir)
+    assert other.read_text("ascii") == "precious"
+
+
+def test_nothing_is_beside_the_root_directory() -> None:
+    with pytest.raises(Failed, match="root directory"):
+        running(Path("/"))
+
+
+def test_the_lock_is_the_brokers_alone_once_it_is_ready(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    beside(data_dir, ".pid").write_text("left over by a broker that was killed", "ascii")
+    for _ in range(2):
+        assert serve_detached(ServeConfig(data_dir=data_dir), _serve) == 0
+        pid = running(data_dir)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert running(data_dir) is None
