@@ -36,6 +36,8 @@ TransactionChange = (
 
 BRANCH: Final = "\0"
 """Before the id of a transaction, the name of its branch in another shard than its home: nobody can hold an id that begins so."""
+INTERNAL: Final = "__polywire-"
+"""Begins the transactional ids of the broker itself. A client that could hold one would block what the broker uses it for."""
 _OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
 
 
@@ -169,6 +171,11 @@ class TransactionTable:
         self._deciding: dict[str, int] = {}  # how many of them an id has
         self.open: Final[dict[str, None]] = {}  # ids whose transaction is under way, the longest first
         self._views: Final = Views(self._stored)
+
+    def check_reserved(self, id_: str, *, is_internal: bool) -> None:
+        """Raise Invalid(INVALID_NAME) for the name of a branch, and for an id that only the broker itself uses unless it is asking."""
+        if is_branch(id_) or id_.startswith(INTERNAL) is not is_internal:
+            raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
 
     def find(self, id_: str) -> Transaction | None:
         """The latest transaction of a transactional id."""

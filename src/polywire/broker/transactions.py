@@ -27,7 +27,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction, is_branch, level_of
 from polywire.clock import ElapsedClock
-from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Completion, Loop, Need, Publication, Ranges, Staging
 from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level, PositionKind
@@ -190,16 +190,17 @@ class Transactions:
         asks_again: bool,
         timeout_us: int,
         level: Level = Level.SYNCED,
+        is_internal: bool = False,
         by: Caller = NOBODY,
         done: Completion[int] | None,
     ) -> Transaction:
         """The same for a wire that numbers producers: whoever holds the id next has the number of whoever held it before, with an epoch of
         its own, as long as there are any. asks_again: it says that it holds the id, in the present epoch or the one before; asked twice from
-        one epoch, it is given the same next one. level: of the answer, and of what is staged.
+        one epoch, it is given the same next one. level: of the answer, and of what is staged. is_internal: the id is the broker's own.
 
         Raises as ``begin_epoch``.
         """
-        known = self._admit_holder(id_, by)
+        known = self._admit_holder(id_, by, is_internal=is_internal)
         made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
         kept_at = level if known is None else level_of(known, level)
         if known is not None:
@@ -223,11 +224,10 @@ class Transactions:
         asked = last if asked_by_holder else NO_EPOCH
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
-    def _admit_holder(self, id_: str, by: Caller) -> Transaction | None:
+    def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
         """Let somebody hold an id: what is open is abandoned. Returns how it stood. Raises as ``begin_epoch``."""
         check_name(id_, self._settings.name_bytes_max)
-        if is_branch(id_):
-            raise Invalid(ErrorCode.INVALID_NAME, f"a transactional id begins otherwise id={id_!r}")
+        self._state.transactions.check_reserved(id_, is_internal=is_internal)
         self._state.transactions.forget_idle(self._clock.now_us())
         known = self._state.transactions.find(id_)
         if known is not None:

@@ -25,7 +25,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.changes import TransactionalProducer
 from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transaction_state import Scope, Transaction
+from polywire.broker.transaction_state import INTERNAL, Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
 from polywire.http.endpoints import Asked
 from polywire.http.errors import raise_refusal
@@ -86,7 +86,9 @@ class Redrive:
         id_ = self._id(topic, asked)
         if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
             raise Busy(ErrorCode.BUSY, "another process has not followed the last redrive", retry_after_ms=1_000)
-        made = transactions.number_producer(id_, asks_again=False, timeout_us=TIMEOUT_US, by=asked.caller, done=None)
+        made = transactions.number_producer(
+            id_, asks_again=False, timeout_us=TIMEOUT_US, is_internal=True, by=asked.caller, done=None
+        )
         transaction = transactions.begin(made, done=None)
         epoch = transaction.epoch
         try:
@@ -123,7 +125,7 @@ class Redrive:
 
     def _id(self, topic: Topic, asked: Asked) -> str:
         """A transactional id of a user for a topic, whose home is this process. It is the same each time: other processes remember it."""
-        first = f"redrive-{asked.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
+        first = f"{INTERNAL}redrive-{asked.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
             return first

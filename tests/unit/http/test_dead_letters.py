@@ -10,7 +10,9 @@ import pytest
 
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.topics import Partition
-from polywire.errors import Busy, ErrorCode
+from polywire.broker.transaction_state import Transaction
+from polywire.broker.transactions import Transactions
+from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.http import dead_letters
 from polywire.http.endpoints import PREFIX
 from polywire.records.columns import Header, Record
@@ -174,3 +176,23 @@ def test_it_takes_the_right_to_write_where_letters_go(dead: Site) -> None:
     assert values(dead) == []
     assert redrive(dead, {"topics": [ORDERS]}, basic("writer", "writer")).status == 200
     assert len(values(dead)) == 3
+
+
+def test_no_client_can_hold_the_id_of_a_redrive(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions, used = dead.broker.transactions, []
+    number_producer = type(transactions).number_producer
+
+    def noting(self: Transactions, id_: str, **options: Any) -> Transaction:
+        used.append(id_)
+        return number_producer(self, id_, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(transactions), "number_producer", noting)
+        assert redrive(dead, {"topics": [ORDERS]}).status == 200
+    (id_,) = used
+    with pytest.raises(Invalid, match="reserved"):
+        transactions.begin_epoch(id_, by=dead.caller, done=None)
+    with pytest.raises(Invalid, match="reserved"):
+        transactions.number_producer(id_, asks_again=False, timeout_us=1, by=dead.caller, done=None)
+    store(dead, DEAD, [letter(b"d")])
+    assert redrive(dead, {"topics": [ORDERS]}).json["letters"] == 1
