@@ -1,6 +1,7 @@
 """Hostile requests that the broker acknowledges, each followed by a restart: ``python -m tests.hostile.restarts --count 100000``.
 
-A request of any protocol is damaged, often with its checksums made right again, and sent to a broker over a simulated disk. When the broker
+A request of any protocol is damaged, often with its checksums made right again, and sent to a broker over a simulated disk; other clients
+use what the broker has answered, as in transactions, and put odd numbers into that. When the broker
 has stored something, it is killed or closed and started again over the same disk: the start must succeed, every record must be readable and
 the next record must be stored. A run is a pure function of its seed.
 """
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
@@ -39,6 +41,7 @@ from polywire.testing.sim.tokens import tokens_by
 from polywire.testing.sim.wires.process import WiresProcess
 from polywire.types import Level, TopicName
 from tests.fuzz.chance import damaged
+from tests.hostile.dialogues import DIALOGUES, Dialogue
 from tests.hostile.exchanges import STREAMS
 from tests.unit.protocols.polywire.peer import batch_of
 
@@ -50,6 +53,7 @@ LOG: Final = replace(SETTINGS, slot_bytes=256 * 1024, slot_count_min=2, slot_cou
 BROKER: Final = BrokerSettings(producer_window=3).within(LOG.batch_bytes_max)
 STEP: Final = 10_000  # restarts between two lines of what was seen
 REQUESTS_MAX: Final = 40  # to one disk, acknowledged or not: what they leave makes the next start slower
+DIALOGUE_SHARE: Final = 0.2
 TOPICS: Final = ("t", "u", "orders")
 STEPS_MAX: Final = 200_000  # of one request: a broker that never comes to rest is a fault
 MAINTENANCE_S: Final = 2.0  # simulated, in which compaction and merging run
@@ -76,7 +80,7 @@ KAFKA_FIELDS: Final = ((0, 8), (12, 4), (21, 2), (23, 4), (27, 8), (35, 8), (43,
 
 @dataclass
 class Figures:
-    """What a run has seen. ``acknowledged`` counts requests of each protocol after which something was stored, so restarts."""
+    """What a run has seen. ``acknowledged`` counts restarts, by the protocol or dialogue after which something was stored."""
 
     requests: int = 0
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -90,15 +94,15 @@ class Figures:
 
 @dataclass
 class Peer:
-    """The sending end of a connection. ``answered``: bytes that came back."""
+    """The sending end of a connection. ``answer``: what came back."""
 
     reads = True
-    answered: int = 0
+    answer: bytes = b""
     is_over: bool = False
 
     def received(self, data: bytes) -> None:
-        """Count an answer."""
-        self.answered += len(data)
+        """Keep an answer."""
+        self.answer += data
 
     def hung_up(self, *, is_aborted: bool) -> None:
         """Note that the broker closed the connection."""
@@ -136,8 +140,8 @@ class Victim:
         """Return the number of groups written so far, which grows with everything acknowledged."""
         return int(self.log._writer.sequence)
 
-    def send(self, protocol: str, stream: bytes) -> None:
-        """Send bytes on a connection of their own and wait until the broker has nothing left to do."""
+    def send(self, protocol: str, stream: bytes) -> bytes:
+        """Send bytes on a connection of their own, wait until the broker has nothing left to do and return what it answered."""
         peer = Peer()
         link = self.process.accept(peer, protocol)
         while stream and (size := link.free):
@@ -148,6 +152,17 @@ class Victim:
         self.rest()
         link.cut()  # whatever it still waits for
         self.rest()
+        return peer.answer
+
+    def converse(self, dialogue: Dialogue) -> int:
+        """Send the requests of a dialogue, each when the one before is answered, and return how many there were."""
+        requests, answer = 0, None
+        with suppress(StopIteration):
+            while True:
+                protocol, stream = next(dialogue) if answer is None else dialogue.send(answer)
+                answer = self.send(protocol, stream)
+                requests += 1
+        return requests
 
     def rest(self) -> None:
         """Run the broker until nothing happens without time passing."""
@@ -315,17 +330,21 @@ def _run_disk(seed: int, figures: Figures) -> None:
     chance = random.Random(seed)
     victim = Victim(seed)
     for _ in range(REQUESTS_MAX):
-        protocol = chance.choice(PROTOCOLS)
-        stream = chance.choice(DAMAGES)(STREAMS[protocol](chance), chance)
         before = victim.stored
-        victim.send(protocol, stream)
-        figures.requests += 1
+        if chance.random() < DIALOGUE_SHARE:
+            begin = chance.choice(DIALOGUES)
+            name = begin.__name__
+            figures.requests += victim.converse(begin(chance))
+        else:
+            name = chance.choice(PROTOCOLS)
+            victim.send(name, chance.choice(DAMAGES)(STREAMS[name](chance), chance))
+            figures.requests += 1
         if victim.stored == before:
             continue
         if chance.random() < 0.2:
             victim.maintain()
         victim.restart(is_killed=chance.random() < 0.8)
-        figures.acknowledged[protocol] += 1
+        figures.acknowledged[name] += 1
 
 
 def main() -> int:

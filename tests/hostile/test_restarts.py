@@ -19,6 +19,7 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from tests.hostile import restarts
+from tests.hostile.dialogues import DIALOGUES
 from tests.hostile.restarts import KAFKA_HEADER_BYTES, Victim, kafka_batches, resealed, run, stored_batches
 from tests.unit.protocols.kafka.requests import produce_frame
 
@@ -41,7 +42,8 @@ def frame(verb: Verb, head: Head, payload: bytes) -> bytes:
 
 def test_a_start_succeeds_behind_whatever_was_acknowledged() -> None:
     figures = run(count(SEED), count_min=RESTARTS)
-    assert set(figures.acknowledged) == set(restarts.PROTOCOLS), f"a protocol was never acknowledged: {figures}"
+    expected = {*restarts.PROTOCOLS, *(dialogue.__name__ for dialogue in DIALOGUES)}
+    assert set(figures.acknowledged) == expected, f"something was never acknowledged: {figures}"
 
 
 def produced(base_sequence: int) -> bytes:
