@@ -96,10 +96,11 @@ def running(data_dir: Path) -> int | None:
 
 def beside(data_dir: Path, suffix: str) -> Path:
     """Return the path of a file beside a data directory. Raises Failed for the root directory, which nothing is beside."""
-    name = data_dir.absolute().name
-    if not name:
+    if data_dir.name in ("", ".."):  # "." and the like, which have no name of their own
+        data_dir = Path(os.path.abspath(data_dir))
+    if not data_dir.name:
         raise Failed(f"the root directory cannot be a data directory data_dir={str(data_dir)!r} (use --data-dir)")
-    return data_dir.with_name(name + suffix)
+    return data_dir.with_name(data_dir.name + suffix)
 
 
 @contextmanager

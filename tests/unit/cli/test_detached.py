@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import signal
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -14,35 +12,6 @@ import pytest
 from polywire.cli.detached import beside, running, serve_detached
 from polywire.cli.output import Failed
 from polywire.server.config import ServeConfig
-
-SECONDS_MAX = 60.0
-
-
-def _hold(path: Path, content: str, is_held: Event, is_over: Event) -> None:
-    with path.open("w", encoding="ascii") as file:
-        file.write(content)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        is_held.set()
-        is_over.wait(SECONDS_MAX)
-
-
-class Holder:
-    """Another process that holds the lock on a file of the process id, as a start does before it has written its own."""
-
-    def __init__(self, path: Path, content: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        is_held, self._is_over = context.Event(), context.Event()
-        self._process = context.Process(target=_hold, args=(path, content, is_held, self._is_over))
-        self._process.start()
-        assert is_held.wait(SECONDS_MAX)
-
-    def __enter__(self) -> Holder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._process.join(SECONDS_MAX)
 
 
 def _serve(config: ServeConfig) -> int:
@@ -62,7 +31,9 @@ def test_a_second_start_leaves_the_files_of_the_first_alone(tmp_path: Path, cont
     data_dir = tmp_path / "data"
     ready = beside(data_dir, ".ready")
     ready.touch()
-    with Holder(beside(data_dir, ".pid"), content):
+    beside(data_dir, ".pid").write_text(content, "ascii")
+    with beside(data_dir, ".pid").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Failed, match="already running"):
             serve_detached(ServeConfig(data_dir=data_dir), _never)
         assert running(data_dir) is None, "it is not known which process it is"
@@ -84,6 +55,18 @@ def test_a_link_in_place_of_the_process_id_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_beside_the_root_directory() -> None:
     with pytest.raises(Failed, match="root directory"):
         running(Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("spelled", "expected"), [(".", "here.pid"), ("below/..", "here.pid"), ("data", "here/data.pid")]
+)
+def test_a_file_beside_a_directory_is_named_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str, expected: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert beside(Path(spelled), ".pid").absolute() == tmp_path / expected
 
 
 def test_the_lock_is_the_brokers_alone_once_it_is_ready(tmp_path: Path) -> None:
