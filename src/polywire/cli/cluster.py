@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from polywire.choices import unknown
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import examples
@@ -222,12 +223,13 @@ def drain(
     """
     objects = open_bucket(url)
     identity, nodes = _identity(objects), Nodes(objects)
+    known = {one.machine for one in nodes.read()}
+    if node not in known:
+        raise unknown("node", node, known)
     if undo:
         nodes.undrain(node)
         note(f"{node} may lead again")
         return 0
-    if all(one.machine != node for one in nodes.read()):
-        raise Failed(f"there is no broker of this name node={node}")
     nodes.drain(node)
     if not wait:
         note(f"{node} gives away what it leads")

@@ -15,9 +15,10 @@ from cyclopts import Parameter
 
 from polywire.cli.output import Failed, note
 from polywire.client.base import WireClient
+from polywire.client.group_names import no_such_group, no_such_topic
 from polywire.client.link import CONNECT_S, Link
 from polywire.client.polywire import PolywireClient
-from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
 
 Result = TypeVar("Result")
 
@@ -37,8 +38,10 @@ Address = Annotated[
 ]
 
 
-def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]]) -> Result:
-    """Connect, run ``work``, close.
+def run_with_client(
+    address: str, work: Callable[[WireClient], Awaitable[Result]], *, topic: str | None = None, group: str | None = None
+) -> Result:
+    """Connect, run ``work``, close. Where ``topic`` or ``group`` does not exist, the error names those that do.
 
     Waits for a broker that does not listen yet as ``polywire.connect`` does, and reports that it waits. Raises Failed when none answers
     in time, and the kinds of ``polywire.errors``.
@@ -61,6 +64,12 @@ def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]
             waits.cancel()
         try:
             return await work(client)
+        except Missing as error:
+            if topic is not None and error.code is ErrorCode.TOPIC_MISSING:
+                raise await no_such_topic(client, topic) from error
+            if group is not None and error.code is ErrorCode.GROUP_MISSING:
+                raise await no_such_group(client, group, topic) from error
+            raise
         finally:
             await client.close()
 

@@ -58,7 +58,7 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
         return [row for group in groups for row in _rows(group, await lags_of(wire, group))]
 
     columns = ("topic", "partition", "position", "next_offset", "lag_records", "lag_seconds", "member", "wire")
-    print_list(run_with_client(address, work), columns=columns, form=output)
+    print_list(run_with_client(address, work, group=name), columns=columns, form=output)
 
 
 @app.command(
@@ -109,9 +109,10 @@ def reset(
             rows.append(row | {"new_position": offset, "lag_records": span.next_offset - offset})
         return rows
 
-    rows = run_with_client(address, work)
+    rows = run_with_client(address, work, topic=topic)
+    new = group_offsets.new_groups([row | {"group": name} for row in rows])
     print_list(rows, columns=("topic", "partition", "position", "new_position", "lag_records"), form=output)
-    note(f"{'would move' if dry_run else 'moved'} group={name} topic={topic} partitions={len(rows)}")
+    note(f"{'would move' if dry_run else 'moved'} group={name} topic={topic} partitions={len(rows)}{new}")
 
 
 @app.command(help_epilogue=examples("polywire group delete billing orders --dry-run"))
@@ -143,7 +144,7 @@ def delete(
             await wire.delete_group(name, topic)
         return known[0] if known else None
 
-    group = run_with_client(address, work)
+    group = run_with_client(address, work, topic=topic, group=name)
     members, positions = (0, 0) if group is None else (len(group.members), len(group.positions))
     done = "would delete" if dry_run else "deleted"
     note(f"{done} group={name} topic={topic} members={members} positions={positions}")

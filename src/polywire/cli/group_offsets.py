@@ -16,8 +16,9 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
+from polywire.choices import listed, missing
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
-from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import WireClient
 from polywire.client.polywire import PolywireClient
@@ -63,9 +64,9 @@ class CommittedOffset:
 )
 def show(group: Group, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
     """Show the committed offsets of a group."""
-    found = run_with_client(address, lambda client: _committed(client, group))
+    found = run_with_client(address, lambda client: _committed(client, group), group=group)
     if not found:
-        raise Missing(ErrorCode.GROUP_MISSING, f"group has no committed offsets group={group!r}")
+        raise Failed(f"group has no committed offsets group={group!r}")
     print_list([_row(entry) for entry in found], columns=COLUMNS, form=output)
 
 
@@ -103,7 +104,7 @@ def export(
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
     """Print committed offsets as import reads them."""
-    found = run_with_client(address, lambda client: _committed(client, group))
+    found = run_with_client(address, lambda client: _committed(client, group), group=group)
     print_list([_row(entry) for entry in found], columns=COLUMNS, form=ListFormat(output.value))
     note(f"exported offsets={len(found)} groups={len({entry.group for entry in found})}")
 
@@ -197,10 +198,14 @@ def _row(entry: CommittedOffset) -> dict[str, object]:
 
 
 async def _committed(client: WireClient, group: str | None) -> list[CommittedOffset]:
-    wire = polywire_only(client, "groups are told")
+    """Return committed offsets of a group, or of all. Raises Missing(GROUP_MISSING)."""
+    wire = polywire_only(client, "groups are listed")
+    groups = await wire.groups(group)
+    if group is not None and not groups:
+        raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={group!r}")
     return [
         CommittedOffset(known.name, known.topic, partition, offset)
-        for known in await wire.groups(group)
+        for known in groups
         for partition, offset in sorted(known.positions.items())
     ]
 
@@ -226,24 +231,31 @@ def _apply(address: str, wanted: Sequence[CommittedOffset], *, dry_run: bool, ou
 
     rows = run_with_client(address, work)
     print_list(rows, columns=("group", "topic", "partition", "position", "new_position"), form=output)
-    note(f"{'would set' if dry_run else 'set'} offsets={len(rows)}")
+    note(f"{'would set' if dry_run else 'set'} offsets={len(rows)}{new_groups(rows)}")
+
+
+def new_groups(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return ``new_groups=…`` for groups that had no position before: their names may be mistyped."""
+    known = {row["group"] for row in rows if row["position"] is not None}
+    new = {str(row["group"]) for row in rows} - known
+    return f" new_groups={listed(new)}" if new else ""
 
 
 async def _check(wire: PolywireClient, wanted: Sequence[CommittedOffset]) -> dict[tuple[str, str, int], int]:
     """What the groups have committed now. Raises Conflict(GROUP_NOT_EMPTY), Missing, and Invalid for an offset beyond the end."""
     before: dict[tuple[str, str, int], int] = {}
     for name in sorted({entry.group for entry in wanted}):
-        topics = {entry.topic for entry in wanted if entry.group == name}
+        moved = {entry.topic for entry in wanted if entry.group == name}
         for known in await wire.groups(name):
-            if known.members and known.topic in topics:
+            if known.members and known.topic in moved:
                 facts = f"group={name!r} topic={known.topic!r} members={len(known.members)}"
                 raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"group has members, stop them first {facts}")
             before |= {(name, known.topic, number): offset for number, offset in known.positions.items()}
-    ends = {
-        (topic, part.partition): part.next_offset
-        for topic in sorted({entry.topic for entry in wanted})
-        for part in await wire.bounds(topic)
-    }
+    topics = {entry.topic for entry in wanted}
+    known_topics = {info.name for info in await wire.topics()}
+    for topic in sorted(topics - known_topics):
+        raise missing(ErrorCode.TOPIC_MISSING, "topic", topic, known_topics)
+    ends = {(topic, part.partition): part.next_offset for topic in sorted(topics) for part in await wire.bounds(topic)}
     for entry in wanted:
         end = ends.get((entry.topic, entry.partition))
         facts = f"topic={entry.topic!r} partition={entry.partition}"

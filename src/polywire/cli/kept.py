@@ -11,13 +11,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from polywire.choices import missing
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.client.base import WireClient
 from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.polywire import PolywireClient
-from polywire.errors import ErrorCode, Missing
+from polywire.errors import ErrorCode
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
@@ -49,9 +50,10 @@ class Noun:
         """Forget one; what ``detail`` said of it. Raises Missing."""
         wire = polywire_only(client, f"{self.names} are deleted")
         key = self.columns[0]
-        known = [row for row in await self.rows(wire) if row[key] == name]
+        rows = await self.rows(wire)
+        known = [row for row in rows if row[key] == name]
         if not known:
-            raise Missing(self.missing, f"no such {self.name} {key}={name!r}")
+            raise missing(self.missing, self.name, name, (str(row[key]) for row in rows))
         if not dry_run:
             await self.deleted(wire, name)
         return known[0][self.detail]

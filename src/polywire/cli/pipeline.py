@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
+from polywire.choices import missing
 from polywire.cli.connection import ADDRESS_DEFAULT, run_with_client
 from polywire.cli.output import Failed, ListFormat, note, notes, print_list
 from polywire.cli.usage import EXIT_FAILED, examples
 from polywire.client.base import WireClient
-from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
+from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.names import unescape
 from polywire.spark.pipelines import project
 from polywire.spark.pipelines.registry import PIPELINES, kind_name, pipeline, read_settings, settings_of
@@ -168,15 +169,15 @@ def _check_topics(settings: Mapping[str, Any]) -> None:
     address, topics = settings.get("address"), settings.get("topic")
     if not isinstance(address, str) or not isinstance(topics, str):
         return
-    wanted = [unescape(part.strip()) for part in topics.split(",") if part.strip()]
+    names = [unescape(part.strip()) for part in topics.split(",") if part.strip()]
 
-    async def work(client: WireClient) -> set[str]:
-        return {topic.name for topic in await client.topics()}
+    async def work(client: WireClient) -> None:
+        known = {topic.name for topic in await client.topics()}
+        for name in names:
+            if name not in known:
+                raise missing(ErrorCode.TOPIC_MISSING, "topic", name, known, facts=f"address={address}")
 
-    there = run_with_client(f"polywire://{address}", work)
-    for topic in wanted:
-        if topic not in there:
-            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic!r} address={address}")
+    run_with_client(f"polywire://{address}", work)
 
 
 def _started(start: Callable[[], SparkSession]) -> SparkSession:

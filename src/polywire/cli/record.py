@@ -129,7 +129,7 @@ def consume(
         for span in found:
             await _print_span(client, printer, span)
 
-    run_with_client(address, work)
+    run_with_client(address, work, topic=topic)
 
 
 @app.command(help_epilogue=examples("polywire record tail orders --format raw"))

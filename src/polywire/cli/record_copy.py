@@ -105,6 +105,7 @@ def _span(partition: int | None, from_: str, until: str) -> Span:
 
 
 async def _run(work: Copy, groups: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
+    await work.check_groups(groups)
     await work.run()
     return await work.commit_positions(groups) if groups else []
 

@@ -10,12 +10,13 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
+from polywire.choices import unknown
 from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
 from polywire.cli.log import opened, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.record_lines import format_time
 from polywire.cli.usage import DataDir, examples
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError
 from polywire.log.doctor import examine_segment
 from polywire.log.repair import OfflineLog
 from polywire.log.segments.format import SegmentInfo, read_info
@@ -101,10 +102,10 @@ def _needed(offline: OfflineLog) -> set[str] | None:
 
 
 def _known(offline: OfflineLog, names: Sequence[str]) -> list[str]:
-    there = set(offline.store.list(f"{SEGMENTS}/"))
+    known = set(offline.store.list(f"{SEGMENTS}/"))
     for name in names:
-        if name not in there:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"no such segment segment={name!r}")
+        if name not in known:
+            raise unknown("segment", name, known)
     return list(names)
 
 

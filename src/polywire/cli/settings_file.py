@@ -7,13 +7,14 @@ meant. Must not know: what a setting means.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from cyclopts import App, CycloptsError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Toml
+
+from polywire.choices import did_you_mean
 
 USUAL_FILE: Final = Path("polywire.toml")  # read where the broker is started, if it is there
 FILE_OPTION: Final = "--config"
@@ -68,5 +69,4 @@ def _meant(key: str, known: Collection[str], below: Collection[str] = ()) -> str
     """What was probably meant."""
     if key.replace("_", "-") in below:
         return f", it belongs below [{TABLE}]"
-    close = get_close_matches(key, sorted(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return did_you_mean(key, sorted(known))

@@ -184,7 +184,7 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
         bounds = await client.bounds(name)
         return bounds, (await client.describe(name)).settings if isinstance(client, PolywireClient) else {}
 
-    parts, settings = run_with_client(address, work)
+    parts, settings = run_with_client(address, work, topic=name)
     rows = [
         {
             "partition": part.partition,
@@ -240,7 +240,7 @@ def alter(
                 await wire.configure_topic(name, given)
         return [{"setting": key, "before": now[key], "after": value} for key, value in wanted.items()]
 
-    rows = run_with_client(address, work)
+    rows = run_with_client(address, work, topic=name)
     print_list(rows, columns=("setting", "before", "after"), form=output)
     note(f"{'would alter' if dry_run else 'altered'} topic={name} settings={len(rows)}")
 
@@ -263,5 +263,5 @@ def delete(
             await client.delete_topic(name)
         return records
 
-    records = run_with_client(address, work)
+    records = run_with_client(address, work, topic=name)
     note(f"{'would delete' if dry_run else 'deleted'} topic={name} records={records}")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import product
 from typing import Final
 
 from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.client.copy_fields import Carried, carry
 from polywire.client.copy_state import CopyState, PartitionProgress
+from polywire.client.group_names import group_names, no_such_group, no_such_topic
 from polywire.client.kafka07 import Kafka07Client
 from polywire.client.login import split_login
 from polywire.client.places import places_of, tells_offsets
@@ -115,6 +115,27 @@ class Copy:
         self._moved_at = time.monotonic()
         self._on_progress(self.outcome)
 
+    async def check_groups(self, groups: Sequence[str]) -> None:
+        """Find the positions of groups at the source, before anything is copied.
+
+        Raises Missing(GROUP_MISSING) for a group that has none, and Missing(TOPIC_MISSING).
+        """
+        if not groups:
+            return
+        async with connected(self.source.url) as source:
+            count = await _partition_count(source, self.source, "source")
+            for group in groups:
+                await self._positions(source, group, range(count))
+
+    async def _positions(self, source: WireClient, group: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return a group's positions at the source. Raises Missing(GROUP_MISSING)."""
+        topic = self.source.topic
+        found = {number: await source.position(group, topic, number) for number in partitions}
+        # Some wires report 0 for a group that does not exist: then only the list of groups can tell.
+        if not any(found.values()) and group not in await group_names(source, topic):
+            raise await no_such_group(source, group, topic)
+        return {number: position for number, position in found.items() if position is not None}
+
     async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
         """Commit positions of groups at the target; returns group, partition and both offsets. Call it when everything is copied.
 
@@ -124,9 +145,8 @@ class Copy:
         async with connected(self.source.url) as source, connected(self.target.url) as target:
             if not (tells_offsets(source) and tells_offsets(target) and await _keeps(source, target, self)):
                 raise Invalid(ErrorCode.INVALID_REQUEST, "positions of groups cannot be carried between these topics")
-            for group, number in product(groups, sorted(self.state.partitions)):
-                position = await source.position(group, self.source.topic, number)
-                if position is not None:
+            for group in groups:
+                for number, position in (await self._positions(source, group, sorted(self.state.partitions))).items():
                     offset = self.state.partition(number).target_of(position)
                     await _commit(target, group, self.target.topic, number, offset)
                     moved.append((group, number, position, offset))
@@ -182,10 +202,11 @@ class _Session:
         self._keeps = self._notes = False
 
     async def copy(self) -> None:
-        count = await self._from.partition_count()
+        count = await _partition_count(self._source, self._copy.source, "source")
         wanted = [number for number in range(count) if self._copy.span.partition in (None, number)]
         if not wanted:
-            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition partition={self._copy.span.partition}")
+            facts = f"partition={self._copy.span.partition} topic={self._copy.source.topic!r} end=source known=0..{count - 1}"
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
         await self._prepare_target(count)
         for number in wanted:
             await self._copy_partition(number, await self._stop(number))
@@ -200,7 +221,7 @@ class _Session:
             there = await self._to.partition_count()
         except Missing:
             if Ability.CREATE_TOPIC not in self._target.abilities:
-                raise
+                raise await no_such_topic(self._target, self._copy.target.topic, facts="end=target") from None
             with suppress(Conflict):  # a broker that died meanwhile had made it
                 await self._target.create_topic(self._copy.target.topic, count)
             there = await self._to.partition_count()
@@ -345,6 +366,16 @@ class _Session:
             self._doubtful -= found[-1] is not None
         self._looked_at += len(carried)
         return found
+
+
+async def _partition_count(client: WireClient, end: End, role: str) -> int:
+    """Return how many partitions an end has. Raises Missing(TOPIC_MISSING), which names the end, the topic, and the topics there are."""
+    try:
+        return await places_of(client, end.topic).partition_count()
+    except Missing as error:
+        if error.code is not ErrorCode.TOPIC_MISSING:
+            raise
+        raise await no_such_topic(client, end.topic, facts=f"end={role}") from None
 
 
 def _part_end(records: Sequence[Record], at: int) -> int:

@@ -393,6 +393,11 @@ class IggyClient(Scope):
         del self._members[group, topic, member]
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
+    async def group_names(self, topic: str) -> list[str]:
+        """Return the names of a topic's groups; a dialect without names numbers them: ``group-1``."""
+        payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
+        return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
+
     def _member(self, group: str, topic: str, member: str) -> Asking:
         connection = self._members.get((group, topic, member))
         if connection is None:

@@ -444,6 +444,10 @@ class IggyTodayClient(IggyClient):
             raise Missing(ErrorCode.MEMBER_MISSING, "this connection is no member of the group")
         return Membership(*found)
 
+    async def group_names(self, topic: str) -> list[str]:
+        """Return the names of a topic's groups."""
+        return _checked(today_codec.read_groups, await self._connection.ask(Code.GET_GROUPS, topic_ident(topic)))
+
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:

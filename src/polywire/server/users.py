@@ -18,7 +18,8 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
-from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.choices import missing
+from polywire.errors import Conflict, ErrorCode, Invalid
 from polywire.server.private import check_secret
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -90,7 +91,7 @@ def remove_user(path: Path, name: str) -> None:
     lines = _lines(path)
     rest = [line for line in lines if _name_of(line) != name]
     if len(rest) == len(lines):
-        raise Missing(ErrorCode.USER_MISSING, f"no such user name={name!r}")
+        raise missing(ErrorCode.USER_MISSING, "user", name, filter(None, map(_name_of, lines)))
     _write(path, rest)
 
 

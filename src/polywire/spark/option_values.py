@@ -5,10 +5,10 @@ Promises: a wrong name or value is an error that names the option meant, so no t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
+from polywire.choices import did_you_mean
 from polywire.client.login import PASSWORD_VARIABLE, Login, login_of
 from polywire.errors import ErrorCode, Invalid
 
@@ -55,9 +55,9 @@ def _refuse_unknown(key: str, by_lower: Mapping[str, str], topics: str) -> NoRet
             refuse(key, why)
     if key.lower().startswith("kafka."):
         refuse(key, "configures Kafka's own client and has no meaning here; remove it")
-    near = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
-    meant = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown option{meant} option={key!r}")
+    raise Invalid(
+        ErrorCode.INVALID_REQUEST, f"unknown option{did_you_mean(key, sorted(by_lower.values()))} option={key!r}"
+    )
 
 
 def refuse(name: str, why: str) -> NoReturn:

@@ -6,7 +6,6 @@ Must not know: the broker.
 
 from __future__ import annotations
 
-import difflib
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from polywire.choices import unknown
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.options import Headers
 
@@ -63,12 +63,7 @@ def check_schema(schema: StructType) -> None:
     for field in schema.fields:
         expected = COLUMNS.get(field.name)
         if expected is None:
-            near = difflib.get_close_matches(field.name, COLUMNS, n=1, cutoff=0.5)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"the source has no such column{meant} column={field.name!r} columns={','.join(COLUMNS)}",
-            )
+            raise unknown("column", field.name, COLUMNS)
         if _type_name(field.dataType) != _type_name(expected):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,

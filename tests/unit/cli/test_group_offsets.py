@@ -75,7 +75,7 @@ def test_offsets_are_set(broker: BrokerThread, capsys: pytest.CaptureFixture[str
     assert with_client(broker) == {"billing": {0: 4, 1: 10}}
     capsys.readouterr()
     assert run(["group", "offsets", "show", "nobody"]) == 1
-    assert "group has no committed offsets group='nobody' code=group_missing" in capsys.readouterr().err
+    assert "no such group group='nobody' known=billing code=group_missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,15 @@ def read_group(payload: bytes) -> tuple[int, int, list[MemberSeen]]:
     return number, partition_count, members
 
 
+def read_groups(payload: bytes) -> list[int]:
+    """GET_CONSUMER_GROUPS: the number of each group."""
+    reader, numbers = _reader(payload), []
+    while reader.left:
+        numbers.append(reader.u32())
+        reader.take(2 * 4)  # partitions, members
+    return numbers
+
+
 def read_client_id(payload: bytes) -> int:
     """The number of this connection, from GET_ME."""
     return _reader(payload).u32()

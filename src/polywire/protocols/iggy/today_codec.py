@@ -215,6 +215,15 @@ def _topic(reader: Reader) -> tuple[str, int]:
     return found
 
 
+def read_groups(payload: bytes) -> list[str]:
+    """Name of each group of a topic."""
+    reader, names = _reader(payload), []
+    while reader.left:
+        reader.take(3 * 4)  # number, partitions, members
+        names.append(reader.name())
+    return names
+
+
 def read_sent(payload: bytes) -> tuple[int, int] | None:
     """Partition and base offset of a batch that was sent; None from a server that does not tell."""
     if not payload:

@@ -8,7 +8,6 @@ Must not know: what a pipeline does, the command line.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import types
@@ -18,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from polywire.choices import unknown
 from polywire.errors import ErrorCode, Invalid
 
 GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that whoever runs the pipeline provides
@@ -77,7 +77,7 @@ def pipeline(name: str) -> Pipeline:
     for known in PIPELINES:
         if known.name == name:
             return known
-    raise _unknown("pipeline", name, [known.name for known in PIPELINES])
+    raise unknown("pipeline", name, [known.name for known in PIPELINES])
 
 
 def settings_of(function: Callable[..., Any]) -> list[Setting]:
@@ -99,7 +99,7 @@ def read_settings(function: Callable[..., Any], given: Mapping[str, str]) -> dic
     known = {setting.name: setting for setting in settings_of(function)}
     for name in given:
         if name not in known:
-            raise _unknown("setting", name, list(known))
+            raise unknown("setting", name, list(known))
     missing = [name for name, setting in known.items() if setting.required and name not in given]
     if missing:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"settings are missing: --set {'=… --set '.join(missing)}=…")
@@ -178,9 +178,3 @@ def _text(default: Any) -> str | None:
             return ",".join(map(str, default))
         case _:
             return str(default)
-
-
-def _unknown(what: str, name: str, known: Sequence[str]) -> Invalid:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return Invalid(ErrorCode.INVALID_REQUEST, f"no such {what}{meant} {what}={name!r} known={','.join(known)}")

@@ -1,0 +1,80 @@
+"""Names and words that a caller chooses from a known set: resolve them, or report which ones exist.
+
+Guarantees: a message lists at most ``NAMES_SHOWN`` names of at most ``NAME_CHARS_SHOWN`` characters, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from enum import Enum
+from itertools import islice
+from typing import Final, TypeVar
+
+from polywire.errors import ErrorCode, Invalid, Missing
+
+NAMES_SHOWN: Final = 10  # what fits a line or two of a terminal
+NAME_CHARS_SHOWN: Final = 100  # a topic's name may have 511 bytes
+NAMES_COMPARED_MAX: Final = 2_000  # comparing two names takes some 10 µs
+
+E = TypeVar("E", bound=Enum)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean 'x'?" for the known name closest to ``name``, and nothing where none is close."""
+    by_lower = {other.lower()[:NAME_CHARS_SHOWN]: other for other in islice(known, NAMES_COMPARED_MAX)}
+    close = get_close_matches(name.lower()[:NAME_CHARS_SHOWN], by_lower, n=1)
+    return f", did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as the value of a fact: separated by commas, cut to a line or two."""
+    found = sorted(set(names))
+    shown = ",".join(name[:NAME_CHARS_SHOWN] for name in found[:NAMES_SHOWN])
+    more = f",… ({len(found)} in all)" if len(found) > NAMES_SHOWN else ""
+    return f"{shown}{more}" if found else "none"
+
+
+def missing(code: ErrorCode, noun: str, name: str, known: Iterable[str], *, facts: str = "") -> Missing:
+    """Return the error for a name that does not exist: which one was probably meant, and which ones there are.
+
+    Args:
+        code: of the error.
+        noun: what the name is one of, such as "topic".
+        name: the name that does not exist.
+        known: the names that exist.
+        facts: more ``key=value`` to end the message with.
+    """
+    names = list(known)
+    return Missing(code, _message(noun, name, names, facts))
+
+
+def unknown(noun: str, name: str, known: Iterable[str]) -> Invalid:
+    """Return the error for a word that is not one of a fixed set; arguments as for ``missing``."""
+    names = list(known)
+    return Invalid(ErrorCode.INVALID_REQUEST, _message(noun, name, names, ""))
+
+
+def _message(noun: str, name: str, names: list[str], facts: str) -> str:
+    tail = f" {facts}" if facts else ""
+    return f"no such {noun}{did_you_mean(name, names)} {noun.replace(' ', '_')}={name!r}{tail} known={listed(names)}"
+
+
+def word_of(member: Enum) -> str:
+    """Return the word for a member: its value where that is a text, else its name."""
+    return (member.value if isinstance(member.value, str) else member.name).lower()
+
+
+def choice(kind: type[E], given: E | str, noun: str) -> E:
+    """Return the member that ``given`` is, or whose word it spells, in either case.
+
+    Raises:
+        Invalid: INVALID_REQUEST: it is none; the message names the words there are.
+    """
+    if isinstance(given, kind):
+        return given
+    words = {word_of(member): member for member in kind}
+    found = words.get(given.lower()) if isinstance(given, str) else None
+    if found is None:
+        raise unknown(noun, str(given), words)
+    return found

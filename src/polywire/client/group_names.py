@@ -1,0 +1,38 @@
+"""Groups of a topic by name, over any wire that lists them, and the errors that name what exists.
+
+Must not know: how errors are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polywire.choices import missing
+from polywire.client.base import WireClient
+from polywire.client.iggy import IggyClient
+from polywire.client.kafka import KafkaClient
+from polywire.client.polywire import PolywireClient
+from polywire.errors import ErrorCode, Missing
+
+
+async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str]:
+    """Return the groups of a topic, of all topics with None; empty over a wire that cannot list them."""
+    match client:
+        case PolywireClient() | KafkaClient():
+            return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})
+        case IggyClient() if topic is not None:
+            return await client.group_names(topic)
+        case _:
+            return ()
+
+
+async def no_such_group(client: WireClient, group: str, topic: str | None = None) -> Missing:
+    """Return the error for a group that does not exist, on one topic or on any."""
+    facts = "" if topic is None else f"topic={topic!r}"
+    return missing(ErrorCode.GROUP_MISSING, "group", group, await group_names(client, topic), facts=facts)
+
+
+async def no_such_topic(client: WireClient, topic: str, *, facts: str = "") -> Missing:
+    """Return the error for a topic that does not exist."""
+    known = [info.name for info in await client.topics()]
+    return missing(ErrorCode.TOPIC_MISSING, "topic", topic, known, facts=facts)
