@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
 from polywire.client.brokers import split_address, split_brokers
+from polywire.client.cursors import beyond
 from polywire.client.login import Login, split_login
 from polywire.client.sockets import Place, Sockets
 from polywire.client.tls import SCHEME_SUFFIX, client_context
@@ -158,7 +159,9 @@ class _Progress:
 
     def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
         """Take one frame; None when it is empty."""
-        first, self.next_offset = self.next_offset, next_offset
+        first = self.next_offset
+        # A frame without data may repeat the offset: it ends an answer, or says that compaction left nothing.
+        self.next_offset = beyond(first, next_offset, "offset") if len(data) else max(first, next_offset)
         if self._bytes_left is not None:
             self._bytes_left -= len(data)
         if not len(data):

@@ -14,6 +14,7 @@ from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope
+from polywire.client.cursors import from_offset
 from polywire.client.cursus_groups import Groups
 from polywire.client.cursus_replies import (
     WIRE,
@@ -235,7 +236,7 @@ class CursusClient(Scope):
         most = min(records_max, 100_000)
         place = f"CONSUME topic={_topic(topic)} partition={partition} offset={offset} member={MEMBER} batch={most}"
         if wait_ms <= 0:
-            return _records(await self._ask(place))
+            return from_offset(_records(await self._ask(place)), offset)
         end = asyncio.get_running_loop().time() + wait_ms / 1000
         connection = self._idle.pop() if self._idle else await _open(*self._address)
         connection.expect_late_replies()
@@ -244,7 +245,7 @@ class CursusClient(Scope):
             while True:
                 left_ms = int(1000 * (end - asyncio.get_running_loop().time()))
                 text = f"{place} wait_ms={max(0, min(left_ms, WAIT_MS_MAX))}"
-                records = _records(await connection.ask(enveloped("", text.encode())))
+                records = from_offset(_records(await connection.ask(enveloped("", text.encode()))), offset)
                 if records or left_ms <= WAIT_MS_MAX:
                     self._idle.append(connection)
                     return records

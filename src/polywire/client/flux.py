@@ -13,6 +13,7 @@ from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection, Scope, understood
+from polywire.client.cursors import from_offset
 from polywire.client.flux_replies import (
     Batch,
     Reply,
@@ -222,7 +223,7 @@ class FluxClient(Scope):
                 ErrorCode.STORAGE_FAILED,
                 f"a record cannot be told from its neighbours partition={partition} offset={offset}",
             )
-        return records[:records_max]
+        return from_offset(records[:records_max], offset)
 
     async def _consume(self, topic: str, partition: int, offset: int) -> tuple[bytes, int]:
         request = b"CONSUME|%b %d %d" % (_topic(topic), partition, offset)

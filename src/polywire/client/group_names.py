@@ -15,21 +15,24 @@ from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Missing
 
 
-async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str]:
-    """Return the groups of a topic, of all topics with None; empty over a wire that cannot list them."""
+async def group_names(client: WireClient, topic: str | None = None) -> Sequence[str] | None:
+    """Return the groups of a topic, of all topics with None; None over a wire that cannot list them."""
     match client:
         case PolywireClient() | KafkaClient():
             return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})
         case IggyClient() if topic is not None:
             return await client.group_names(topic)
         case _:
-            return ()
+            return None
 
 
 async def no_such_group(client: WireClient, group: str, topic: str | None = None) -> Missing:
     """Return the error for a group that does not exist, on one topic or on any."""
     facts = "" if topic is None else f"topic={topic!r}"
-    return missing(ErrorCode.GROUP_MISSING, "group", group, await group_names(client, topic), facts=facts)
+    known = await group_names(client, topic)
+    if known is None:
+        return Missing(ErrorCode.GROUP_MISSING, f"no such group, or it has no committed offset group={group!r} {facts}")
+    return missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=facts)
 
 
 async def no_such_topic(client: WireClient, topic: str, *, facts: str = "") -> Missing:

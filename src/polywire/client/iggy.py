@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import PipelinedConnection, Scope
+from polywire.client.cursors import beyond, from_offset
 from polywire.client.opening import open_connection
 from polywire.client.refusals import cannot
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
@@ -334,7 +335,7 @@ class IggyClient(Scope):
                     return record.offset
             if not seen:
                 break
-            start = seen[-1].offset + 1
+            start = beyond(start, seen[-1].offset + 1, "offset")
         return -1
 
     async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
@@ -358,7 +359,7 @@ class IggyClient(Scope):
         """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset must not be negative offset={offset}")
-        return list((await self._poll(topic, partition, 1, offset, records_max)).records)
+        return from_offset(list((await self._poll(topic, partition, 1, offset, records_max)).records), offset)
 
     # Groups
 

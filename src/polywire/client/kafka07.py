@@ -17,6 +17,7 @@ from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import FramedConnection, Scope, understood
+from polywire.client.cursors import beyond
 from polywire.client.opening import open_connection
 from polywire.client.refusals import bare_value, cannot, cannot_name
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
@@ -337,7 +338,7 @@ class Kafka07Client(Scope):
         while address < stop:
             read = await self.read(topic, partition, address)
             found += read.values
-            address = read.next_address
+            address = beyond(address, read.next_address, "address")
         for step in range(len(found) - len(values) + 1):
             if found[step] == values[0] and found[step : step + len(values)] == values:
                 return offset + step

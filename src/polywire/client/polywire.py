@@ -17,6 +17,7 @@ import msgspec
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
+from polywire.client.cursors import beyond
 from polywire.client.group_info import GroupInfo, MemberInfo
 from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.login import Login
@@ -283,7 +284,8 @@ class PolywireClient(Scope):
         """
         head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
         answered, parts = await self._connection.ask(Verb.FETCH, head)
-        return parts, _decode(answered, messages.Fetched).next_offset
+        following = _decode(answered, messages.Fetched).next_offset
+        return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
         """Return when the first record from an offset on was stored; its batch is not decoded."""
@@ -393,14 +395,14 @@ class PolywireClient(Scope):
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
         """Return groups that have members or positions, by topic and name; with ``group`` those of this name."""
         found: list[GroupInfo] = []
-        after: list[str] = []
-        more = True
+        after, more = ("", ""), True
         while more:
-            answer = await self._ask(Verb.GROUPS, messages.AskGroups(group, after), messages.GroupList)
+            asked = list(after) if found else []
+            answer = await self._ask(Verb.GROUPS, messages.AskGroups(group, asked), messages.GroupList)
             found += [_group(entry) for entry in answer.groups]
             more = answer.more and bool(answer.groups)
             if more:
-                after = [found[-1].topic, found[-1].name]
+                after = beyond(after, (found[-1].topic, found[-1].name), "group")
         return found
 
     async def delete_group(self, group: str, topic: str) -> None:
@@ -444,7 +446,7 @@ class PolywireClient(Scope):
             answer = await self._ask(verb, messages.AskKept(after), kind)
             found += [info(*msgspec.structs.astuple(entry)) for entry in answer.entries]
             more = answer.more and bool(answer.entries)
-            after = answer.entries[-1].name if more else ""
+            after = beyond(after, answer.entries[-1].name, "name") if more else ""
         return found
 
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:

@@ -21,6 +21,7 @@ from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.records.arena import Arena
 from polywire.records.batch import first_damaged, read_header, walk
 from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.spark import snapshot
 from polywire.spark.planning import PACK_RECORDS, ReadRange
 from polywire.spark.sealed_bucket import bucket_source
 from polywire.store.base import BlobMissing, check_blob_name
@@ -146,18 +147,18 @@ class _RangeRead:
 
     def _runs_in_files(self) -> Iterator[tuple[_Source, SealedRange]]:
         """As the broker tells them."""
-        wanted, offset, more = self._wanted, self._wanted.offset, True
         connection = self._connect()
         if connection in _elsewhere and not self._access.required:
             return
-        while more:
+        answers = snapshot.located(connection, self._wanted, epoch=self._epoch)
+        while True:
             try:
-                located = connection.locate(
-                    wanted.topic, wanted.partition, wanted.incarnation, offset, wanted.offset_end, epoch=self._epoch
-                )
+                located = next(answers, None)
             except Invalid:  # a broker from before this question
                 self._refuse("the broker does not tell where they lie")
                 _elsewhere.add(connection)
+                return
+            if located is None:
                 return
             data_directory = DataDirectory(located.address, located.mark)
             if not data_directory.is_here():
@@ -168,8 +169,6 @@ class _RangeRead:
             source = FileSource(data_directory, connection.arena)
             for run in located.runs:
                 yield source, run
-            more = located.more and bool(located.runs)
-            offset = located.runs[-1].next_offset if located.runs else offset
 
     def _refuse(self, reason: str) -> None:
         """Raise Unavailable where sealed records must be read around the broker."""

@@ -7,12 +7,11 @@ how a bucket is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from polywire.client.bulk import BulkConnection
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Corrupt
 from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.spark import snapshot
 from polywire.spark.options import LocalSegments, SourceOptions
@@ -48,23 +47,20 @@ class _Planner:
         """A range, with its places where it is worth asking for them."""
         if wanted.record_count < self._records_min or self._connection in _on_a_machine:
             return wanted
-        with suppress(BrokerError):  # the task is told the same, or it has passed
+        try:
             return replace(wanted, sealed=self._ask(wanted))
-        return wanted
+        except Corrupt:
+            raise
+        except BrokerError:  # the task gets the same error, or it was temporary
+            return wanted
 
     def _ask(self, wanted: ReadRange) -> SealedRuns | None:
         runs: list[SealedRange] = []
         epoch = wanted.epoch if self._checks_epoch else ANY_EPOCH
-        offset, more = wanted.offset, True
-        while more:
-            told = self._connection.locate(
-                wanted.topic, wanted.partition, wanted.incarnation, offset, wanted.offset_end, epoch=epoch
-            )
+        for told in snapshot.located(self._connection, wanted, epoch=epoch):
             root = BlobRoot(told.address, told.mark)
             if not root.is_bucket:
                 _on_a_machine.add(self._connection)
                 return None
             runs += told.runs
-            more = told.more and bool(told.runs)
-            offset = runs[-1].next_offset if runs else offset
         return SealedRuns(root, tuple(runs))

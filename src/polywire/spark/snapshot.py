@@ -5,16 +5,18 @@ Promises: bounds are synced before they are told, so what is planned on them can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
+from polywire.client.cursors import beyond
 from polywire.client.login import Login
 from polywire.errors import ErrorCode, Missing
+from polywire.protocols.polywire import messages
 from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
-from polywire.spark.planning import Extent, Extents
+from polywire.spark.planning import Extent, Extents, ReadRange
 
 TIMES_MAX: Final = 16  # times of one BOUNDS request (protocols: polywire#limits)
 LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
@@ -74,6 +76,19 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
         key.topic, key.partition, position.incarnation, offset, offset, epoch=position.epoch
     ):
         pass
+
+
+def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
+    """Yield the answers that say where the sealed part of a range lies. Raises as ``BulkConnection.locate``, and Corrupt."""
+    offset, more = wanted.offset, True
+    while more:
+        answer = connection.locate(
+            wanted.topic, wanted.partition, wanted.incarnation, offset, wanted.offset_end, epoch=epoch
+        )
+        more = answer.more and bool(answer.runs)
+        if more:
+            offset = beyond(offset, answer.runs[-1].next_offset, "offset")
+        yield answer
 
 
 def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:

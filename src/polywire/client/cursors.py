@@ -1,0 +1,27 @@
+"""Cursors that a broker hands out: a loop over them ends with an error where an answer is not beyond the last one."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from polywire.errors import Corrupt, ErrorCode
+from polywire.records.columns import Record
+
+Cursor = TypeVar("Cursor", int, str, tuple[str, str])
+
+
+def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
+    """Return ``found``, where a loop continues. Raises Corrupt(CORRUPT) unless it is beyond ``last``: the loop would never end."""
+    if found <= last:
+        raise Corrupt(
+            ErrorCode.CORRUPT,
+            f"the broker's answer does not advance: check its version and logs cursor={what} asked={last!r} answered={found!r}",
+        )
+    return found
+
+
+def from_offset(records: list[Record], offset: int) -> list[Record]:
+    """Return fetched records. Raises Corrupt(CORRUPT) where they all lie before the offset that was asked for."""
+    if records:
+        beyond(offset - 1, records[-1].offset, "offset")
+    return records
