@@ -60,6 +60,16 @@ def _message(noun: str, name: str, names: list[str], facts: str) -> str:
     return f"no such {noun}{did_you_mean(name, names)} {noun.replace(' ', '_')}={name!r}{tail} known={listed(names)}"
 
 
+def check_options(noun: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that a function does not have, and name the one that was probably meant."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise TypeError(
+                f"no such option of a {noun}{did_you_mean(name, names)} option={name!r} known={listed(names)}"
+            )
+
+
 def word_of(member: Enum) -> str:
     """Return the word for a member: its value where that is a text, else its name."""
     return (member.value if isinstance(member.value, str) else member.name).lower()

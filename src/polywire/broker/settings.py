@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from polywire.records.compression import Compression as StoredCompression
 from polywire.types import DEFAULT_PARTITION_COUNT, PARTITION_COUNT_MAX, KeyHash, Level
 
@@ -188,7 +188,7 @@ class BrokerSettings:
     topics_max: int = 10_000
     partitions_max: int = 50_000
     batch_bytes_max: int = BATCH_BYTES_MAX
-    record_bytes_max: int = 10_000_000
+    record_bytes_max: int = RECORD_BYTES_MAX
     durability: Level = Level.WRITTEN
     retention_age_us: int = KEEP
     retention_bytes: int = KEEP

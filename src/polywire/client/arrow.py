@@ -352,6 +352,11 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
         return
     keys, *types, values = pairs.flatten()
     keys, values = _as_binary(keys), _as_binary(values)
+    if keys.null_count:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a header has no key: give it one, or remove it from the list null_keys={keys.null_count}",
+        )
     lengths = pc.list_value_length(lists).fill_null(0)
     columns[Column.HEADER_COUNTS] = bytes(4) + _fixed_bytes(pc.cumulative_sum(lengths.cast(pa.int32())), 4)
     columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)

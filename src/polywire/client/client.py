@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Never, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self, Unpack
 
+from polywire.choices import check_options
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
-from polywire.client.consumer import Consumer
+from polywire.client.consumer import Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S, Link
-from polywire.client.producer import Producer
+from polywire.client.producer import Producer, ProducerOptions
 from polywire.client.record import Headers, Record, Text, from_stored
 from polywire.errors import ErrorCode, Invalid
 
@@ -64,25 +65,27 @@ class Client:
         finally:
             await self._link.close()
 
-    def producer(self, **options: Any) -> Producer:
-        """Return a producer; the options are those of ``Producer``.
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+        """Return a producer; the options are those of ``Producer``. Raises TypeError for another option.
 
         Example:
             async with client.producer(linger_ms=20) as producer:
                 await producer.send_many("orders", ["one", "two"])
         """
+        check_options("producer", options, ProducerOptions.__annotations__)
         made = Producer(self.url, **options)
         self._made.append(made)
         return made
 
-    def consumer(self, *topics: str, **options: Any) -> Consumer:
-        """Return a consumer of these topics; the options are those of ``Consumer``.
+    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
+        """Return a consumer of these topics; the options are those of ``Consumer``. Raises TypeError for another option.
 
         Example:
             async with client.consumer("orders", group="billing", start="latest") as consumer:
                 async for record in consumer:
                     print(record.key, record.value)
         """
+        check_options("consumer", options, ConsumerOptions.__annotations__)
         made = Consumer(self.url, *topics, **options)
         self._made.append(made)
         return made

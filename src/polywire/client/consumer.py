@@ -15,8 +15,9 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
 
+from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
 from polywire.client.cursor import Cursor
@@ -42,6 +43,18 @@ LOST_NAMED_MAX: Final = 20  # partitions that a refused commit names
 
 class _SessionOver(Exception):
     """The group has changed: join again."""
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """Keyword arguments of ``Consumer``, which says what they mean."""
+
+    group: str | None
+    member: str | None
+    start: Start
+    auto_commit: bool
+    commit_interval_s: float
+    buffer_bytes: int
+    reconnect_s: float
 
 
 class Consumer:
@@ -217,12 +230,20 @@ class Consumer:
         """Go on at another offset of a partition that this consumer has. Raises Missing(PARTITION_MISSING) where it has not."""
         part = self._assignment.find(topic, partition)
         if part is None:
-            raise Missing(
-                ErrorCode.PARTITION_MISSING, f"not this consumer's partition topic={topic} partition={partition}"
-            )
+            raise self._cannot_seek(topic, partition)
         part.move(offset)
         if part is self._part:
             self._drop_current()
+
+    def _cannot_seek(self, topic: str, partition: int) -> Missing:
+        facts = f"topic={topic!r} partition={partition}"
+        if self._task is None:
+            cause = "this consumer has no partitions before it is started: await start() or use async with, then seek"
+        else:
+            numbers = [str(number) for name, number in sorted(self._assignment.positions()) if name == topic]
+            cause = "this consumer does not have the partition: seek in one that it has"
+            facts += f" assigned={listed(numbers)} topics={listed(self._topics)}"
+        return Missing(ErrorCode.PARTITION_MISSING, f"{cause} {facts}")
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:

@@ -236,6 +236,9 @@ class _Door:
         except BrokerError as error:
             connection.fail(error)
             raise
+        except asyncio.CancelledError:
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was given up"))
+            raise
         return connection
 
 

@@ -128,8 +128,8 @@ async def _dial(
             raise Unavailable(
                 ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
             ) from None
-        except BrokerError:
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
+        except (BrokerError, asyncio.CancelledError):
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused, or given up"))
             raise
     return connection
 

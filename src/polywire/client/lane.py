@@ -19,8 +19,9 @@ from typing import Any, Final, TypeAlias
 from polywire.client.link import GONE, Link
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, encode_batch, to_stored
-from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Unavailable
 from polywire.records import columns
+from polywire.records.columns import RECORD_BYTES_MAX
 from polywire.types import Level
 
 WINDOW: Final = 5  # batches under way; the broker remembers where more than these lie
@@ -28,6 +29,8 @@ RECORD_OVERHEAD_BYTES: Final = 64  # what a record costs beside its key and valu
 PRODUCER_ID_BYTES: Final = 16
 PAUSE_MIN_S: Final = 0.05  # before something is sent again, where the broker does not say after how long
 PAUSE_MAX_S: Final = 5.0  # whatever it says
+
+KEY_BYTES_SHOWN: Final = 60  # of a record's key, in an error
 
 ANY_PARTITION: Final = -1  # the wire chooses
 NO_OFFSET: Final = -1
@@ -277,6 +280,8 @@ class Lane:
             partition, base_offset = batch.places[0]
         else:
             partition, base_offset = self.partition, NO_OFFSET
+        if error is not None and error.code is ErrorCode.RECORD_TOO_LARGE:
+            error = _too_large(self.topic, batch, error)
         delivery = Delivery(self.topic, partition, base_offset, len(batch.values), error)
         if not batch.settled.done():
             batch.settled.set_result(delivery)
@@ -289,6 +294,20 @@ class Lane:
         self._begin_producer()
         for batch in batches:
             self._settle(batch, error)
+
+
+def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
+    """The error for a batch that is too large, which names its largest record."""
+    sizes = [len(value or b"") + len(key or b"") for value, key in zip(batch.values, batch.keys, strict=True)]
+    size = max(sizes)
+    key = batch.keys[sizes.index(size)]
+    named = "None" if key is None else repr(key[:KEY_BYTES_SHOWN])
+    return Invalid(
+        error.code,
+        f"record is too large: split it, or store it elsewhere and send where it is; a broker takes {RECORD_BYTES_MAX:,} bytes of key and "
+        f"value, fewer with a small serve --slot-mib topic={topic!r} key={named} bytes={size} reason={error.message!r} "
+        f"limit={RECORD_BYTES_MAX} setting=record_bytes_max",
+    )
 
 
 def _answered(batch: Batch) -> bool:

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
-from polywire.client.unreachable import is_hanging_up, is_silent
+from polywire.client.login import split_login
+from polywire.client.unreachable import is_hanging_up, is_silent, silent
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
@@ -26,6 +27,13 @@ HANG_UPS_MAX: Final = (
     5  # in a row, of a port that never answered: another wire's, or one with TLS, and not a broker that restarts
 )
 AT_ONCE_S: Final = 1.0  # a broker that stands by holds connections for longer, until somebody leads
+
+ATTEMPT_S_MIN: Final = (
+    1.0  # for one attempt, however little time is left: a loaded broker takes some tenths to accept a login
+)
+IN_PROCESS: Final = (
+    "memory://"  # a broker for tests, which is started when it is first asked for: that is no wait for a peer
+)
 
 GONE: Final = (Unavailable, NotOwner)
 """The broker is gone, or leads no longer and has not done what it was asked: whoever leads now is found by connecting anew."""
@@ -145,6 +153,16 @@ class Link:
         """Whether the connection that failed now was only just tried."""
         return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
 
+    async def _attempt(self, limit_s: float) -> WireClient:
+        """Connect once. A port that says nothing is given up at the end of the search, not at that of the wire's own wait."""
+        if self.url.startswith(IN_PROCESS):
+            return await connect(self.url)
+        try:
+            async with asyncio.timeout(max(limit_s, ATTEMPT_S_MIN)):
+                return await connect(self.url)
+        except TimeoutError:
+            raise silent(split_login(self.url)[1].rpartition("://")[2]) from None
+
     async def _search(self, limit_s: float) -> WireClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
@@ -152,7 +170,7 @@ class Link:
         while True:
             self._tried_at = loop.time()
             try:
-                self._wire = await connect(self.url)
+                self._wire = await self._attempt(end - loop.time())
                 return self._wire
             except (Unavailable, Busy) as error:
                 self._hang_ups += is_hanging_up(error) and self._is_at_once()

@@ -104,8 +104,8 @@ class PolywireClient(Scope):
             failure = cannot_connect(error, host, port)
             connection.fail(failure)
             raise failure from None
-        except BrokerError:
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
+        except (BrokerError, asyncio.CancelledError):
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused, or given up"))
             raise
         return cls(connection, limits)
 

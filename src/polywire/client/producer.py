@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypedDict
 
+from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
 from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES, Batch, Delivery, Lane, OnDelivery
@@ -99,6 +100,19 @@ class _Topic:
     sticky: int = 0
 
 
+class ProducerOptions(TypedDict, total=False):
+    """Keyword arguments of ``Producer``, which says what they mean."""
+
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes: int
+    level: Level | str
+    idempotent: bool | None
+    create: bool
+    on_delivery: OnDelivery | None
+    reconnect_s: float
+
+
 class Producer:
     """Sends records, gathered into batches. ``polywire.Client.producer`` makes one; use it in an ``async with``.
 
@@ -118,7 +132,7 @@ class Producer:
         linger_ms: float = LINGER_MS,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
-        level: Level = Level.WRITTEN,
+        level: Level | str = Level.WRITTEN,
         idempotent: bool | None = None,
         create: bool = True,
         on_delivery: OnDelivery | None = None,
@@ -131,14 +145,15 @@ class Producer:
             linger_ms: how long a batch that is not full waits for more records, in milliseconds.
             batch_bytes: a batch of about this size is sent at once.
             buffer_bytes: how much may wait for its acknowledgement; ``send`` waits when it is more.
-            level: what an acknowledgement means: ``Level.MEMORY``, ``WRITTEN`` (survives the broker) or ``SYNCED`` (survives a power loss).
+            level: what an acknowledgement means: a ``Level`` or its name: "memory", "written" (survives the broker), "synced" (survives a
+                power loss) or "stored" (in the bucket).
             idempotent: whether each record must be stored once; None: where the wire can.
             create: whether missing topics are made.
             on_delivery: called with a ``Delivery`` for each batch that was stored or given up.
             reconnect_s: how long a broker that is gone is looked for, in seconds, before records are given up.
 
         Raises:
-            Invalid: INVALID_REQUEST: a number out of range.
+            Invalid: INVALID_REQUEST: a number out of range, or a level that does not exist.
         """
         if linger_ms < 0 or not 0 < batch_bytes <= BATCH_BYTES_LIMIT or buffer_bytes < batch_bytes:
             raise Invalid(
@@ -150,7 +165,7 @@ class Producer:
         self._linger_s: Final = linger_ms / 1000
         self._batch_bytes: Final = batch_bytes
         self._buffer_bytes: Final = buffer_bytes
-        self._level: Final = level
+        self._level: Final = choice(Level, level, "level")
         self._idempotent: Final = idempotent
         self._create: Final = create
         self._on_delivery: Final = on_delivery

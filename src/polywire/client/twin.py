@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
 from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
-from polywire.client.consumer import BATCH_RECORDS, Consumer
+from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S
 from polywire.client.loop_thread import LoopThread
-from polywire.client.producer import Producer, Receipt, Receipts
+from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text
 
 T = TypeVar("T")
@@ -223,11 +223,11 @@ class SyncClient:
             finally:
                 self._thread.end()
 
-    def producer(self, **options: Any) -> SyncProducer:
+    def producer(self, **options: Unpack[ProducerOptions]) -> SyncProducer:
         """Return a producer; the options are those of ``Producer``."""
         return SyncProducer(self._thread, self._thread.run(_called(lambda: self._client.producer(**options))))
 
-    def consumer(self, *topics: str, **options: Any) -> SyncConsumer:
+    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
         """Return a consumer of these topics; the options are those of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_called(lambda: self._client.consumer(*topics, **options))))
 

@@ -11,6 +11,9 @@ from typing import Final
 
 BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
 HEADER_BYTES: Final = 104
+RECORD_BYTES_MAX: Final = (
+    10_000_000  # key and value of one record: the longest payload any protocol documents is 10 MB (Iggy)
+)
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
 MERGED_BYTES_MAX: Final = (
     262_144  # small batches become one of this size: small enough to be fetched, sliced and sent one by one

@@ -251,3 +251,25 @@ def test_a_header_type_that_does_not_exist_is_refused() -> None:
     lists = pa.array([[{"key": "k", "type": "decimal", "value": b""}]], TYPED_HEADER_LIST)
     with pytest.raises(Invalid, match="type that does not exist"):
         arrow_to_batches(pa.record_batch({"value": pa.array([b"1"], pa.binary()), "headers": lists}))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [[{"key": None, "value": b"b"}]],
+        [[{"key": "a", "value": b"b"}, {"key": None, "value": None}]],
+        [[None]],
+    ],
+)
+def test_a_header_without_a_key_is_refused(headers: list[Any]) -> None:
+    columns = {"value": pa.array([b"1"], pa.binary()), "headers": pa.array(headers, HEADER_LIST)}
+    with pytest.raises(Invalid, match="a header has no key"):
+        arrow_to_batches(pa.record_batch(columns), headers="headers")
+
+
+def test_a_list_of_headers_that_is_null_is_none() -> None:
+    lists = pa.array([[{"key": "a", "value": b"b"}], None, []], HEADER_LIST)
+    (batch,) = arrow_to_batches(
+        pa.record_batch({"value": pa.array([b"1"] * 3, pa.binary()), "headers": lists}), headers="headers"
+    )
+    assert [len(record.headers) for record in to_records(batch)] == [1, 0, 0]

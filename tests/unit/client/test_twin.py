@@ -61,7 +61,7 @@ def test_records_go_and_come(served: Served) -> None:
 def test_errors_are_raised_where_it_was_called(served: Served) -> None:
     with polywire.connect_sync(served.address) as client:
         with pytest.raises(Invalid):
-            client.consumer("t", start="now")
+            client.consumer("t", start="now")  # type: ignore[arg-type]
         with pytest.raises(Missing), client.consumer("t"):
             pass
         with client.producer(create=False) as producer, pytest.raises(Missing):

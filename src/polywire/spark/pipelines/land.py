@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pyspark.sql import DataFrame, SparkSession
 
+from polywire.choices import choice
 from polywire.spark.functions import table_columns
 from polywire.spark.pipelines.queries import (
     Address,
@@ -38,7 +39,7 @@ def land(
     partition_by: Annotated[Sequence[str], "columns of the table that make its folders"] = (),
     *,
     parse: Parser = None,
-    table_format: Annotated[TableFormat, "kind of table"] = TableFormat.PARQUET,
+    table_format: Annotated[TableFormat | str, "kind of table"] = TableFormat.PARQUET,
     files_max: Annotated[int | None, "most files one micro-batch adds to a folder"] = None,
     batch_records_max: BatchRecordsMax = None,
     headers: Annotated[bool, "read headers too"] = False,
@@ -48,11 +49,13 @@ def land(
     """Read a topic from its beginning, or from where the checkpoint says, and append it to a table.
 
     ``parse`` turns the source's columns into the table's; columns that a later version of it adds are null in what was landed before.
-    ``on_progress`` is called with of every micro-batch. Raises what the query failed with.
+
+    ``table_format`` is a ``TableFormat`` or its word, such as "delta".
+    ``on_progress`` is called with every micro-batch. Raises what the query failed with.
     """
+    table = Table(Path(path), choice(TableFormat, table_format, "table format"), tuple(partition_by))
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
     rows = records if parse is None else table_columns(parsed(records, parse))
-    table = Table(Path(path), table_format, tuple(partition_by))
     writer = into_table(_gathered(rows, files_max, partition_by), table)
     return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 

@@ -127,6 +127,8 @@ def _alternatives(kind: Any) -> list[Any]:
     """Types a setting's text may be read as: of a union those that have a text."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     parts = tuple(inner for part in parts for inner in _unpacked(part))
+    if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
+        parts = tuple(part for part in parts if part is not str)  # which stands for the words of the enumeration
     return [part for part in parts if part is not type(None) and get_origin(part) is not Callable and _readable(part)]
 
 
