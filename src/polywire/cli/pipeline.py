@@ -190,8 +190,8 @@ def _started(start: Callable[[], SparkSession]) -> SparkSession:
 def cause(text: str) -> str:
     """What a trace of Spark's is about: the error of ours that it quotes, or its first line that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(OUR_ERRORS) and ": " in line]
-    return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "no reason was given"
+    ours = [found for line in lines if (found := line.partition(OUR_ERRORS)[2].partition(": ")[2])]
+    return ours[-1] if ours else lines[0] if lines else "no reason was given"
 
 
 def _tell(name: str, ran: Any) -> int:

@@ -19,7 +19,7 @@ from polywire.spark.pushdown import PushedFilters, prune, pushed_filters
 from polywire.spark.rows import record_batches
 from polywire.spark.schema import arrow_schema
 from polywire.spark.sealed_plan import located
-from polywire.spark.worker_exit import depart_quietly
+from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 
 @dataclass
@@ -33,6 +33,7 @@ class RangesPartition(InputPartition):
         self.ranges = ranges
 
 
+@one_line_errors
 class BatchReader(DataSourceReader):
     """Plans in the driver's planner process, reads in tasks."""
 
@@ -64,6 +65,7 @@ class BatchReader(DataSourceReader):
         return read_partition(self._options, self._schema, partition)
 
 
+@one_line_errors
 class FilteringReader(BatchReader):
     """Leaves out what the query's filters refuse by place.
 

@@ -29,8 +29,10 @@ from polywire.spark.offsets import PartitionKey, Position, SourceOffset, decode_
 from polywire.spark.options import SourceOptions
 from polywire.spark.planning import Extents, Loss
 from polywire.spark.reader_batch import input_partitions, read_partition
+from polywire.spark.worker_exit import one_line_errors
 
 
+@one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One long-lived process on the driver asks it for offsets and plans; tasks get a pickled copy for ``read``.
 

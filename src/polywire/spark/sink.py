@@ -28,7 +28,7 @@ from polywire.spark import snapshot
 from polywire.spark.sink_options import Guarantee, SinkOptions
 from polywire.spark.sink_rows import Outgoing, RowRouter, Topics
 from polywire.spark.sink_schema import check_rows
-from polywire.spark.worker_exit import depart_quietly
+from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 QUERY_ID: Final = "sql.streaming.queryId"  # what Spark tells its tasks of the micro-batch they work for
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -51,6 +51,7 @@ class TaskWritten(WriterCommitMessage):
     records: int
 
 
+@one_line_errors
 class BatchSink(DataSourceArrowWriter):
     """One batch write. Made once on the driver, pickled for the tasks and for the commit."""
 
@@ -72,6 +73,7 @@ class BatchSink(DataSourceArrowWriter):
         abandon(self._options, messages)
 
 
+@one_line_errors
 class StreamSink(DataSourceStreamArrowWriter):
     """The micro-batches of a query. Made anew for every one of them, and again for its commit, so it keeps nothing."""
 

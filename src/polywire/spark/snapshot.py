@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
+from polywire.choices import missing
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
 from polywire.client.cursors import beyond
@@ -61,9 +62,19 @@ def extents(
         try:
             return _extents(connection, subscription, times_us, must_exist=must_exist)
         except Missing as error:
+            if must_exist and error.code is ErrorCode.TOPIC_MISSING:
+                raise _no_such_topic(connection, subscription, error) from None
             if must_exist or error.code is not ErrorCode.TOPIC_MISSING or attempt == LISTINGS_MAX - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _no_such_topic(connection: BulkConnection, subscription: Subscription, error: Missing) -> Missing:
+    """Return the error that names the topic, and those that exist."""
+    known = {topic.name for topic in connection.topics()}
+    wanted = subscription.topics or tuple(sorted({key.topic for key in subscription.partitions}))
+    absent = [name for name in wanted if name not in known]
+    return missing(ErrorCode.TOPIC_MISSING, "topic", absent[0], known) if absent else error
 
 
 def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:

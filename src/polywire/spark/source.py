@@ -16,9 +16,10 @@ from polywire.spark.reader_stream import StreamReader
 from polywire.spark.schema import check_schema, source_schema
 from polywire.spark.sink import BatchSink, StreamSink
 from polywire.spark.sink_options import write_options
-from polywire.spark.worker_exit import depart_quietly
+from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 
+@one_line_errors
 class PolywireDataSource(DataSource):
     """Reads and writes, in batches and as streams, with the columns and option names of Spark's Kafka source and sink (docs/spark)."""
 
