@@ -14,9 +14,11 @@ from polywire.cli import main
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
+from polywire.spark.functions import CORRUPT
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.quality import quality
-from polywire.spark.pipelines.queries import QUERY_ID
+from polywire.spark.pipelines.queries import QUERY_ID, parsed, topic_rows
+from polywire.spark.pipelines.state import state
 from polywire.spark.pipelines.tables import TableFormat, listed_files
 from polywire.spark.pipelines.windows import windows
 from polywire.spark.progress import BatchProgress
@@ -137,6 +139,36 @@ def test_quality_finds_gaps_and_repetitions(spark: SparkSession, served: Served,
         quality(spark, topic=topic)
 
 
+@pytest.mark.parametrize("new", ["id string", "id int, day int"])
+def test_a_column_keeps_its_type(spark: SparkSession, served: Served, topic: str, tmp_path: Path, new: str) -> None:
+    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    put(served, topic, [{"id": 1, "day": "a"}])
+    land(spark, served.address, topic, table, checkpoint, parse="json:id int, day string")
+    with pytest.raises(Invalid, match=r"another type in the table.* old=(int new=string|string new=int)"):
+        land(spark, served.address, topic, table, checkpoint, parse=f"json:{new}")
+    land(spark, served.address, topic, table, checkpoint, parse="json:id int, day string, more long")
+
+
+def test_the_reason_names_the_field(spark: SparkSession, served: Served, topic: str) -> None:
+    put(served, topic, [{"id": 1, "n": 2}, {"id": 1, "n": "two"}, {"id": {}, "n": 2}, b'{"id": 1,', {"id": None}, {}])
+    rows = parsed(topic_rows(spark, served.address, topic), "json:id int, n long").orderBy("_offset").collect()
+    reasons = [row[CORRUPT] for row in rows]
+    assert reasons == [
+        None,
+        "the field 'n' must be bigint, not two",
+        "the field 'id' must be int, not {}",
+        "not JSON",
+        None,
+        None,
+    ]
+
+
+def test_state_needs_versions(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    put(served, topic, [{"amount": 1}])
+    with pytest.raises(Invalid, match=r"use parse=events:.*, or set version to SQL of a field fields=amount"):
+        state(spark, served.address, topic, f"{topic}-states", tmp_path, "json:amount long")
+
+
 def test_quality_of_a_table_as_it_came(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [10, 5])
     land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint")
@@ -163,8 +195,11 @@ def test_the_command_runs_a_pipeline(
     put(served, topic, [{"id": 1}, b"broken"])
     places = [f"path={tmp_path / 'table'}", f"checkpoint={tmp_path / 'checkpoint'}", "parse=json:id int"]
     settings = [f"--set={setting}" for setting in (f"address={served.address}", f"topic={topic}", *places)]
-    assert main.run(["pipeline", "run", "land", *settings]) == EXIT_DONE
-    assert "ran pipeline=land records=2 batches=1 corrupt=1" in capsys.readouterr().err
+    assert main.run(["pipeline", "run", "land", *settings]) == EXIT_FAILED, "the page says 1"
+    told = capsys.readouterr().err
+    assert "ran pipeline=land records=2 batches=1 corrupt=1" in told
+    assert "warning: 1 values could not be read" in told
+    assert main.run(["pipeline", "run", "land", *settings]) == EXIT_DONE, "nothing is left to read"
     asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
     assert main.run(["pipeline", "run", "quality", *asked]) == EXIT_FAILED
     assert "3 records were expected, 2 are there" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import DoubleType, LongType, StructType
+from pyspark.sql.types import DataType, DoubleType, LongType, StructType
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark import avro
@@ -40,6 +40,8 @@ PLACE: Final = (
     "timestamp",
     "headers",
 )  # of the source, each kept with a ``_``
+FIELDS_EXPLAINED: Final = 100  # each costs an expression of the plan, and parsing again where a value is corrupt
+FIELD_CHARS_SHOWN: Final = 60  # of a wrong value, in the reason
 _MALFORMED: Final = "_malformed"  # where Spark's JSON reader puts what it could not read
 
 # Numbers in headers are little endian; names are those of ``records.columns.HeaderKind``.
@@ -74,9 +76,31 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
         f.when(f.col("value").isNull(), None)
         .when(~f.is_valid_utf8(text), "not UTF-8")
         .when(~f.ltrim(text).startswith("{"), "not a JSON object")
-        .when(f.col("_parsed").isNull() | f.col(f"_parsed.{_MALFORMED}").isNotNull(), "not JSON of this schema")
+        .when(f.col("_parsed").isNull() | f.col(f"_parsed.{_MALFORMED}").isNotNull(), _malformed(text, kind))
     )
     return _spread(parsed, kind, f.col("_parsed"), reason)
+
+
+def _malformed(text: Column, kind: StructType) -> Column:
+    """Why a text that begins as an object is not JSON of this schema: the first field of another type, or no JSON at all."""
+    fields = f.from_json(text, "map<string, string>")
+
+    def is_wrong(name: str, type_: DataType) -> Column:
+        alone = StructType().add(name, type_).add(_MALFORMED, "string")
+        read = f.from_json(text, alone, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED})
+        return read[_MALFORMED].isNotNull()
+
+    named = [
+        f.when(
+            is_wrong(field.name, field.dataType),
+            f.concat(
+                f.lit(f"the field {field.name!r} must be {field.dataType.simpleString()}, not "),
+                f.coalesce(f.substring(fields[field.name], 1, FIELD_CHARS_SHOWN), f.lit("null")),
+            ),
+        )
+        for field in kind.fields[:FIELDS_EXPLAINED]
+    ]
+    return f.when(fields.isNull(), "not JSON").otherwise(f.coalesce(*named, f.lit("not JSON of this schema")))
 
 
 def parse_avro(records: DataFrame, schema: str) -> DataFrame:

@@ -42,6 +42,7 @@ class Balance(HTMLParser):
 def test_what_is_wrong_is_said() -> None:
     assert report().sound
     assert report(expected=100).sound
+    assert str(report(expected=101)).startswith("wrong: 101 records were expected")
     wrong = report(missing=2, repeated=1, corrupt=3, expected=101).problems
     assert wrong == (
         "2 offsets are missing", "1 rows repeat an offset", "3 rows could not be read", "101 records were expected, 100 are there",

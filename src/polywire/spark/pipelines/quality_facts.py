@@ -53,6 +53,10 @@ class Quality:
     sizes: tuple[tuple[int, int], ...]
     expected: int | None
 
+    def __str__(self) -> str:
+        verdict = f"wrong: {'; '.join(self.problems)}" if self.problems else "sound"
+        return f"{verdict} title={self.title!r} records={self.records} partitions={len(self.partitions)}"
+
     @property
     def records(self) -> int:
         """Rows in all."""

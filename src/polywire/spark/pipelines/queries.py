@@ -61,8 +61,9 @@ class Ran:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is not in the result, in sentences."""
-        return (f"{self.left_out:,} rows were left out",) if self.left_out else ()
+        """What is not in the result as it should be, in sentences."""
+        counted = ((self.left_out, "rows were skipped"), (self.corrupt, "values could not be read"))
+        return tuple(f"{count:,} {problem}" for count, problem in counted if count)
 
 
 _Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter, DataStreamWriter)

@@ -43,6 +43,7 @@ from polywire.spark.progress import OnProgress
 
 Fold = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
+VERSION_COLUMN: Final = "_version"  # of the parser of events
 VERSION_HEADER: Final = "state.version"
 _OUT: Final = "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string"
 _STATE: Final = "version long, written long, state string"
@@ -60,7 +61,7 @@ def state(
         Fold | str | None,
         "module:function of (state, event), both dicts; default: fields of events replace those of the state",
     ] = None,
-    version: Annotated[str, "SQL of an event's number, from 1, among those of its key"] = "_version",
+    version: Annotated[str, "SQL of an event's number, from 1, among those of its key"] = VERSION_COLUMN,
     every: Annotated[int, "write a key's state when so many of its events were folded since it was last written"] = 1,
     dead: Annotated[str | None, "topic for what could not be folded (default: the output's name and .dead)"] = None,
     batch_records_max: BatchRecordsMax = None,
@@ -76,6 +77,13 @@ def state(
     spark = stateful(spark)
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
     events = parsed(records, parse)
+    if version == VERSION_COLUMN and VERSION_COLUMN not in events.columns:
+        fields = ",".join(name for name in events.columns if not name.startswith("_"))
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "state needs the number of each event among those of its key: use parse=events:…, which reads it from headers, or set version to "
+            f"SQL of a field fields={fields}",
+        )
     processor = FoldProcessor(
         imported(fold) if isinstance(fold, str) else fold or merge, output, dead or f"{output}.dead", every
     )

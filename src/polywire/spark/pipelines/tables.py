@@ -49,6 +49,7 @@ class Table:
 
 def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
     """A stream appended to a table. Raises Invalid(INVALID_REQUEST) where nothing installed can write its kind."""
+    _refuse_other_types(rows, table)
     writer = rows.writeStream
     if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
         writer = writer.format(table.format.value).partitionBy(*table.partition_by).option("path", str(table.path))
@@ -60,6 +61,20 @@ def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
         f"nothing here writes such tables: start Spark with its package on spark.jars"
         f"{', or pip install deltalake' if table.format is TableFormat.DELTA else ''} format={table.format.value}",
     )
+
+
+def _refuse_other_types(rows: DataFrame, table: Table) -> None:
+    """Raise Invalid(INVALID_REQUEST) where a column has another type than in the table: readers would fail, or read nulls."""
+    files = sorted(listed_files(table.path) or (), key=lambda file: file.stat().st_mtime if file.exists() else 0.0)
+    new = {field.name: field.dataType for field in rows.schema.fields if field.name not in table.partition_by}
+    for file in {*files[:1], *files[-1:]}:
+        for field in rows.sparkSession.read.parquet(str(file)).schema.fields:
+            if field.name in new and new[field.name].simpleString() != field.dataType.simpleString():
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    f"a column has another type in the table: use its type, another name, or another path column={field.name!r} "
+                    f"old={field.dataType.simpleString()} new={new[field.name].simpleString()} path={table.path}",
+                )
 
 
 def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
