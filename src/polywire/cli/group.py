@@ -15,7 +15,7 @@ from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.start_position import parse_start, spans
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import WireClient
-from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
+from polywire.client.group_info import GroupInfo, PartitionLag, lags_of, total_lag
 from polywire.errors import Conflict, ErrorCode, Missing
 
 app = App(
@@ -30,7 +30,7 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
     name="list", help_epilogue=examples("polywire group list", "polywire group list --output jsonl | jq .lag_records")
 )
 def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List groups and their lag, in records and by age of the oldest unread record."""
+    """List groups and their lag, in records and by age of the oldest unread record; a group that has committed nothing has none."""
 
     async def work(client: WireClient) -> list[dict[str, object]]:
         wire = polywire_only(client, "groups are told")
@@ -154,13 +154,14 @@ app.command(group_offsets.app)
 
 
 def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
+    records, seconds = total_lag(lags)
     return {
         "group": group.name,
         "topic": group.topic,
         "members": len(group.members),
         "generation": None if group.generation < 0 else group.generation,
-        "lag_records": sum(lag.records for lag in lags) if lags else None,
-        "lag_seconds": max(round(lag.seconds, 3) for lag in lags) if lags else None,
+        "lag_records": records,
+        "lag_seconds": None if seconds is None else round(seconds, 3),
         "owner": group.owner,
     }
 
@@ -177,7 +178,7 @@ def _rows(group: GroupInfo, lags: list[PartitionLag]) -> list[dict[str, object]]
                 "position": lag.position,
                 "next_offset": lag.next_offset,
                 "lag_records": lag.records,
-                "lag_seconds": round(lag.seconds, 3),
+                "lag_seconds": None if lag.seconds is None else round(lag.seconds, 3),
                 "member": None if owner is None else owner.id,
                 "wire": None if owner is None else owner.wire,
             }

@@ -6,6 +6,7 @@ Promises: rates are what changed between two looks; nothing is asked of the brok
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import sys
 import time
@@ -27,11 +28,15 @@ from rich.text import Text
 from polywire.cli.output import Failed
 from polywire.cli.top_bucket import bucket_rows
 from polywire.cli.usage import examples
+from polywire.client.brokers import split_address, split_brokers
 from polywire.client.login import Login, split_login
+from polywire.client.tls import SCHEME_SUFFIX
 from polywire.client.unreachable import cannot_connect
 from polywire.escaping import escaped, escaped_json
+from polywire.types import spell_address
 
-HTTP_DEFAULT: Final = "http://127.0.0.1:9080"
+HTTP_PORT: Final = 9080
+HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 PATHS: Final = ("overview", "topics", "groups")
 ROWS_MAX: Final = 20  # of a table on the terminal: the busiest, and who is furthest behind
 TIMEOUT_S: Final = 10.0
@@ -78,19 +83,20 @@ class Look:
 def top(
     *,
     http: Annotated[
-        str,
+        str | None,
         Parameter(
             env_var="POLYWIRE_HTTP",
-            help="Where the broker serves HTTP. With http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
+            help="Where the broker serves HTTP; by default port 9080 of the host in POLYWIRE_ADDRESS, else of this machine. With "
+            "http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
         ),
-    ] = HTTP_DEFAULT,
+    ] = None,
     interval: Annotated[float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2, lte=3600))] = 2.0,
     once: Annotated[bool, Parameter(negative="", help="Look twice, print what changed, and end.")] = False,
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
     """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first; with a
     log in a bucket also who leads, what is not in the bucket yet, and what is asked of it."""
-    admin = _Admin(http)
+    admin = _Admin(http or default_http(os.environ.get("POLYWIRE_ADDRESS", "")))
     before = admin.look()
     if once or output is TopFormat.JSON:
         time.sleep(interval)
@@ -137,7 +143,7 @@ def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
         for group in now.told["groups"]["groups"]
     ]
     topics.sort(key=lambda row: (-row["records_per_s"], row["topic"]))
-    groups.sort(key=lambda row: (-row["lag_records"], row["group"], row["topic"]))
+    groups.sort(key=lambda row: (-(row["lag_records"] or 0), row["group"], row["topic"]))
     bucket = now.told["overview"].get("bucket")
     found = {} if bucket is None else bucket_rows(before.told["overview"].get("bucket"), bucket, seconds)
     return {"wires": wires, "topics": topics, "groups": groups, **found}
@@ -145,6 +151,18 @@ def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
 
 def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {topic["name"]: topic for topic in topics}
+
+
+def default_http(address: str) -> str:
+    """Return where the broker at an address serves HTTP unless it was told otherwise: on its default port, under TLS where the address is."""
+    if not address:
+        return HTTP_DEFAULT
+    first = split_brokers(address)[0]
+    scheme, _, place = first.rpartition("://")
+    login, at, place = place.rpartition("@")
+    host, _ = split_address(place.partition("?")[0])
+    secure = "s" if scheme.endswith(SCHEME_SUFFIX) else ""
+    return f"http{secure}://{login}{at}{spell_address(host, HTTP_PORT)}"
 
 
 class _Admin:

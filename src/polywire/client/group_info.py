@@ -5,7 +5,7 @@ Promises: looking changes nothing. Must not know: how lists are printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,15 +45,16 @@ class GroupInfo:
 class PartitionLag:
     """How far a group is behind in one partition.
 
-    records: that can still be read; all there are where the group has committed nothing. seconds: since the first of them was stored, 0 when
-    there is none. position: as it was committed, also outside of what can be read; None where nothing was.
+    records: behind the committed offset that can still be read. seconds: since the first of them was stored, 0 when there is none. Both are
+    None where the group has committed nothing: it may read from the first record or from the next one. position: as it was committed, also
+    outside of what can be read; None where nothing was.
     """
 
     partition: int
     position: int | None
     next_offset: int
-    records: int
-    seconds: float
+    records: int | None
+    seconds: float | None
 
 
 class Queries(Protocol):
@@ -87,9 +88,19 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
         return []
 
 
+def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
+    """Return records and seconds of a group over its partitions; None where it has committed nothing in any."""
+    known = [lag for lag in lags if lag.records is not None]
+    if not known:
+        return None, None
+    return sum(lag.records or 0 for lag in known), max(lag.seconds or 0.0 for lag in known)
+
+
 async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us: int) -> PartitionLag:
     position = group.positions.get(part.partition)
-    begin = part.first_offset if position is None else max(position, part.first_offset)
+    if position is None:
+        return PartitionLag(part.partition, None, part.next_offset, None, None)
+    begin = max(position, part.first_offset)
     records = max(0, part.next_offset - begin)
     seconds = 0.0
     if records:

@@ -1,13 +1,13 @@
 """How far groups are behind, in records and in seconds.
 
-Promises: a partition without a commit counts from its first record; seconds are the age of the oldest record that is not read yet, 0 without
-one. Must not know: who asks, members.
+Guarantees: a partition without a commit has no lag, since the group may read it from the first record or from the next one; seconds are the
+age of the oldest record that is not read yet, 0 without one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,24 +26,33 @@ LAGS_MAX: Final = 50_000  # partitions of groups in one answer: each may take th
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition of a group. committed: None where nothing was. seconds: None where that was not asked for, or is not known."""
+    """One partition of a group. committed, records: None where nothing was committed. seconds: None there, and where they were not
+    asked for or are not known."""
 
     partition: int
     committed: int | None
     first_offset: int
     next_offset: int
-    records: int
+    records: int | None
     seconds: float | None
+
+
+def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
+    """Return records and seconds of a group over its partitions; None where it has committed nothing in any."""
+    known = [lag for lag in lags if lag.records is not None]
+    if not known:
+        return None, None
+    return sum(lag.records or 0 for lag in known), max(lag.seconds or 0.0 for lag in known)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group of a topic. seconds: of the partition that is furthest behind."""
+    """A group of a topic. seconds: of the partition that is furthest behind. Both are None where the group has committed nothing."""
 
     group: str
     topic: str
-    records: int
-    seconds: float
+    records: int | None
+    seconds: float | None
 
 
 async def group_lags(
@@ -60,8 +69,7 @@ async def group_lags(
         if left < 0:
             more = True
             break
-        lags = await partition_lags(broker, topic, name, slices, seconds=True)
-        records, seconds = sum(lag.records for lag in lags), max((lag.seconds or 0.0 for lag in lags), default=0.0)
+        records, seconds = total_lag(await partition_lags(broker, topic, name, slices, seconds=True))
         found.append(GroupLag(name, topic.name.full, records, seconds))
     return sorted(found, key=lambda lag: (lag.topic, lag.group)), more
 
@@ -95,7 +103,9 @@ async def partition_lags(
 async def _lag(broker: Broker, partition: Partition, committed: Mapping[int, int], *, seconds: bool) -> PartitionLag:
     log, position = partition.log, committed.get(partition.number)
     first, end = log.first_offset, log.readable_offset
-    begin = first if position is None else max(position, first)
+    if position is None:
+        return PartitionLag(partition.number, None, first, end, None, None)
+    begin = max(position, first)
     records = max(0, end - begin)
     age: float | None = 0.0 if seconds else None
     if records and seconds:

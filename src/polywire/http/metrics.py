@@ -160,6 +160,8 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
     )
     lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX)
     for lag in lags:
+        if lag.records is None or lag.seconds is None:  # a group that has committed nothing has no series
+            continue
         names = [label_of(lag.group), label_of(lag.topic)]
         records.add_metric(names, lag.records)
         seconds.add_metric(names, lag.seconds)

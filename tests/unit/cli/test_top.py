@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 from rich.console import Console, Group
 
 from polywire.cli.main import run
-from polywire.cli.top import Look, _tables, view
+from polywire.cli.top import Look, _tables, default_http, view
 from polywire.cli.usage import EXIT_FAILED
 
 
-def look(at: float, *, received: int, topics: dict[str, int], lags: dict[str, int]) -> Look:
+def look(at: float, *, received: int, topics: dict[str, int], lags: Mapping[str, int | None]) -> Look:
     told: dict[str, Any] = {
         "overview": {"wires": {"kafka": {"connections": 2, "received_bytes": received, "sent_bytes": 0}}},
         "topics": {
@@ -92,3 +93,32 @@ def test_a_bucket_is_shown_with_its_rates_and_what_they_cost() -> None:
 def test_where_there_is_no_http_it_says_so(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", "--http", address]) == EXIT_FAILED
     assert address.rpartition("/")[2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "http"),
+    [
+        ("", "http://127.0.0.1:9080"),
+        ("polywire://broker.example:9555", "http://broker.example:9080"),
+        ("broker.example:9555", "http://broker.example:9080"),
+        ("kafka+tls://me@broker.example:9093", "https://me@broker.example:9080"),
+        ("polywire://me:secret@[::1]:9555,other:9555", "http://me:secret@[::1]:9080"),
+    ],
+)
+def test_http_is_on_the_host_of_the_address(address: str, http: str) -> None:
+    assert default_http(address) == http
+
+
+def test_the_command_asks_the_host_of_the_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("polywire.cli.top.HTTP_PORT", 1)
+    monkeypatch.delenv("POLYWIRE_HTTP", raising=False)
+    monkeypatch.setenv("POLYWIRE_ADDRESS", "polywire://127.0.0.2:9555")
+    assert run(["top", "--once"]) == EXIT_FAILED
+    assert "address=127.0.0.2:1" in capsys.readouterr().err
+
+
+def test_a_group_without_a_commit_has_no_lag() -> None:
+    before, now = (look(at, received=0, topics={}, lags={"a": None, "b": 3}) for at in (10.0, 12.0))
+    assert [(row["group"], row["lag_records"]) for row in view(before, now)["groups"]] == [("b", 3), ("a", None)]

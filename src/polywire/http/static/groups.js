@@ -7,7 +7,8 @@ export async function groups(page, [topicName, name]) {
   const found = await api("/groups");
   const draw = (rows) => table([
     ["Group", (row) => link(["groups", row.topic, row.group], row.group)], ["Topic", (row) => link(["topics", row.topic], row.topic)],
-    ["#Members", (row) => count(row.members), "wide"], ["#Lag", (row) => count(row.lag_records)], ["#Behind", (row) => span(row.lag_seconds)],
+    ["#Members", (row) => count(row.members), "wide"], ["#Lag", (row) => (row.lag_records === null ? "–" : count(row.lag_records))],
+    ["#Behind", (row) => (row.lag_seconds === null ? "–" : span(row.lag_seconds))],
   ], rows, "There are no groups.");
   page.append(h("h1", {}, "Groups"), ...filtered(found.groups, (row) => row.group + " " + row.topic, draw), ...left(found));
 }
@@ -29,7 +30,7 @@ async function group(page, topicName, name) {
     h("h1", {}, `${name} · ${topicName}`),
     table([
       ["#Partition", (row) => row.partition], ["#Committed", (row) => (row.committed === null ? "–" : count(row.committed))],
-      ["#Next offset", (row) => count(row.next_offset)], ["#Lag", (row) => count(row.records)],
+      ["#Next offset", (row) => count(row.next_offset)], ["#Lag", (row) => (row.records === null ? "–" : count(row.records))],
       ["#Behind", (row) => (row.seconds === null ? "–" : span(row.seconds))],
     ], found.partitions, "This topic has no partitions."),
     h("h2", {}, "Members"),
