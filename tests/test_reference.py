@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from polywire.protocols.flux.context import FluxSettings
 from polywire.server.config import ServeConfig
 from polywire.server.hub import ConnectionLimits
 from tools import reference
+from tools.client_reference import client_page
 
 
 @pytest.mark.parametrize("name", reference.pages())
@@ -35,3 +37,11 @@ def test_nothing_else_lies_there() -> None:
 def test_every_setting_has_a_meaning(settings: type[Any]) -> None:
     meanings = reference.field_meanings(settings)
     assert [field.name for field in fields(settings) if not meanings.get(field.name)] == []
+
+
+def test_what_follows_the_arguments_is_no_argument() -> None:
+    page = "\n".join(client_page())
+    named = re.findall(r"^\* `([^`]*)`: ", page, re.MULTILINE)
+    assert not [name for name in named if not re.fullmatch(r"\*{0,2}\w+", name)], "a sentence was taken for an argument"
+    close = page.partition("### `Producer.close")[2].partition("\n#")[0]
+    assert close.endswith("\n\nRaises what `flush` does, once everything is closed.\n")

@@ -112,7 +112,18 @@ def _text(thing: Any) -> Iterator[str]:
             continue
         yield f"{'Arguments' if name == 'Args' else name}:"
         yield ""
-        yield from _items(dedent(body.strip("\n")))
+        items, after = _end_of_section(body)
+        yield from _items(dedent(items))
+        if after:
+            yield ""
+            yield after
+
+
+def _end_of_section(body: str) -> tuple[str, str]:
+    """A section's indented lines, and the text after it, which is indented no more than the section's name."""
+    lines = body.strip("\n").splitlines()
+    end = next((at for at, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    return "\n".join(lines[:end]).rstrip(), "\n".join(lines[end:]).strip()
 
 
 def _items(body: str) -> Iterator[str]:

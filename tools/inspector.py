@@ -267,7 +267,10 @@ def fields_of(kind: ast.ClassDef) -> Mapping[str, int]:
 
 
 def unread() -> Iterator[Finding]:
-    """Fields that nothing in the package, its tools or examples reads; what is encoded, or passed as keyword arguments, as a whole is read by whom it is for."""
+    """Fields that nothing in the package, its tools or examples reads.
+
+    What is encoded as a whole, or passed as keyword arguments, is read by whom it is for.
+    """
     read = fields_read()
     for module in modules("src"):
         kinds = [node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]

@@ -6,6 +6,7 @@ Must not know: any one wire's bytes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -65,6 +66,19 @@ class TopicInfo:
     name: str
     id: bytes
     partition_count: int
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topic has."""
+        return self.partition_count
+
+
+def renamed(partitions: int, partition_count: int | None) -> int:
+    """Return the number of partitions, given under its name or its former one, which is deprecated."""
+    if partition_count is None:
+        return partitions
+    warnings.warn("partition_count is deprecated: use partitions", DeprecationWarning, stacklevel=3)
+    return partition_count
 
 
 @dataclass(frozen=True, slots=True)

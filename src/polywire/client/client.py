@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Never, Self, Unpack
 
 from polywire.choices import check_options
-from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
+from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.consumer import Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S, Link
 from polywire.client.producer import Producer, ProducerOptions
@@ -123,9 +123,16 @@ class Client:
         found = await self._link.read(lambda wire: wire.fetch(topic, partition, offset, records_max=records_max))
         return [from_stored(record, topic, partition) for record in found]
 
-    async def create_topic(self, topic: str, partition_count: int = 3) -> None:
-        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT)."""
-        await self._link.once(lambda wire: wire.create_topic(topic, partition_count))
+    async def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
+        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
+
+        Args:
+            topic: full name.
+            partitions: how many it has.
+            partition_count: deprecated name of ``partitions``.
+        """
+        count = renamed(partitions, partition_count)
+        await self._link.once(lambda wire: wire.create_topic(topic, count))
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
-from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
+from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
@@ -247,9 +247,15 @@ class SyncClient:
         """Return records of one partition from an offset on, as many as are there; see ``Client.fetch``."""
         return self._thread.run(self._client.fetch(topic, partition, offset, records_max=records_max))
 
-    def create_topic(self, topic: str, partition_count: int = 3) -> None:
-        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT)."""
-        self._thread.run(self._client.create_topic(topic, partition_count))
+    def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
+        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
+
+        Args:
+            topic: full name.
+            partitions: how many it has.
+            partition_count: deprecated name of ``partitions``.
+        """
+        self._thread.run(self._client.create_topic(topic, renamed(partitions, partition_count)))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""

@@ -125,3 +125,19 @@ def test_a_connection_that_is_given_up_is_closed(scheme: str, monkeypatch: pytes
 async def _connect(url: str) -> None:
     async with polywire.connect(url, connect_s=0):
         raise AssertionError
+
+
+def test_the_former_name_of_partitions_is_deprecated() -> None:
+    with polywire.connect_sync(URL) as client:
+        client.create_topic("renamed", partitions=2)
+        with pytest.warns(DeprecationWarning, match="use partitions"):
+            client.create_topic("formerly", partition_count=4)
+        found = {topic.name: topic.partitions for topic in client.topics()}
+        assert (found["renamed"], found["formerly"]) == (2, 4)
+
+    async def run() -> None:
+        async with polywire.connect(URL) as asynchronous:
+            with pytest.warns(DeprecationWarning, match="use partitions"):
+                await asynchronous.create_topic("formerly-async", partition_count=4)
+
+    asyncio.run(run())

@@ -48,7 +48,9 @@ def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -
         ]
         behind, done, unknown = await lags_of(client, group)
         assert (behind.records, done.records, done.seconds) == (6, 0, 0.0)
-        assert (unknown.position, unknown.records, unknown.seconds) == (None, None, None), "it may have begun at the end"
+        assert (unknown.position, unknown.records, unknown.seconds) == (None, None, None), (
+            "it may have begun at the end"
+        )
         assert behind.seconds is not None
         assert 0 <= behind.seconds < 20
         assert total_lag([behind, done, unknown]) == (6, behind.seconds)
