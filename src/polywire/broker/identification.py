@@ -161,6 +161,10 @@ class Identification(Authorization):
         else:
             self._passwords.soon(done, found)
 
+    def is_verifying(self, peer: str) -> bool:
+        """Whether a login that came over the connection of this address is being verified, or waits to be."""
+        return self._passwords.is_verifying(peer)
+
     def verifier(self, name: str, mechanism: Mechanism) -> Verifier:
         """What who gives this name has to prove its password by; one that nobody's fits where there is none."""
         user = self._by_name.get(name)

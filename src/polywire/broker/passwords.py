@@ -9,7 +9,7 @@ Must not know: users, wires.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -62,6 +62,7 @@ class Passwords:
         "_threads",
         "_timer",
         "_verified",
+        "_verifying",
         "_waiting_max",
     )
 
@@ -77,6 +78,11 @@ class Passwords:
         self._cached_max = cached_max
         self._digest_key = secrets.token_bytes(32)
         self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self._verifying: Final[Counter[str]] = Counter()
+
+    def is_verifying(self, peer: str) -> bool:
+        """Whether a login of this connection waits for its turn or is being verified."""
+        return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
         """Whether this very pair was verified before; False proves nothing."""
@@ -106,13 +112,24 @@ class Passwords:
         """Check in the thread, in its turn, whether somebody is who it says, then call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
 
         def proved(right: bool | Busy) -> None:
+            self._end_verifying(origin.peer)
             if right is True:
                 self._backoff.right(origin)
             elif right is False:
                 self._backoff.wrong(origin, self._clock.monotonic())
             done(right)
 
-        self._wait(origin, check, proved)
+        self._verifying[origin.peer] += 1
+        try:
+            self._wait(origin, check, proved)
+        except Busy:
+            self._end_verifying(origin.peer)
+            raise
+
+    def _end_verifying(self, peer: str) -> None:
+        self._verifying[peer] -= 1
+        if not self._verifying[peer]:
+            del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
         """Notify of what needs no thread as late as of everything else: never from inside the call."""

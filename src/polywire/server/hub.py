@@ -209,11 +209,11 @@ class Hub:
 
     def enter(self, connection: Peer) -> bool:
         """Give a new connection a slot; False when there is none."""
-        if self.draining or not self.slots.enter(connection):
+        if self.draining or not self.logins.enter(connection):
             self.refused += 1
             return False
-        if not self.logins.enter(connection):
-            self.slots.leave(connection)
+        if not self.slots.enter(connection):
+            self.logins.leave(connection)
             self.refused += 1
             return False
         self.connections[connection] = None

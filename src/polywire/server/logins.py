@@ -1,30 +1,45 @@
-"""Who the connections of one server are: how long a peer may stay nobody, which slots are kept for whom, and whose login is over.
+"""Who the connections of one server are: how long a login may take, which slots are reserved for whom, and which logins have ended.
 
-Promises: peers that have not logged in never take the last slots of those who do, nor these the last ones of administrators; when slots
-are short, who has been nobody longest gives way to who comes; a connection whose login counts no more is closed. A broker without users
-asks nobody who it is, and none of this counts. Must not know: any wire, passwords, sockets.
+Promises:
+* Strangers (connections that have neither logged in nor been served as the user ``anonymous``) never take the last slots of users, and
+  users never take the last slots of administrators.
+* When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login go first.
+* A connection that is served as ``anonymous`` loses its slot to a new connection only when no stranger is left.
+* A logged-in connection never loses its slot, and is closed when its login ends.
+
+A broker without users asks nobody to log in, and none of this applies. Must not know: the bytes of any protocol, passwords, sockets.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.audit import AuditEvent, AuditSink, Outcome, discard
+from polywire.broker.owners import ANONYMOUS
 from polywire.errors import Busy, ErrorCode
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "kafka", "polywire"})  # those with words for a login
+NAMELESS_WIRES: Final = frozenset({"flux", "kafka07"})  # those without: their peers are served as ``anonymous``
 LOGIN_SECONDS_MAX: Final = 10  # for a peer to say who it is: a hash takes some 40 ms, a slow network a second or two
 USERS_RESERVED: Final = 1_024  # slots that who is nobody cannot take; a quarter of all where there are few
 ADMINISTRATORS_RESERVED: Final = (
     16  # slots that users who cannot manage the server cannot take; an eighth where there are few
 )
-LOOKED_AT_MAX: Final = 128  # of those who may have to go: more than logins can wait to be verified at once
+STRANGERS_RESERVED: Final = (
+    256  # slots for logins that connections of ``anonymous`` leave free; half where there are few
+)
+QUIET_TICKS: Final = 10  # seconds without a byte after which a connection of ``anonymous`` may become a stranger again
+GRACE_TICKS: Final = 2  # seconds that a new connection has to begin its login before it is the first to be evicted
+CANDIDATES_MAX: Final = (
+    512  # strangers that are checked for one to evict: twice as many as logins can wait to be verified
+)
 
 
 class Standing(IntEnum):
@@ -32,8 +47,9 @@ class Standing(IntEnum):
 
     SILENT = 0
     UNKNOWN = 1
-    IDENTIFIED = 2
-    ADMINISTRATOR = 3
+    ANONYMOUS = 2
+    IDENTIFIED = 3
+    ADMINISTRATOR = 4
 
 
 class Identities(Protocol):
@@ -48,6 +64,9 @@ class Identities(Protocol):
 
     def is_administrator(self, principal: Principal, /) -> bool:
         """Whether it may manage the server."""
+
+    def is_verifying(self, peer: str, /) -> bool:
+        """Whether a login that came over the connection of this address is being verified, or waits to be."""
 
     def certified(self, name: str, /) -> Principal | None:
         """Who a peer is whose TLS certificate was issued to this name."""
@@ -65,11 +84,14 @@ class Guest(Protocol):
         """Name of the wire it speaks, empty while that is not known."""
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it is owed an answer, as who is logging in is."""
+    def seen_tick(self) -> int:
+        """When it last sent something."""
 
     def abort(self, reason: str) -> None:
         """Close at once."""
+
+    def vacate(self) -> None:
+        """Free the slot of a connection that was closed."""
 
     def end(self, reason: str) -> None:
         """Close once what was written is sent, and carry out nothing more."""
@@ -78,16 +100,32 @@ class Guest(Protocol):
 class Logins:
     """The peers of one server by who they are.
 
-    Invariant: a guest that entered is in exactly one of ``_nobody`` (with the tick since which it is, oldest first) and ``_known``;
-    ``_by_user`` holds those of ``_known`` by the id of their user; ``_administrators`` counts them.
+    Invariant: a guest that entered is in exactly one of ``_strangers`` (with the tick at which it became one, oldest first), ``_anonymous``
+    and ``_known``. ``_by_user`` holds those of ``_known`` by the id of their user; ``_administrators`` counts them. ``_quiet`` lists
+    ``_anonymous`` as it was at the tick ``_sorted_at``, the one quiet longest first.
     """
 
-    __slots__ = ("_administrators", "_by_user", "_identities", "_known", "_nobody", "audit", "slots_max", "tick")
+    __slots__ = (
+        "_administrators",
+        "_anonymous",
+        "_by_user",
+        "_identities",
+        "_known",
+        "_quiet",
+        "_sorted_at",
+        "_strangers",
+        "audit",
+        "slots_max",
+        "tick",
+    )
 
     def __init__(self, identities: Identities | None, slots_max: int) -> None:
         """identities: none where nobody ever logs in."""
         self._identities: Final = identities
-        self._nobody: dict[Guest, int] = {}
+        self._strangers: dict[Guest, int] = {}
+        self._anonymous: dict[Guest, None] = {}
+        self._quiet: deque[Guest] = deque()
+        self._sorted_at = -1
         self._known: dict[Guest, tuple[Principal, bool]] = {}
         self._by_user: dict[int, set[Guest]] = {}
         self._administrators = 0
@@ -108,44 +146,86 @@ class Logins:
         return min(ADMINISTRATORS_RESERVED, self.slots_max // 8)
 
     @property
-    def nobody_max(self) -> int:
-        """How many may be nobody at once."""
+    def strangers_max(self) -> int:
+        """How many may be strangers or anonymous at once."""
         return self.slots_max - self.administrators_reserved - min(USERS_RESERVED, self.slots_max // 4)
+
+    @property
+    def anonymous_max(self) -> int:
+        """How many of ``strangers_max`` keep their slots as ``anonymous``; more are served, and stay strangers."""
+        return self.strangers_max - min(STRANGERS_RESERVED, self.strangers_max // 2)
 
     def enter(self, guest: Guest) -> bool:
         """Give a new connection a slot; False when there is none even if others give way."""
         if self.is_open:
             return True
-        total = len(self._nobody) + len(self._known)
-        if (len(self._nobody) >= self.nobody_max or total >= self.slots_max) and not self._give_way():
-            return False
-        self._nobody[guest] = self.tick
+        others = len(self._strangers) + len(self._anonymous)
+        if others >= self.strangers_max or others + len(self._known) >= self.slots_max:
+            evicted = self._stranger_to_evict()
+            if evicted is None and not self._strangers:  # users have taken all slots that anonymous has left
+                evicted = self._quietest_anonymous(quiet_ticks=0)
+            if evicted is None:
+                return False
+            self.leave(evicted)
+            evicted.abort("all slots are taken, and this connection did not log in")
+            evicted.vacate()
+        self._strangers[guest] = self.tick
         return True
 
-    def _give_way(self) -> bool:
-        """Who has been nobody longest goes, of those who are not just logging in."""
-        for guest in islice(self._nobody, LOOKED_AT_MAX):
-            if not guest.is_waiting:
-                del self._nobody[guest]
-                guest.abort("the peer did not log in, and others want its slot")
-                return True
-        return False
+    def _stranger_to_evict(self) -> Guest | None:
+        """The oldest stranger on a protocol with a login that had time to log in, else the oldest one on another protocol, else the oldest.
+
+        Strangers whose login is being verified are not evicted.
+        """
+        nameless = oldest = None
+        for guest, since in islice(self._strangers.items(), CANDIDATES_MAX):
+            if self._is_verifying(guest):
+                continue
+            is_new = self.tick - since < GRACE_TICKS
+            if is_new and oldest is not None:
+                break  # the rest are new, too
+            if guest.wire in NAMELESS_WIRES:
+                nameless = nameless or guest
+            elif not is_new:
+                return guest
+            oldest = oldest or guest
+        return nameless or oldest
+
+    def _is_verifying(self, guest: Guest) -> bool:
+        return self._identities is not None and self._identities.is_verifying(guest.peer)
+
+    def _quietest_anonymous(self, *, quiet_ticks: int) -> Guest | None:
+        """The connection of ``anonymous`` that has been quiet longest, and for at least so many seconds. They are sorted once a second."""
+        if self._sorted_at != self.tick:
+            self._sorted_at = self.tick
+            self._quiet = deque(sorted(self._anonymous, key=lambda guest: guest.seen_tick))
+        while self._quiet:
+            guest = self._quiet[0]
+            if guest in self._anonymous and self.tick - guest.seen_tick < quiet_ticks:
+                return None
+            self._quiet.popleft()
+            if guest in self._anonymous:
+                return guest
+        return None
 
     def standing(self, guest: Guest) -> Standing:
         """How well a peer that has said something is known."""
         known = self._known.get(guest)
         if known is None:
-            return Standing.UNKNOWN
+            return Standing.ANONYMOUS if guest in self._anonymous else Standing.UNKNOWN
         return Standing.ADMINISTRATOR if known[1] else Standing.IDENTIFIED
 
     def name_of(self, guest: Guest) -> str:
-        """The user that a peer is, empty for nobody."""
+        """The user that a peer is, empty for a stranger."""
         known = self._known.get(guest)
-        return "" if known is None else known[0].name
+        if known is None:
+            return ANONYMOUS if guest in self._anonymous else ""
+        return known[0].name
 
     def leave(self, guest: Guest) -> None:
         """The connection is gone."""
-        self._nobody.pop(guest, None)
+        self._strangers.pop(guest, None)
+        self._anonymous.pop(guest, None)
         self._unknow(guest)
 
     # Who is who
@@ -157,11 +237,14 @@ class Logins:
         known = self._known.get(guest)
         if known is not None and known[0] is principal:
             return
-        if known is None and guest not in self._nobody:
-            return  # it has left meanwhile
+        if known is None and guest not in self._strangers:
+            return  # it has left meanwhile, or is served as anonymous already
         if principal is None:
             self._unknow(guest)
-            self._nobody.setdefault(guest, self.tick)
+            self._strangers.setdefault(guest, self.tick)
+            return
+        if principal.name == ANONYMOUS and guest.wire in NAMELESS_WIRES:
+            self._serve(guest)
             return
         administrator = self._identities.is_administrator(principal)
         users_max = self.slots_max - self.administrators_reserved
@@ -171,10 +254,21 @@ class Logins:
             method = "token" if principal.token is not None else "password or certificate"
             self.audit(AuditEvent("login", Outcome.ALLOWED, principal.name, guest.peer, reason=method))
         self._unknow(guest)
-        self._nobody.pop(guest, None)
+        self._strangers.pop(guest, None)
         self._known[guest] = principal, administrator
         self._by_user.setdefault(principal.user_id, set()).add(guest)
         self._administrators += administrator
+
+    def _serve(self, guest: Guest) -> None:
+        """A stranger is served as ``anonymous``. If those have all their slots, one that has been quiet becomes a stranger in its place."""
+        if len(self._anonymous) >= self.anonymous_max:
+            quiet = self._quietest_anonymous(quiet_ticks=QUIET_TICKS)
+            if quiet is None:
+                return
+            del self._anonymous[quiet]
+            self._strangers[quiet] = self.tick
+        del self._strangers[guest]
+        self._anonymous[guest] = None
 
     def certify(self, guest: Guest, name: str) -> Principal | None:
         """Who a peer with a certificate of this name is, and is from now on; None when it is nobody. Raises Busy(BUSY) as ``identify``."""
@@ -212,10 +306,10 @@ class Logins:
         self.tick += 1
         if self.is_open:
             return
-        for guest, since in list(self._nobody.items()):
+        for guest, since in list(self._strangers.items()):
             if self.tick - since <= LOGIN_SECONDS_MAX:
                 break  # the others came later
-            if guest.wire in LOGIN_WIRES and not guest.is_waiting:
+            if guest.wire in LOGIN_WIRES and not self._is_verifying(guest):
                 guest.abort("the peer did not log in in time")
         expiring = [guest for guest, (principal, _) in self._known.items() if principal.expires_at_us is not None]
         for guest in expiring:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from polywire.broker.access import Principal
 from polywire.errors import Busy
-from polywire.server.logins import LOGIN_SECONDS_MAX, Logins
+from polywire.server.logins import GRACE_TICKS, LOGIN_SECONDS_MAX, QUIET_TICKS, Logins, Standing
 
 USER = Principal(1, "user")
 OTHER = Principal(2, "other")
+ANONYMOUS = Principal(4, "anonymous")
 BOSS = Principal(3, "boss")
+
+
+PORTS = count(1)
 
 
 class Users:
@@ -19,12 +25,16 @@ class Users:
     def __init__(self) -> None:
         self.is_open = False
         self.over: set[Principal] = set()
+        self.verifying: set[str] = set()
 
     def is_current(self, principal: Principal, /) -> bool:
         return principal not in self.over
 
     def is_administrator(self, principal: Principal, /) -> bool:
         return principal is BOSS
+
+    def is_verifying(self, peer: str, /) -> bool:
+        return peer in self.verifying
 
     def certified(self, name: str) -> Principal | None:
         return None
@@ -35,12 +45,15 @@ class Peer:
 
     def __init__(self, wire: str = "polywire") -> None:
         self.wire = wire
-        self.peer = "127.0.0.1:1"
-        self.is_waiting = False
+        self.peer = f"127.0.0.1:{next(PORTS)}"
+        self.seen_tick = 0
         self.gone = ""
 
     def abort(self, reason: str) -> None:
         self.gone = reason
+
+    def vacate(self) -> None:
+        assert self.gone
 
     def end(self, reason: str) -> None:
         self.gone = reason
@@ -56,8 +69,8 @@ def logins(users: Users) -> Logins:
     return Logins(users, 16)
 
 
-def enter(logins: Logins, count: int, principal: Principal | None = None) -> list[Peer]:
-    peers = [Peer() for _ in range(count)]
+def enter(logins: Logins, number: int, principal: Principal | None = None, *, wire: str = "polywire") -> list[Peer]:
+    peers = [Peer(wire) for _ in range(number)]
     for peer in peers:
         assert logins.enter(peer)
         logins.identify(peer, principal)
@@ -69,25 +82,84 @@ def gone(peers: list[Peer]) -> list[bool]:
 
 
 def test_nobody_takes_the_places_of_users(logins: Logins) -> None:
-    assert (logins.nobody_max, logins.administrators_reserved) == (10, 2)
+    assert (logins.strangers_max, logins.administrators_reserved) == (10, 2)
     silent = enter(logins, 10)
     known = enter(logins, 3, USER)
     assert gone(silent) == [True] + [False] * 9, "who was nobody longest gave way, to all who then logged in"
     assert gone(known) == [False] * 3
 
 
-def test_who_is_logging_in_stays(logins: Logins) -> None:
-    silent = enter(logins, 10)
-    silent[0].is_waiting = True
-    enter(logins, 1)
-    assert gone(silent) == [False, True] + [False] * 8
-    for peer in silent:
-        peer.is_waiting = True
-    enter(logins, 1)
-    waiting = Peer()
-    waiting.is_waiting = True
-    for _ in range(9):
-        logins.enter(waiting)
+def test_a_peer_whose_login_is_verified_stays(logins: Logins, users: Users) -> None:
+    strangers = enter(logins, 10)
+    users.verifying.add(strangers[0].peer)
+    (late,) = enter(logins, 1)
+    assert gone(strangers) == [False, True] + [False] * 8
+    users.verifying |= {peer.peer for peer in (*strangers, late)}
+    assert not logins.enter(Peer())
+    assert gone([*strangers, late]) == [False, True] + [False] * 9
+
+
+def test_strangers_on_protocols_with_a_login_are_evicted_first(logins: Logins) -> None:
+    nameless = enter(logins, 8, wire="flux")
+    strangers = enter(logins, 2)
+    for _ in range(GRACE_TICKS):
+        logins.sweep()
+    enter(logins, 2, wire="kafka07")
+    assert gone([*nameless, *strangers]) == [False] * 8 + [True] * 2
+    enter(logins, 1, wire="kafka07")
+    assert gone(nameless) == [True] + [False] * 7
+
+
+def test_a_new_connection_has_time_to_log_in(logins: Logins) -> None:
+    nameless = enter(logins, 9, wire="flux")
+    (late, *_) = enter(logins, 3)
+    assert gone([*nameless, late]) == [True] * 2 + [False] * 8
+
+
+@pytest.mark.parametrize("wire", ["flux", "kafka07"])
+def test_connections_served_as_anonymous_are_not_evicted_for_strangers(logins: Logins, wire: str) -> None:
+    served = enter(logins, 3, ANONYMOUS, wire=wire)
+    assert {logins.standing(peer) for peer in served} == {Standing.ANONYMOUS}
+    assert {logins.name_of(peer) for peer in served} == {"anonymous"}
+    enter(logins, 40)
+    assert gone(served) == [False] * 3
+
+
+def test_anonymous_leaves_slots_for_logins(logins: Logins) -> None:
+    assert logins.anonymous_max == 5
+    served = enter(logins, 9, ANONYMOUS, wire="flux")
+    assert [logins.standing(peer) for peer in served] == [Standing.ANONYMOUS] * 5 + [Standing.UNKNOWN] * 4
+    known = enter(logins, 6, USER)
+    assert not any(gone(known))
+    assert gone(served) == [False] * 9, "there was one slot for logins"
+    enter(logins, 2)
+    assert gone(served) == [False] * 5 + [True] + [False] * 3
+
+
+def test_a_quiet_connection_of_anonymous_makes_room_for_another(logins: Logins) -> None:
+    served = enter(logins, 5, ANONYMOUS, wire="flux")
+    for _ in range(QUIET_TICKS):
+        logins.sweep()
+    for peer in (*served[:2], *served[3:]):
+        peer.seen_tick = logins.tick
+    late = enter(logins, 2, ANONYMOUS, wire="flux")
+    assert [logins.standing(peer) for peer in (served[2], *late)] == [
+        Standing.UNKNOWN,
+        Standing.ANONYMOUS,
+        Standing.UNKNOWN,
+    ]
+    assert not any(gone([*served, *late])), "all are served as long as there are slots"
+
+
+def test_administrators_find_a_slot_among_users_and_anonymous(logins: Logins) -> None:
+    served = enter(logins, 2, ANONYMOUS, wire="flux")
+    enter(logins, 14, USER)
+    served[0].seen_tick = 1
+    for _ in range(3):
+        (late,) = enter(logins, 1)
+    assert gone(served) == [False, True], "one slot is enough for strangers, who evict each other"
+    logins.identify(late, BOSS)
+    assert logins.standing(late) is Standing.ADMINISTRATOR
 
 
 def test_users_leave_places_for_administrators(logins: Logins) -> None:
@@ -103,7 +175,7 @@ def test_users_leave_places_for_administrators(logins: Logins) -> None:
 
 def test_a_login_takes_ten_seconds_at_most(logins: Logins, users: Users) -> None:
     silent, other_wire, busy = Peer(), Peer("flux"), Peer()
-    busy.is_waiting = True
+    users.verifying.add(busy.peer)
     for peer in (silent, other_wire, busy):
         logins.enter(peer)
     for _ in range(LOGIN_SECONDS_MAX):

@@ -230,6 +230,7 @@ class FluxSession(BarePipelined):
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
+            self.output.identified(self._principal)
         return self._principal
 
     def topic_to_write(self, name: str) -> Topic:

@@ -248,6 +248,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
+            self.output.identified(self._principal)
         access.authorize(self._principal, action, self.broker.resource(name))
 
     def _caller(self) -> Caller:
