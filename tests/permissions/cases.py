@@ -230,6 +230,7 @@ def _cursus() -> Iterator[Case]:
         ("EXIT", a.CONNECT),
         ("AUTH principal=admin token=admin-token", a.CONNECT),
         ("LIST", a.TOPIC_LIST),
+        (f"LIST topic={TOPIC}", a.TOPIC_DESCRIBE),
         ("CREATE topic=shop.made partitions=1", a.TOPIC_CREATE),
         (f"CREATE topic={TOPIC} partitions=3", a.TOPIC_ALTER),
         (f"DELETE topic={TOPIC}", a.TOPIC_DELETE),

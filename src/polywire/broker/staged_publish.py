@@ -323,11 +323,10 @@ class StagedPublish:
         return sorted(found, key=lambda known: known.writer)
 
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
-        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), Denied(DENIED)."""
+        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), also for another user's writer."""
         found = self._state.writers.find(writer)
-        if found is None:
+        if found is None or not self._owners.may_use(by, found.owner):
             raise Missing(ErrorCode.WRITER_MISSING, f"no such writer writer={writer!r}")
-        self._owners.check(by, found.owner, "writer", writer)
         change = changes.WriterDeleted(writer)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)

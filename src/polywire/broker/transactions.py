@@ -135,14 +135,14 @@ class Transactions:
     # Transactional ids
 
     def find(self, id_: str, *, by: Caller = NOBODY) -> Transaction | None:
-        """The latest transaction of a transactional id, for who may use it; one whose time is over has aborted.
+        """Return the latest transaction of a transactional id; one whose time is over has aborted.
 
-        Raises Denied(DENIED).
+        Another user's id looks like one that does not exist. Only holding it (``begin_epoch``) reports that it is taken.
         """
         found = self._state.transactions.find(id_)
-        if found is not None:
-            self._check_owner(by, found)
-        if found is None or not self._is_over(found):
+        if found is None or not self._owners.may_use(by, found.owner):
+            return None
+        if not self._is_over(found):
             return found
         self.abort(found, raises_epoch=found.producer is not None, done=None)
         return self._state.transactions.find(id_)
@@ -250,7 +250,7 @@ class Transactions:
     def delete(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None = None) -> None:
         """Forget a transactional id: its open transaction is aborted, and its epochs count from 0 again.
 
-        Raises Missing(TRANSACTION_MISSING), Denied(DENIED), Busy(DISK_FULL).
+        Raises Missing(TRANSACTION_MISSING), also for another user's, and Busy(DISK_FULL).
         """
         found = None if is_branch(id_) else self.find(id_, by=by)
         if found is None:

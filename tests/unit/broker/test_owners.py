@@ -74,7 +74,6 @@ def _produce(memory: MemoryBroker, by: Caller) -> object:
 
 VERBS: dict[str, Verb] = {
     "fence": lambda m, by: m.broker.transactions.begin_epoch("x", by=by, done=None),
-    "look at transaction": lambda m, by: m.broker.transactions.find("x", by=by),
     "publish": lambda m, by: m.broker.publish("w", 2, [], by=by, done=None),
     "publish the last number": lambda m, by: m.broker.publish("w", LAST_NUMBER, [], by=by, done=None),
     "publish a token": lambda m, by: m.broker.publish("other", 1, [B], by=by, done=None),
@@ -123,6 +122,13 @@ def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: st
     guarded.run()
     assert guarded.broker._state.snapshot() == before
     assert publish(guarded, user(guarded, "alice"), 2, B).duplicate is False
+
+
+def test_a_transactional_id_of_another_user_looks_like_none(guarded: MemoryBroker) -> None:
+    fill(guarded, user(guarded, "alice"))
+    find = guarded.broker.transactions.find
+    assert find("x", by=user(guarded, "bob")) is find("x", by=NOBODY) is None
+    assert find("x", by=user(guarded, "alice")) is find("x", by=user(guarded, "root")) is not None
 
 
 @pytest.mark.parametrize("verb", VERBS)

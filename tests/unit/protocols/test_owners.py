@@ -32,8 +32,6 @@ def test_cursus_says_not_authorized() -> None:
     writer, reader = logged_in(world, "writer"), logged_in(world, "reader")
     for peer, text in (
         (writer, "INIT_PRODUCER_ID transactional_id=T1"),
-        (writer, "TXN_STATUS transactional_id=T1"),
-        (writer, "END_TXN transactional_id=T1 producerId=p epoch=0"),
         (reader, "JOIN_GROUP topic=orders group=g member=m"),
         (reader, "HEARTBEAT topic=orders group=g member=m generation=1"),
         (reader, "LEAVE_GROUP topic=orders group=g member=m"),
@@ -42,6 +40,10 @@ def test_cursus_says_not_authorized() -> None:
     ):
         answer = ask(peer, text)
         assert answer.startswith(f'ERROR: NOT_AUTHORIZED_FOR_OPERATION reason="{REASON}'), (text, answer)
+    for text in ("TXN_STATUS transactional_id={}", "END_TXN transactional_id={} producerId=p epoch=0"):
+        answers = [ask(writer, text.format(name)).replace(name, "") for name in ("T1", "none")]
+        assert answers[0] == answers[1], "another user's id looks like one that does not exist"
+        assert answers[0].startswith("ERROR: transaction_not_found"), answers
 
 
 def refusal(peer: Peer, verb: Verb, head: Head) -> Denied:

@@ -40,7 +40,7 @@ from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, group_size
 from polywire.broker.topics import Topic
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
@@ -137,11 +137,17 @@ class ConsumerGroups:
         check_name(beat.member_id, self._settings.name_bytes_max)
         if beat.instance_id is not None:
             check_name(beat.instance_id, self._settings.name_bytes_max)
-        entry = self._entries.get(group)
-        if entry is None and beat.epoch != JOINING:
-            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={beat.member_id!r}")
+        entry, joins = self._entries.get(group), beat.epoch == JOINING
+        missing = Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={beat.member_id!r}")
+        if entry is None and not joins:
+            raise missing
         entry = entry or self._begin(group, by)
-        self._host.check_owner(by, entry.owner, "group", group)
+        try:
+            self._host.check_owner(by, entry.owner, "group", group)
+        except Denied:
+            if joins or beat.member_id in entry.group.members:
+                raise
+            raise missing from None  # whether there is such a group is its owner's business
         try:
             return self._beat(entry, beat, by)
         finally:

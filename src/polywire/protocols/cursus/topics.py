@@ -182,7 +182,9 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
     """LIST; with a topic the same line as METADATA, which Java's producer looks for (spec: cursus#list)."""
-    if request.options.get("topic"):
+    name = request.options.get("topic")
+    if name:
+        session.state.guard.admit_topic(session, session.broker.resource(name), Action.TOPIC_DESCRIBE)
         return metadata(session, request)
     if request.dialect is Dialect.MODERN and request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")

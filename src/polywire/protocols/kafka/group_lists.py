@@ -14,10 +14,10 @@ from polywire.broker.actions import Action
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_groups import ClassicView
 from polywire.broker.groups.views import ConsumerGroupView
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Denied, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.groups import authorize_known, group_error
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.subscription import CONSUMER
@@ -41,10 +41,20 @@ GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8,
 def _may(peer: Peer, action: Action, group: str) -> bool:
     """Whether the peer may do it with a group: with all topics that it reads or has positions in."""
     try:
-        authorize_group(peer, action, peer.broker.classic.topics(group))
+        authorize_known(peer, action, group)
     except BrokerError:
         return False
     return True
+
+
+def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
+    """A group that the peer may know of, in the view of its protocol; neither where there is none. Raises Denied."""
+    try:
+        authorize_known(peer, Action.GROUP_DESCRIBE, name)
+    except Missing:
+        return None, None
+    consumers = consumer_view(peer, name)
+    return consumers, None if consumers else peer.broker.classic.view(name)
 
 
 def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
@@ -118,9 +128,10 @@ def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
-    if not _may(peer, Action.GROUP_DESCRIBE, name):
-        return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
-    view = consumer_view(peer, name)
+    try:
+        view, _ = _find(peer, name)
+    except Denied as error:
+        return made(error=group_error(error), group_id=name, members=[])
     if view is None:
         return made(error=WireError.GROUP_ID_NOT_FOUND, message="no such group", group_id=name, members=[])
     members = made.Members
@@ -162,7 +173,7 @@ def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]
 
 
 def _operations(peer: Peer, name: str) -> int:
-    """What the peer may do with a group, as bits of Kafka's operations."""
+    """What the peer may do with a group, as bits of Kafka's operations; without a name, with one that does not exist."""
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 
 
@@ -178,15 +189,15 @@ def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _described(peer: Peer, made: Any, version: int, name: str, *, want_operations: bool) -> Any:
-    if not _may(peer, Action.GROUP_DESCRIBE, name):
-        return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
-    is_classic = consumer_view(peer, name) is None
-    view = peer.broker.classic.view(name) if is_classic else None
-    operations = _operations(peer, name) if want_operations else NO_OPERATIONS
+    try:
+        consumers, view = _find(peer, name)
+    except Denied as error:
+        return made(error=group_error(error), group_id=name, members=[])
     if view is not None:
-        return _described_view(made, view, operations)
+        return _described_view(made, view, _operations(peer, name) if want_operations else NO_OPERATIONS)
+    operations = _operations(peer, name if consumers else "") if want_operations else NO_OPERATIONS
     missing = version >= MISSING_SINCE
-    why = "no such group" if is_classic else "group uses the newer protocol: describe it with ConsumerGroupDescribe"
+    why = "group uses the newer protocol: describe it with ConsumerGroupDescribe" if consumers else "no such group"
     return made(
         error=WireError.GROUP_ID_NOT_FOUND if missing else WireError.NONE,
         message=why if missing else None,
@@ -238,7 +249,7 @@ def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 def _deleted(peer: Peer, made: Any, name: str) -> Any:
     try:
-        authorize_group(peer, Action.GROUP_DELETE, peer.broker.classic.topics(name))
+        authorize_known(peer, Action.GROUP_DELETE, name)
         peer.broker.classic.delete(name, by=peer.caller)
     except BrokerError as error:
         return made(group_id=name, error=group_error(error))

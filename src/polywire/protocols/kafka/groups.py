@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from polywire.broker.actions import Action
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
-from polywire.errors import BrokerError, ErrorCode
+from polywire.errors import BrokerError, Denied, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
@@ -65,6 +66,26 @@ def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iter
         yield
     if not named:
         peer.broker.access.authorize_somewhere(peer.principal, action)
+
+
+def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing: ErrorCode) -> Iterator[None]:
+    """Check, a topic in each step, that the peer may use all topics of a group that exists.
+
+    A group that it may not use looks like one that does not exist. Raises Missing(missing), Denied where it may use no group at all.
+    """
+    peer.broker.access.authorize_somewhere(peer.principal, action)
+    for topic in topics:
+        try:
+            peer.authorize(action, peer.broker.group_resource(topic))
+        except Denied:
+            raise Missing(missing, "no such group") from None
+        yield
+
+
+def authorize_known(peer: Peer, action: Action, group: str) -> None:
+    """Check it at once, with all topics that a group reads or has positions in. Raises Missing(GROUP_MISSING), Denied."""
+    for _ in authorizing_known(peer, action, peer.broker.classic.topics(group), ErrorCode.GROUP_MISSING):
+        pass
 
 
 def _go_through(
@@ -216,7 +237,8 @@ def _as_member(
 ) -> None:
     """Go on with what a member asks for that may use all that its group reads."""
     topics = peer.broker.classic.subscribed_topics(request.group_id)
-    _go_through(peer, reply, authorizing_group(peer, Action.GROUP_JOIN, topics), then, refuse)
+    steps = authorizing_known(peer, Action.GROUP_JOIN, topics, ErrorCode.MEMBER_MISSING)
+    _go_through(peer, reply, steps, then, refuse)
 
 
 def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
@@ -245,21 +267,32 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
         peer.broker.commit()  # who is told that it has left is no member after a kill either
         reply.ok(left)
 
-    _as_member(peer, reply, request, then, lambda error: reply.ok(response(error=group_error(error))))
+    def refuse(error: BrokerError) -> None:
+        if error.code is ErrorCode.MEMBER_MISSING:
+            reply.ok(_left_by(reply, request, lambda *_: group_error(error)))
+        else:
+            reply.ok(response(error=group_error(error)))
+
+    _as_member(peer, reply, request, then, refuse)
 
 
 def _left(peer: Peer, reply: Reply, request: Any) -> Any:
+    if reply.request.version >= MANY_LEAVE_SINCE and len(request.members) > peer.broker.settings.members_max:
+        return schema.response(Api.LEAVE_GROUP)(error=WireError.INVALID_REQUEST)
+    return _left_by(reply, request, partial(_leave, peer, request.group_id))
+
+
+def _left_by(reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
+    """The response to LeaveGroup. leave: takes a member's id and its instance."""
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
-        return response(error=_leave(peer, request.group_id, request.member_id, None))
-    if len(request.members) > peer.broker.settings.members_max:
-        return response(error=WireError.INVALID_REQUEST)
+        return response(error=leave(request.member_id, None))
     return response(
         members=[
             response.Members(
                 member_id=member.member_id,
                 instance_id=member.instance_id,
-                error=_leave(peer, request.group_id, member.member_id, member.instance_id),
+                error=leave(member.member_id, member.instance_id),
             )
             for member in request.members
         ]

@@ -18,7 +18,7 @@ from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.groups import authorize_group, authorize_known, group_error
 from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
@@ -323,7 +323,7 @@ def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
     response = schema.response(Api.OFFSET_DELETE)
     classic = peer.broker.classic
     try:
-        authorize_group(peer, Action.GROUP_DELETE, ())
+        authorize_known(peer, Action.GROUP_DELETE, request.group_id)
         if classic.view(request.group_id) is None:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={request.group_id!r}")
     except BrokerError as error:

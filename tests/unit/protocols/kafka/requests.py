@@ -15,6 +15,7 @@ from polywire.records.columns import Header, Record
 
 TOPIC, BROKER = 2, 4  # resources
 GROUP = "kafka.g"
+NEWER_GROUP = "told"
 
 
 class Asked(NamedTuple):
@@ -135,6 +136,12 @@ def join_frame(topic: str) -> bytes:
     return frame_of(Api.JOIN_GROUP, 3, group_id=GROUP, protocol_type="consumer", protocols=[protocol], **timeouts)
 
 
+def beat_frame(topic: str) -> bytes:
+    """A new member of a group of the newer protocol that reads a topic."""
+    word = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic], "topic_partitions": []}
+    return frame_of(Api.CONSUMER_GROUP_HEARTBEAT, group_id=NEWER_GROUP, member_id="m", **word)
+
+
 def _groups(topic: str) -> Iterator[Asked]:
     a = Action
     member = {"group_id": GROUP, "generation_id": 1, "member_id": "m"}
@@ -150,10 +157,8 @@ def _groups(topic: str) -> Iterator[Asked]:
     yield Asked(Api.DESCRIBE_GROUPS, a.GROUP_DESCRIBE, frame_of(Api.DESCRIBE_GROUPS, groups=[GROUP]))
     yield Asked(Api.LIST_GROUPS, a.GROUP_LIST, frame_of(Api.LIST_GROUPS))
     yield Asked(Api.DELETE_GROUPS, a.GROUP_DELETE, frame_of(Api.DELETE_GROUPS, groups_names=[GROUP]))
-    word = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic], "topic_partitions": []}
-    beat = frame_of(Api.CONSUMER_GROUP_HEARTBEAT, group_id="told", member_id="m", **word)
-    yield Asked(Api.CONSUMER_GROUP_HEARTBEAT, a.GROUP_JOIN, beat)
-    described = frame_of(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[GROUP])
+    yield Asked(Api.CONSUMER_GROUP_HEARTBEAT, a.GROUP_JOIN, beat_frame(topic))
+    described = frame_of(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[NEWER_GROUP])
     yield Asked(Api.CONSUMER_GROUP_DESCRIBE, a.GROUP_DESCRIBE, described)
     topics = schema.request(Api.OFFSET_DELETE).Topics
     one = topics(name=topic, partitions=[topics.Partitions()])

@@ -312,7 +312,7 @@ def test_rights_are_those_of_who_asks_wherever_it_is_looked_at(processes: Proces
     assert alice.init() == 0
     write(alice, 2, "a", "bb", "ccc")
     stolen = Producer(bob.peer, HOME, alice.number, alice.epoch)
-    denied = WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    denied = WireError.INVALID_PRODUCER_ID_MAPPING  # as for an id that does not exist
     assert stolen.produce(1, b"stolen", topic="a", version=12).error == denied
     assert stolen.add(0, topic="a") == [denied]
     assert stolen.finish() == denied
