@@ -40,6 +40,7 @@ _TO_BLANK: Final = str.maketrans(_BLANK, " " * len(_BLANK))
 _PADDING: Final = "\0" + _BLANK
 PADDING: Final = _PADDING.encode()  # what is trimmed from commands
 _MESSAGE: Final = b"message="
+_NO_TOPIC: Final = b"\0\0"  # begins an envelope with an empty topic, and is no padding of a raw text
 _RESERVED: Final = (
     names.WHITE | names.CONTROLS | frozenset((ANY, ONE, ",", '"'))
 )  # words end at these, lists, patterns, values
@@ -170,7 +171,7 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
-    name = _command(body)
+    name = None if body.startswith(_NO_TOPIC) else _command(body)
     if name is not None:
         return _read(body, name, None, spoken, forced)
     if len(body) > TEXT_FRAME_BYTES_MAX:

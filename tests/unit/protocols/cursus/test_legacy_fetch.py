@@ -43,6 +43,15 @@ def starts_of(contents: list[bytes]) -> list[int]:
     return [0, *accumulate(4 + len(value) for value in contents)]
 
 
+@pytest.mark.parametrize("topic", ["", "admin", "c1"])
+def test_an_envelope_tells_the_dialect_whatever_its_topic_is(topic: str) -> None:
+    world, _ = filled(b"x")
+    first = world.connect()
+    assert first.say(enveloped(topic, b"CONSUME c1 0 0")) == [b"x"]
+    missing = world.connect().say(enveloped(topic, b"CONSUME nowhere 0 0"))
+    assert missing == [b"ERROR: topic 'nowhere' does not exist"]
+
+
 def test_values_are_found_by_the_bytes_before_them() -> None:
     chance = random.Random(1)
     contents = [bytes(chance.choice([0, 0, 1, 7, 200])) for _ in range(60)]
