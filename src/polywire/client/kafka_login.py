@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -96,20 +96,30 @@ class ScramProof:
 
     def verify(self, last: str) -> None:
         """Refuse a broker that does not know the password's verifier. Raises Denied(LOGIN_FAILED)."""
-        said = last.split(",")[0].removeprefix("v=").encode()
-        if not self._signature or not hmac.compare_digest(said, b64encode(self._signature)):
+        signature, *extensions = last.split(",")
+        said = signature.removeprefix("v=").encode()
+        if (
+            _is_mandatory(extensions)
+            or not self._signature
+            or not hmac.compare_digest(said, b64encode(self._signature))
+        ):
             raise _untrusted()
 
 
 def _read_challenge(challenge: str) -> tuple[str, bytes, int]:
     """Nonce, salt and number of iterations. Raises Denied(LOGIN_FAILED)."""
     try:
-        nonce, salt, iterations, *_ = challenge.split(",")
-        if (nonce[:2], salt[:2], iterations[:2]) != ("r=", "s=", "i="):
+        nonce, salt, iterations, *extensions = challenge.split(",")
+        if (nonce[:2], salt[:2], iterations[:2]) != ("r=", "s=", "i=") or _is_mandatory(extensions):
             raise ValueError
         return nonce[2:], b64decode(salt[2:], validate=True), int(iterations[2:])
     except ValueError:
         raise _untrusted() from None
+
+
+def _is_mandatory(extensions: Sequence[str]) -> bool:
+    """Whether one of these has to be understood, which none is (RFC 5802, section 5.1)."""
+    return any(extension.startswith("m=") for extension in extensions)
 
 
 def _untrusted() -> Denied:

@@ -45,6 +45,7 @@ def test_names_keep_their_signs() -> None:
         CHALLENGE.replace("i=4096", "i=many"),
         CHALLENGE.replace("s=W22", "s=%%"),
         "s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096",
+        CHALLENGE + ",m=x",
     ],
 )
 def test_challenges_that_no_broker_sends(challenge: str) -> None:
@@ -53,7 +54,7 @@ def test_challenges_that_no_broker_sends(challenge: str) -> None:
     assert caught.value.code is ErrorCode.LOGIN_FAILED
 
 
-@pytest.mark.parametrize("last", ["", "v=", "v=" + "A" * 43 + "=", "e=other-error"])
+@pytest.mark.parametrize("last", ["", "v=", "v=" + "A" * 43 + "=", "e=other-error", SIGNATURE + ",m=x"])
 def test_a_broker_that_does_not_know_the_password(last: str) -> None:
     one = proof()
     with pytest.raises(Denied):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -78,9 +78,9 @@ class Challenge:
         """What both have said, and the proof. Raises Refused for what does not answer this challenge."""
         text = _text(token)
         without_proof, comma, proof = text.rpartition(",p=")
-        binding, nonce, *_ = [*without_proof.split(","), ""]
+        binding, nonce, *extensions = [*without_proof.split(","), ""]
         expected = b64encode(self._introduction.header.encode()).decode()
-        if not comma or binding != f"c={expected}" or nonce != f"r={self._nonce}":
+        if not comma or binding != f"c={expected}" or nonce != f"r={self._nonce}" or _is_mandatory(extensions):
             raise _unreadable()
         return f"{self._introduction.bare},{self.text},{without_proof}".encode(), _from_base64(proof)
 
@@ -130,12 +130,23 @@ def read_introduction(token: bytes) -> Introduction:
     text = _text(token)
     binding, _, rest = text.partition(",")
     authzid, _, bare = rest.partition(",")
-    name, nonce, *_ = [*bare.split(","), ""]
-    if binding not in _NO_BINDING or not name.startswith("n=") or not nonce.startswith("r=") or len(nonce) == 2:
+    name, nonce, *extensions = [*bare.split(","), ""]
+    if (
+        binding not in _NO_BINDING
+        or _is_mandatory(extensions)
+        or not name.startswith("n=")
+        or not nonce.startswith("r=")
+        or len(nonce) == 2
+    ):
         raise _unreadable()
     if authzid not in ("", f"a={name[2:]}"):
         raise _unreadable()
     return Introduction(f"{binding},{authzid},", bare, _unescaped(name[2:]), nonce[2:])
+
+
+def _is_mandatory(extensions: Sequence[str]) -> bool:
+    """Whether one of these has to be understood, which none is (RFC 5802, section 5.1)."""
+    return any(extension.startswith("m=") for extension in extensions)
 
 
 def _unescaped(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
-from polywire.errors import BrokerError, Denied, PeerError
+from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.protocols.kafka.codec import (
     BARE,
     bare_token,
@@ -210,7 +210,13 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             raise PeerError(denied.message, fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
-        """This is who the peer is from now on. Raises Busy."""
+        """Make the peer this user. Raises Busy, Denied(LOGIN_FAILED) where it has been another user (KIP-368)."""
+        if self._principal is not None and self._principal.user_id != principal.user_id:
+            raise Denied(
+                ErrorCode.LOGIN_FAILED,
+                "a connection cannot log in as another user: open a new one"
+                f" user={self._principal.name!r} asked={principal.name!r}",
+            )
         self.output.identified(principal)
         self._principal = principal
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import Busy, ErrorCode
-from polywire.log.base import Read
+from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.log.base import Completion, Read
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
 from polywire.protocols.flux.session import LINE_END_S
@@ -113,6 +115,20 @@ def test_a_peer_that_is_done_still_gets_what_it_waits_for() -> None:
     world.memory.advance(2.1)
     assert peer.take() == b"V1|1|ERR|REPLICATION_TIMEOUT|acks=all timeout\n"
     assert peer.closed
+
+
+@pytest.mark.parametrize("acks", ["", " acks=1", " acks=all"])
+def test_a_bucket_that_takes_nothing_is_no_missing_replica(monkeypatch: pytest.MonkeyPatch, acks: str) -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask("V1|1|PRODUCE|t a:1")
+    broken = Unavailable(ErrorCode.REPLICATION_TIMEOUT, "the bucket took nothing for too long")
+
+    def produce(*_: Any, done: Completion[int], **__: Any) -> None:
+        done(broken)
+
+    monkeypatch.setattr(type(world.memory.broker), "produce", produce)
+    assert peer.ask(f"V1|2|PRODUCE|t a:2{acks}") == f"V1|2|ERR|REPLICATION_TIMEOUT|{broken.message}"
 
 
 def test_acks_all_holds_up_this_connection_only() -> None:

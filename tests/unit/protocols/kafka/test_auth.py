@@ -197,6 +197,8 @@ def test_who_guesses_proofs_waits_as_who_guesses_passwords(world: World) -> None
     [
         lambda text: text.replace("r=", "r=x"),
         lambda text: text + "x",
+        lambda text: text + ",m=x",
+        lambda text: text + ",t=x,m=",
         lambda text: "c=eSws" + text[6:],
         lambda text: text[2:],
         lambda text: "",
@@ -226,6 +228,7 @@ def test_a_proof_of_other_messages(world: World, spoil: Callable[[str], str]) ->
         ("SCRAM-SHA-256", b"n,a=alice,n=bob,r=abc"),
         ("SCRAM-SHA-256", b"p=tls-unique,,n=bob,r=abc"),
         ("SCRAM-SHA-256", b"n,,m=x,n=bob,r=abc"),
+        ("SCRAM-SHA-256", b"n,,n=bob,r=abc,m=x"),
         ("SCRAM-SHA-512", b"\0bob\0pencil"),
     ],
 )
@@ -303,6 +306,16 @@ def test_a_login_is_repeated_on_the_same_connection(world: World) -> None:
     assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
     assert is_somebody(peer)
     assert scram(peer, Mechanism.SHA_256, ALICE.name, "wrong")[0].error == 58
+    assert is_ended(peer)
+
+
+def test_a_login_is_not_repeated_as_another_user(world: World) -> None:
+    peer = world.connect()
+    assert plain(peer, ALICE.name, PASSWORD).error == WireError.NONE
+    answer = plain(peer, "bob", PASSWORD)
+    assert answer.error == WireError.SASL_AUTHENTICATION_FAILED
+    assert peer.principal is not None
+    assert peer.principal.name == ALICE.name
     assert is_ended(peer)
 
 
