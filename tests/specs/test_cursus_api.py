@@ -9,6 +9,7 @@ import gzip
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -473,3 +474,83 @@ def test_a_repeat_is_dropped_where_that_is_set(dropping: BrokerProcess, port: st
         peer.ask("PUBLISH $ end")
         peer.send("CONSUME $ 0 0")
         assert [peer.take() for _ in range(3)] == [b"x", b"y", b"end"]
+
+
+@CURSUS_API.says(
+    64,
+    "messages that are published after a SUBSCRIBE are delivered to who subscribed",
+    Differs(
+        "delivers nothing: messages are read by CONSUME",
+        "delivers nothing either",
+        "a client of the page has no way to tell a delivered message from an answer",
+    ),
+)
+@CURSUS_API.says(74, "PUBLISH distributes a message to consumers")
+def test_a_subscriber_reads_by_consume(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    with peer.another() as reader:
+        reader.ask("SUBSCRIBE $")
+        peer.ask("PUBLISH $ x")
+        reader.send("DELETE nonexistent", "CONSUME $ 0 0")
+        assert reader.take() == b"ERROR: topic 'nonexistent' not found", "nothing was delivered before this answer"
+        assert reader.take() == b"x"
+
+
+LOGGED = Differs(
+    "logs a line for each command",
+    "counts requests in `/metrics`; the log has events of connections and of the broker",
+    "a line for each command would be nearly all of the log, and cost more than the command",
+)
+
+
+@CURSUS_API.says(85, "the broker logs how many messages a CONSUME streamed, behind [STREAM]", LOGGED)
+@CURSUS_API.says(141, "the broker logs a command that succeeded, behind [CMD] SUCCESS", LOGGED)
+@CURSUS_API.says(142, "the broker logs a command that failed, behind [CMD] FAILURE", LOGGED)
+def test_commands_are_not_logged_one_by_one(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=("cursus",)) as broker:
+        with Peer(broker, "cursus", b"admin") as peer:
+            peer.ask("CREATE $ 1")
+            peer.ask("PUBLISH $ x")
+            peer.send("CONSUME $ 0 0")
+            assert peer.take() == b"x"
+            assert peer.ask("DELETE nonexistent").startswith("ERROR")
+        assert broker.stop() == 0
+        for word in ("[STREAM]", "[CMD]", "nonexistent"):
+            assert word not in broker.log_text()
+
+
+BUFFERED = Differs(
+    "has neither setting: the sizes are fixed, and a full partition refuses a message",
+    "has none: records are in the log as soon as they are answered, and readers read them from there",
+    "there is no buffer between the log and a reader that could fill",
+)
+
+
+@CURSUS_API.rows(
+    "name",
+    Row(
+        24,
+        "the setting enable_gzip compresses all messages",
+        ("enable_gzip",),
+        Differs(
+            "one setting for the broker; plain frames close the connection then",
+            "has no such setting: each frame is recognised, and answered in kind",
+            "clients that compress and clients that do not can use one broker",
+        ),
+    ),
+    Row(
+        172,
+        "a partition's buffer is set by partition_channel_buffer_size",
+        ("partition_channel_buffer_size",),
+        BUFFERED,
+    ),
+    Row(173, "a consumer's buffer is set by consumer_channel_buffer_size", ("consumer_channel_buffer_size",), BUFFERED),
+)
+def test_a_setting_of_the_page_is_refused_not_ignored(tmp_path: Path, name: str) -> None:
+    settings = tmp_path / "polywire.toml"
+    settings.write_text(f"{name} = 1\n")
+    with (
+        pytest.raises(AssertionError, match=f"unknown key '{name}'"),
+        BrokerProcess(tmp_path / "data", "--config", str(settings), wires=("cursus",)),
+    ):
+        pass

@@ -308,6 +308,15 @@ def test_not_leader_sends_nobody_away_from_a_full_or_busy_broker(code: ErrorCode
     assert WIRE_ERRORS[code][0] is not WireCode.NOT_LEADER
 
 
+@FLUX.says(
+    54,
+    "PRODUCE appends a record, however long its line is",
+    Differs(
+        "closes the connection at a line above 64 KiB, without an answer",
+        "answers that the line is too long, then closes; `--flux-line-bytes-max` allows longer lines",
+        "memory for a line that has not ended must have a limit, and real clients never send longer lines",
+    ),
+)
 @pytest.mark.parametrize("size", [65_537, 70_000, 5_000_000])
 def test_a_line_above_the_limit_is_answered_before_the_connection_ends(
     broker: BrokerProcess, port: str, size: int
