@@ -138,16 +138,15 @@ class ConsumerGroups:
         if beat.instance_id is not None:
             check_name(beat.instance_id, self._settings.name_bytes_max)
         entry, joins = self._entries.get(group), beat.epoch == JOINING
-        missing = Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={beat.member_id!r}")
         if entry is None and not joins:
-            raise missing
+            raise _missing(group, beat.member_id)
         entry = entry or self._begin(group, by)
         try:
             self._host.check_owner(by, entry.owner, "group", group)
         except Denied:
             if joins or beat.member_id in entry.group.members:
                 raise
-            raise missing from None  # whether there is such a group is its owner's business
+            raise _missing(group, beat.member_id) from None  # whether there is such a group is its owner's business
         try:
             return self._beat(entry, beat, by)
         finally:
@@ -333,7 +332,7 @@ class ConsumerGroups:
         if entry is not None and member_id in entry.group.members:
             entry.group.check_epoch(member_id, epoch, instance_id)
         elif not self.has_member(group, member_id):
-            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
+            raise _missing(group, member_id)
 
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
@@ -449,6 +448,10 @@ class ConsumerGroups:
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         return frozenset() if member is None else member.topics
+
+
+def _missing(group: str, member_id: str) -> Missing:
+    return Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
 
 
 def _assignor(views: Iterable[GroupView]) -> Assignor:

@@ -263,30 +263,26 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     response = schema.response(Api.LEAVE_GROUP)
 
     def then() -> None:
-        left = _left(peer, reply, request)
+        left = _left(peer, reply, request, partial(_leave, peer, request.group_id))
         peer.broker.commit()  # who is told that it has left is no member after a kill either
         reply.ok(left)
 
     def refuse(error: BrokerError) -> None:
         if error.code is ErrorCode.MEMBER_MISSING:
-            reply.ok(_left_by(reply, request, lambda *_: group_error(error)))
+            reply.ok(_left(peer, reply, request, lambda *_: group_error(error)))
         else:
             reply.ok(response(error=group_error(error)))
 
     _as_member(peer, reply, request, then, refuse)
 
 
-def _left(peer: Peer, reply: Reply, request: Any) -> Any:
-    if reply.request.version >= MANY_LEAVE_SINCE and len(request.members) > peer.broker.settings.members_max:
-        return schema.response(Api.LEAVE_GROUP)(error=WireError.INVALID_REQUEST)
-    return _left_by(reply, request, partial(_leave, peer, request.group_id))
-
-
-def _left_by(reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
-    """The response to LeaveGroup. leave: takes a member's id and its instance."""
+def _left(peer: Peer, reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
+    """Answer LeaveGroup. leave: takes a member's id and its instance."""
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
         return response(error=leave(request.member_id, None))
+    if len(request.members) > peer.broker.settings.members_max:
+        return response(error=WireError.INVALID_REQUEST)
     return response(
         members=[
             response.Members(
