@@ -68,7 +68,15 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _become_broker(replace(config, ready_file=ready), serve, lines.fileno(), held)
+            _become_broker(replace(config, ready_file=ready), serve, lines.fileno())
+        try:
+            os.write(held, b"%d\n" % child)  # here, so that the broker can be stopped from its first moment on
+        except OSError as error:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise Failed(
+                f"cannot write the process id: {error.strerror} path={str(beside(data_dir, '.pid'))!r}"
+            ) from error
     try:
         _wait(lambda: ready.exists() or _has_ended(child), "starting")
     except KeyboardInterrupt:
@@ -116,7 +124,7 @@ def _locked(data_dir: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int, held: int) -> None:
+def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int) -> None:
     """Serve in this process, which was just forked; never returns."""
     code = 1
     try:
@@ -124,7 +132,6 @@ def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.write(held, b"%d\n" % os.getpid())
         code = serve(config)
     finally:
         sys.stderr.flush()

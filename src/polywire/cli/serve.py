@@ -423,7 +423,7 @@ def serve(
 
 
 def _run(config: ServeConfig) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     if not config.bucket and config.processes in (0, 1):
         return startup.run(config)
     from polywire.server.processes import run_processes

@@ -154,7 +154,7 @@ def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def default_http(address: str) -> str:
-    """Return where the broker at an address serves HTTP unless it was told otherwise: on its default port, under TLS where the address is."""
+    """Return where the broker at an address serves HTTP unless configured otherwise: on its default port, under TLS where the address is."""
     if not address:
         return HTTP_DEFAULT
     first = split_brokers(address)[0]

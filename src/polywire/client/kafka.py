@@ -126,7 +126,7 @@ async def _dial(
         except TimeoutError:
             connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
             raise Unavailable(
-                ErrorCode.UNREACHABLE, f"nobody answers a login address={spell_address(host, port)}"
+                ErrorCode.UNREACHABLE, f"the server does not reply to a login address={spell_address(host, port)}"
             ) from None
         except (BrokerError, asyncio.CancelledError):
             connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused, or given up"))

@@ -7,7 +7,7 @@ Promises:
 * A connection that is served as ``anonymous`` loses its slot to a new connection only when no stranger is left.
 * A logged-in connection never loses its slot, and is closed when its login ends.
 
-A broker without users asks nobody to log in, and none of this applies. Must not know: the bytes of any protocol, passwords, sockets.
+A broker without users has no logins, and none of this applies. Must not know: the bytes of any protocol, passwords, sockets.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,31 @@ def test_the_lock_is_the_brokers_alone_once_it_is_ready(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         assert running(data_dir) is None
+
+
+def test_a_full_disk_is_reported_and_leaves_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir = tmp_path / "data"
+
+    def full(_: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(Failed, match=r"No space left on device path=.*data\.pid"):
+        serve_detached(ServeConfig(data_dir=data_dir), _serve)
+    assert running(data_dir) is None
+
+
+def test_a_broker_that_is_starting_can_be_stopped(tmp_path: Path) -> None:
+    """Its process id is known from its first moment on."""
+    data_dir = tmp_path / "data"
+
+    def starting(_: ServeConfig) -> int:
+        while running(data_dir) != os.getpid():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+        return 0
+
+    with pytest.raises(Failed, match="did not start"):
+        serve_detached(ServeConfig(data_dir=data_dir), starting)
+    assert running(data_dir) is None
