@@ -22,7 +22,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from polywire.broker.actions import ANYBODY, Action
-from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, TOPIC_RANGES, BrokerSettings, TopicSettings
+from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, TOPIC_SETTINGS, BrokerSettings
 from polywire.cli import doctor, main
 from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
@@ -211,18 +211,27 @@ def limits_page() -> Iterator[str]:
         ("The process", ServeConfig),
         ("Connections", ConnectionLimits),
         ("The broker", BrokerSettings),
-        ("A topic", TopicSettings),
         ("The log", LogSettings),
         ("The FLUX wire", FluxSettings),
         ("The Cursus wire", CursusSettings),
     ):
         yield from ["", f"## {title}", ""]
         meanings = field_meanings(settings)
-        rows = [
-            (f"`{field.name}`", _default(field), f"{meanings.get(field.name, '')}{_range(settings, field.name)}")
-            for field in fields(settings)
-        ]
+        rows = [(f"`{field.name}`", _default(field), meanings.get(field.name, "")) for field in fields(settings)]
         yield from table(("name", "default", "meaning"), rows)
+    yield from ["", "## A topic", ""]
+    yield "The same for every protocol, command and file; [Kafka's names](kafka-settings.md) are mapped to these where they mean the same."
+    yield ""
+    of_topics = [
+        (
+            f"`{name}`",
+            "–" if setting.default is None else f"`{setting.plain(setting.default)}`",
+            setting.spelled,
+            setting.meaning,
+        )
+        for name, setting in TOPIC_SETTINGS.items()
+    ]
+    yield from table(("name", "default", "values", "meaning"), of_topics)
     yield from ["", "## HTTP", ""]
     yield "What answers of the admin API, the console and `/metrics` hold at most, whatever records and names they are made from. The"
     yield "answer reports what is missing: `cut`, `header_count`, `more`, `next_offset`."
@@ -259,12 +268,6 @@ def field_meanings(settings: type[Any]) -> Mapping[str, str]:
         words = _SOURCE.sub("", " ".join(text.split())).replace("``", "`")
         found |= dict.fromkeys(re.split(r",\s+", heads), words.rstrip("."))
     return found
-
-
-def _range(settings: type[Any], name: str) -> str:
-    """Return the range of a topic's number, empty for other settings."""
-    allowed = TOPIC_RANGES.get(name) if settings is TopicSettings else None
-    return "" if allowed is None else f". {allowed.start} to {allowed.stop - 1}"
 
 
 def _default(field: Field[Any]) -> str:

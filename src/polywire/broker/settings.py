@@ -20,14 +20,6 @@ SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
-TOPIC_RANGES: Final[Mapping[str, range]] = {
-    "replication_factor": range(1, 2**31),
-    "retention_age_us": range(2**62 + 1),  # added to a time it fits 64 bits
-    "retention_bytes": range(2**62 + 1),
-}
-"""Numbers that the settings of a topic may have, whatever protocol, command or file gives them."""
-RETENTION_HOURS_MAX: Final = (TOPIC_RANGES["retention_age_us"].stop - 1) // HOUR_US
-RETENTION_MIB_MAX: Final = (TOPIC_RANGES["retention_bytes"].stop - 1) // MEBI
 WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 
@@ -38,6 +30,86 @@ class Compression(Enum):
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """One setting of a topic, the same for every protocol, command and file that gives it.
+
+    kind: int, bool, or an enumeration whose values are the words. default: of a topic that is created without it; None leaves the choice to
+    the broker's settings or to each protocol. meaning: in a few words, for help and reference. allowed: numbers, None for other kinds.
+    is_fixed: whether it stays as it is once the topic exists.
+    """
+
+    kind: type[int] | type[Enum]
+    default: object
+    meaning: str
+    allowed: range | None = None
+    is_fixed: bool = False
+
+    @property
+    def spelled(self) -> str:
+        """Allowed values, as messages and the reference page spell them."""
+        if self.allowed is not None:
+            return f"{self.allowed.start} to {self.allowed.stop - 1}"
+        return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
+
+    @property
+    def _members(self) -> list[Enum]:
+        return list(self.kind) if issubclass(self.kind, Enum) else []
+
+    def read(self, name: str, value: int | str | None) -> object:
+        """Return a value as ``TopicSettings`` has it; None stands for the default. Raises Invalid(INVALID_REQUEST)."""
+        if value is None:
+            return self.default
+        if issubclass(self.kind, Enum):
+            found = [member for member in self._members if member.value == value]
+            if found:
+                return found[0]
+        elif not isinstance(value, str) and (self.allowed is None or value in self.allowed):
+            return self.kind(value)
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"topic setting is invalid: {name} (use {self.spelled}) value={value!r:.100}"
+        )
+
+    @staticmethod
+    def plain(value: object) -> object:
+        """Return a value of ``TopicSettings`` as JSON has it: a number, true or false, a word, or None."""
+        return value.value if isinstance(value, Enum) else value
+
+
+TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
+    "compaction": TopicSetting(bool, False, "keep at least the latest record of each key"),
+    "compression": TopicSetting(Compression, Compression.NONE, "compression of stored segments"),
+    "key_hash": TopicSetting(
+        KeyHash,
+        None,
+        "hash function that maps keys to partitions on all protocols, so that equal keys go to the same partition; by default each "
+        "protocol uses its own",
+        is_fixed=True,
+    ),
+    "replication_factor": TopicSetting(
+        int, 1, "replication factor that clients are shown; one broker stores one copy", range(1, 2**31)
+    ),
+    "retention_age_us": TopicSetting(
+        int,
+        None,
+        "age in microseconds above which records are dropped; 0 for no limit, by default the broker's setting",
+        range(2**62 + 1),  # added to a time it fits 64 bits
+    ),
+    "retention_bytes": TopicSetting(
+        int,
+        None,
+        "size in bytes above which a partition drops its oldest records; 0 for no limit, by default the broker's setting",
+        range(2**62 + 1),
+    ),
+}
+"""Settings of a topic that any protocol, command or file may give. A protocol maps its own names to these where they mean the same."""
+TOPIC_RANGES: Final[Mapping[str, range]] = {
+    name: setting.allowed for name, setting in TOPIC_SETTINGS.items() if setting.allowed is not None
+}
+RETENTION_HOURS_MAX: Final = (TOPIC_RANGES["retention_age_us"].stop - 1) // HOUR_US
+RETENTION_MIB_MAX: Final = (TOPIC_RANGES["retention_bytes"].stop - 1) // MEBI
 
 
 class Listed(Enum):

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from polywire.broker.settings import HOUR_US, MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
+from polywire.broker.settings import (
+    HOUR_US,
+    MEBI,
+    RETENTION_HOURS_MAX,
+    RETENTION_MIB_MAX,
+    TOPIC_SETTINGS,
+    Compression,
+)
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
@@ -27,85 +34,55 @@ app = App(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a topic keeps its records; what is not given is left to the broker."""
-
-    compaction: Annotated[
-        bool, Parameter(negative="", help="Enable compaction: keep at least the latest record of each key.")
-    ] = False
-    compression: Annotated[
-        Literal["none", "lz4", "zstd"],
-        Parameter(help="Compression of stored segments."),
-    ] = "none"
-    retention_hours: Annotated[
-        float | None,
-        Parameter(
-            validator=Number(gte=0, lte=RETENTION_HOURS_MAX),
-            help="Retention time in hours; 0 means forever. Defaults to the broker's setting.",
-        ),
-    ] = None
-    retention_mib: Annotated[
-        int | None,
-        Parameter(
-            validator=Number(gte=0, lte=RETENTION_MIB_MAX),
-            help="Retention size of each partition in MiB; 0 means no limit. Defaults to the broker's setting.",
-        ),
-    ] = None
-    key_hash: Annotated[
-        KeyHash | None,
-        Parameter(
-            help="Hash function that maps keys to partitions on all wires, so that equal keys go to the same partition. By "
-            "default each wire uses its own."
-        ),
-    ] = None
-
-    def given(self) -> dict[str, int | str | None]:
-        """What differs from the defaults, as the polywire wire spells it."""
-        age, size = self.retention_hours, self.retention_mib
-        found = {
-            "compaction": int(self.compaction) or None,
-            "compression": None if self.compression == "none" else self.compression,
-            "retention_age_us": None if age is None else int(age * HOUR_US),
-            "retention_bytes": None if size is None else size * MEBI,
-            "key_hash": None if self.key_hash is None else self.key_hash.value,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+def _help(name: str) -> str:
+    """Return the meaning of a setting as a sentence."""
+    meaning = TOPIC_SETTINGS[name].meaning
+    return f"{meaning[0].upper()}{meaning[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """What is to change of how a topic keeps its records."""
+    """Settings that may change while the topic exists; what is not given stays as it is."""
 
-    compaction: Annotated[
-        bool | None, Parameter(help="Whether to keep only the latest record of each key, at least.")
-    ] = None
-    compression: Annotated[
-        Literal["none", "lz4", "zstd"] | None,
-        Parameter(help="Compression of segments that are stored from now on."),
-    ] = None
+    compaction: Annotated[bool | None, Parameter(help=_help("compaction"))] = None
+    compression: Annotated[Compression | None, Parameter(help=_help("compression"))] = None
     retention_hours: Annotated[
         float | None,
-        Parameter(validator=Number(gte=0, lte=RETENTION_HOURS_MAX), help="Retention time in hours; 0 means forever."),
+        Parameter(
+            validator=Number(gte=0, lte=RETENTION_HOURS_MAX),
+            help="Age in hours above which records are dropped; 0 for no limit, by default the broker's setting.",
+        ),
     ] = None
     retention_mib: Annotated[
         int | None,
         Parameter(
             validator=Number(gte=0, lte=RETENTION_MIB_MAX),
-            help="Retention size of each partition in MiB; 0 means no limit.",
+            help="Size in MiB above which a partition drops its oldest records; 0 for no limit, by default the broker's setting.",
         ),
     ] = None
 
     def given(self) -> dict[str, int | str | None]:
-        """What is to change, as the polywire wire spells it."""
+        """Return what is given, as the polywire protocol spells it."""
         age, size = self.retention_hours, self.retention_mib
         found = {
             "compaction": None if self.compaction is None else int(self.compaction),
-            "compression": self.compression,
+            "compression": None if self.compression is None else self.compression.value,
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Altered):
+    """Settings of a new topic; what is not given is left to the broker."""
+
+    key_hash: Annotated[KeyHash | None, Parameter(help=_help("key_hash"))] = None
+
+    def given(self) -> dict[str, int | str | None]:
+        """Return what is given, as the polywire protocol spells it."""
+        found = Altered.given(self)
+        return found if self.key_hash is None else {**found, "key_hash": self.key_hash.value}
 
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]

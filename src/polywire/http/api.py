@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.settings import TOPIC_SETTINGS
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
@@ -166,15 +167,11 @@ class Api:
     async def _topic(self, asked: Asked) -> Any:
         slices, topic = Slices(), self._broker.topic(asked.path["topic"])
         partitions = await Listing(PARTITIONS_MAX).extend(map(_partition_shown, list(topic.partitions)), slices)
-        settings = topic.settings
         return {
             **await _topic_shown(topic, slices),
             "created_at_us": topic.created_at_us,
             "settings": {
-                "retention_age_us": settings.retention_age_us,
-                "retention_bytes": settings.retention_bytes,
-                "compaction": settings.compaction,
-                "compression": settings.compression.value,
+                name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()
             },
             "partition_list": partitions.rows,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.settings import TOPIC_SETTINGS, BrokerSettings, TopicSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import KeyHash, Level, PositionKind, TopicName
@@ -243,3 +243,16 @@ def test_the_list_of_topics_has_a_version(memory: MemoryBroker) -> None:
     assert memory.broker.topics_version == before + 1
     memory.broker.delete_topic(topic)
     assert memory.broker.topics_version == before + 2
+
+
+@pytest.mark.parametrize("name", TOPIC_SETTINGS)
+def test_a_setting_has_one_definition(name: str) -> None:
+    """Defaults of ``TopicSettings`` are those of the table, and what is read back is what was given."""
+    setting, default = TOPIC_SETTINGS[name], getattr(TopicSettings(), name)
+    assert setting.read(name, None) == setting.default == default
+    plain = setting.plain(default)
+    assert plain is None or setting.read(name, plain) == default  # type: ignore[arg-type]
+    wrong: list[int | str] = ["no such word"] if setting.allowed is None else [setting.allowed.stop, "1"]
+    for value in wrong:
+        with pytest.raises(Invalid, match=f"topic setting is invalid: {name} "):
+            setting.read(name, value)

@@ -14,12 +14,10 @@ import pytest
 from cyclopts import App
 
 from polywire.__main__ import main
-from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
 from polywire.cli.connection import CONNECT_VARIABLE
 from polywire.cli.main import POSIX_MODULES, app, run
 from polywire.cli.serve import Durability, Wires
-from polywire.cli.topic import Settings
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
@@ -245,7 +243,6 @@ def choices(options: type, name: str) -> set[str]:
 
 
 def test_choices_are_those_of_what_they_set() -> None:
-    assert choices(Settings, "compression") == {kind.value for kind in Compression}
     assert choices(Wires, "cursus_dialect") == {"auto", *(dialect.value for dialect in Dialect)}
     for name in choices(Wires, "cursus_compression") - {"auto"}:
         assert algorithm(name).name == name

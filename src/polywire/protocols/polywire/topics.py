@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from polywire.broker.settings import Compression, TopicSettings
+from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
@@ -18,7 +18,6 @@ from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
-from polywire.types import KeyHash
 
 if TYPE_CHECKING:
     from polywire.broker.fetch import Bounds
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 
 TIMES_MAX: Final = 16
 BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time
-_KEY_HASHES: Final = {kind.value: kind for kind in KeyHash}
-_COMPRESSIONS: Final = {kind.value: kind for kind in Compression}
-_SETTINGS: Final = {
-    "compaction",
-    "compression",
-    "key_hash",
-    "replication_factor",
-    "retention_age_us",
-    "retention_bytes",
-}
-_ALTERED: Final = _SETTINGS - {"key_hash"}
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
@@ -84,10 +72,12 @@ def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
     """CONFIGURE_TOPIC: what is named is changed, the rest stays. Raises BrokerError when it is refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
-    if "key_hash" in request.settings:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "key_hash cannot be changed: records stay where they are")
-    given = settings_of({**description_of(topic).settings, **request.settings})
-    settings = replace(topic.settings, **{name: getattr(given, name) for name in _ALTERED})
+    given = values_of(request.settings)
+    for name in given:
+        if TOPIC_SETTINGS[name].is_fixed:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} cannot be changed: records stay where they are")
+    settings = replace(topic.settings, **given)
+    settings.check()
     change = _Change(session, Verb.CONFIGURE_TOPIC, correlation)
     session.broker.configure_topic(topic, settings, level=level, done=change.done)
     change.begun(True)
@@ -260,44 +250,25 @@ class _BoundsAnswer:
 
 def description_of(topic: Topic) -> messages.TopicDescription:
     """A topic in this wire's words."""
-    settings: dict[str, SettingValue] = {
-        "compaction": int(topic.settings.compaction),
-        "compression": topic.settings.compression.value,
-        "key_hash": topic.settings.key_hash.value if topic.settings.key_hash else None,
-        "replication_factor": topic.settings.replication_factor,
-        "retention_age_us": topic.settings.retention_age_us,
-        "retention_bytes": topic.settings.retention_bytes,
-    }
+    settings: dict[str, SettingValue] = {}
+    for name, setting in TOPIC_SETTINGS.items():
+        value = setting.plain(getattr(topic.settings, name))
+        assert value is None or isinstance(value, int | str), "a setting is a number or a word"
+        settings[name] = int(value) if isinstance(value, bool) else value
     incarnations = [partition.incarnation for partition in topic.partitions]
     return messages.TopicDescription(topic.name.full, topic.id, topic.created_at_us, incarnations, settings)
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
-    """Settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or a value of another type."""
-    unknown = sorted(given.keys() - _SETTINGS)
-    if unknown:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")
-    key_hash = given.get("key_hash")
-    if key_hash is not None and key_hash not in _KEY_HASHES:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown key hash key_hash={key_hash!r}")
-    compression = given.get("compression")
-    if compression is not None and compression not in _COMPRESSIONS:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown compression compression={compression!r}")
-    factor = _number(given, "replication_factor")
-    settings = TopicSettings(
-        replication_factor=1 if factor is None else factor,
-        key_hash=None if key_hash is None else _KEY_HASHES[str(key_hash)],
-        retention_age_us=_number(given, "retention_age_us"),
-        retention_bytes=_number(given, "retention_bytes"),
-        compaction=bool(_number(given, "compaction")),
-        compression=Compression.NONE if compression is None else _COMPRESSIONS[str(compression)],
-    )
+    """Return the settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or a value that it cannot have."""
+    settings = TopicSettings(**values_of(given))
     settings.check()
     return settings
 
 
-def _number(given: Mapping[str, SettingValue], name: str) -> int | None:
-    value = given.get(name)
-    if isinstance(value, str):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"setting must be a number name={name} value={value!r}")
-    return value
+def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """Return values as ``TopicSettings`` has them, by name. Raises Invalid(INVALID_REQUEST)."""
+    unknown = sorted(given.keys() - TOPIC_SETTINGS.keys())
+    if unknown:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")
+    return {name: TOPIC_SETTINGS[name].read(name, value) for name, value in given.items()}
