@@ -190,7 +190,7 @@ def test_a_machine_is_drained(tmp_path: Path, url: str) -> None:
         assert two.stop() == 0, two.log_text()
         asyncio.run(until(lambda: leaders(url) == ["one-0000", "one-0001"], "somebody has to lead"))
         assert "one may lead again" in _cluster("drain", url, "one", "--undo")
-        assert "no broker of this name" in _cluster("drain", url, "three", code=1)
+        assert "no such node" in _cluster("drain", url, "three", code=1)
         _cluster("drain", url, "one", "--no-wait")
         one.kill()
         one.start()

@@ -35,6 +35,7 @@ PORTS: Final = {
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of a broker that one leaves
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # wires that are off beside users, unless somebody asks for them
 PAGE_SECONDS_MAX: Final = 300
+PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # what a slow machine prints, too
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
@@ -154,6 +155,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     said = {path.name: path.read_text("utf-8", "replace")[-2000:] for path in folder.glob("*.log")}
     assert done.returncode == 0, f"{path.name} cannot be followed: {done.stdout}\n{said}"
     rest = done.stdout
+    rest = "".join(line for line in rest.splitlines(keepends=True) if not PROGRESS.match(line))
     for step in page.steps:
         printed, _, rest = rest.partition(f"{END_OF_BLOCK}{step.line}\n")
         yield step, printed
