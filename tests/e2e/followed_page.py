@@ -128,7 +128,11 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "POLYWIRE_PURE")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "POLYWIRE_PURE", "MFLAGS") and not name.startswith("MAKE")
+    }
     has_users = "polywire user add" in script
     environment |= {
         f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}"
