@@ -360,8 +360,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self._held_requests.cancel(head.number)
 
     def _drop_held(self) -> None:
-        if self._held_requests is not None:
-            self._held_requests.drop()
+        held, self._held_requests = self._held_requests, None  # they know this session: kept, both would be garbage
+        if held is not None:
+            held.drop()
 
     def close(self) -> None:
         """The connection is gone: groups are left."""
