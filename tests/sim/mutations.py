@@ -267,7 +267,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation(
         "recovery-rewrite",
         "a start writes anew what a failed sync lost",
-        replaced(slots.Slot, "_lost", lambda _: iter(())),
+        replaced(slots.Slot, "lost_pages", lambda _: []),
         test=test_starts.test_a_start_writes_anew_what_a_failed_sync_has_left_in_memory_alone,
     ),
     Mutation("start-sync", "the sync of a start's first group", _start_unsynced),
