@@ -1,7 +1,6 @@
-"""Polywire: one durable streaming log that speaks many wires.
-
-Promises: ``__version__``, and the names of the client, which are loaded when they are first used, so that a broker need not; with
-``POLYWIRE_PURE=1`` in the environment every module runs from its Python source. Must not know: anything else.
+"""Polywire: a durable log broker that speaks six protocols over one log.
+ The client's names load on first use, so that a broker starts without them. With ``POLYWIRE_PURE=1`` in the environment
+all modules run from their Python source.
 
 Example:
     async with polywire.connect("127.0.0.1:9555") as client:
@@ -66,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a name of the client. Raises AttributeError."""
+    """Import a public name of the client on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module 'polywire' has no attribute {name!r}")
     found: object = getattr(import_module(f"polywire.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The command ``polywire``, and ``python -m polywire``: one may be interrupted while it is loaded, too."""
+"""The command ``polywire`` and ``python -m polywire``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; never returns."""
-    try:
+    try:  # the import takes a moment, and Ctrl-C during it must not print a traceback
         from polywire.cli.main import main as run
 
         run()

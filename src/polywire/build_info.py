@@ -1,7 +1,6 @@
-"""What this copy of the package is: its version, and which of its modules run compiled.
+"""Version of this installation, and which of its modules run compiled.
 
-Promises: standard library only, and nothing else of the package, so that ``setup.py`` can run this file by itself. Must not know: what the
-modules do.
+Imports the standard library only and no other module of the package, because ``setup.py`` runs this file by itself.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from typing import Final
 
 VERSION: Final = "0.1.0"
 
-# How a source, and another file of declarations, names the declarations that are compiled into it.
+# Matches imports of Cython declarations (.pxd) in sources and in other declarations.
 _DECLARED: Final = re.compile(r"^ *from (?:cython\.cimports\.)?(polywire[\w.]*) c?import ", re.MULTILINE)
 
 
 def compilable_modules() -> list[str]:
-    """Names of the modules written in Cython's pure-Python mode: those that import ``cython``. Each also runs as it is."""
+    """Return the names of modules that import ``cython``. They can be compiled and also run as plain Python."""
     package = Path(__file__).parent
     names = [".".join(("polywire", *path.relative_to(package).with_suffix("").parts)) for path in package.rglob("*.py")]
     return sorted(name for name in names if source_of(name) is not None)
 
 
 def compiled_modules() -> dict[str, bool]:
-    """Name of every module that can be compiled → whether an import here and now takes the compiled one."""
+    """Map each compilable module to whether importing it now loads the compiled form."""
     return {name: _is_extension(find_spec(name)) for name in compilable_modules()}
 
 
 def stale_modules() -> list[str]:
-    """Modules whose compiled form is older than their source or declarations: what runs is not what is written."""
+    """Return the modules whose compiled form is older than their source or declarations."""
     found = []
     for name in compilable_modules():
         spec, source = find_spec(name), source_of(name)
@@ -46,20 +45,20 @@ def stale_modules() -> list[str]:
 
 
 def compiled_from(source: Path) -> set[Path]:
-    """A compilable module's file and all declarations that are compiled with it: its own, those it names, and those that these name."""
+    """Return a compilable module's source, its declarations, and all declarations that these import."""
     found: set[Path] = set()
-    named = {source, source.with_suffix(".pxd")}
-    while named:
-        path = named.pop()
+    pending = {source, source.with_suffix(".pxd")}
+    while pending:
+        path = pending.pop()
         if not path.exists() or path in found:
             continue
         found.add(path)
-        named |= {_file_of(name, ".pxd") for name in _DECLARED.findall(path.read_text(encoding="utf-8"))}
+        pending |= {_file_of(name, ".pxd") for name in _DECLARED.findall(path.read_text(encoding="utf-8"))}
     return found
 
 
 def source_of(name: str) -> Path | None:
-    """File of a compilable module of this package, None when it does not exist or is plain Python."""
+    """Return the file of a compilable module, or None if it does not exist or is not compilable."""
     path = _file_of(name, ".py")
     if not path.exists() or "\nimport cython\n" not in path.read_text(encoding="utf-8"):
         return None
@@ -71,9 +70,10 @@ def _file_of(name: str, suffix: str) -> Path:
 
 
 def prefer_sources() -> None:
-    """Import every module of this package from its source from now on, compiled or not (``POLYWIRE_PURE=1``).
+    """Import all modules of this package from source from now on (``POLYWIRE_PURE=1``).
 
-    Raises ImportError without Cython, whose shadow module the sources import.
+    Raises:
+        ImportError: Cython is not installed; the sources import its shadow module.
     """
     if find_spec("cython") is None:
         raise ImportError("POLYWIRE_PURE=1 runs the sources, which need Cython: pip install cython", name="cython")
@@ -81,7 +81,7 @@ def prefer_sources() -> None:
 
 
 def describe() -> str:
-    """Return one line for people: the version, and how much of it runs compiled."""
+    """Return one line for users: the version, and whether it runs compiled."""
     found = compiled_modules()
     missing = [name.removeprefix("polywire.") for name, is_compiled in found.items() if not is_compiled]
     if not missing:
@@ -92,7 +92,7 @@ def describe() -> str:
 
 
 class _SourceFinder:
-    """Finds modules of this package; where the ordinary finder chose an extension, it takes the source beside it."""
+    """Finds the source of a module where the default finder would load the extension."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

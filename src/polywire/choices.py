@@ -1,6 +1,7 @@
 """Names and words that a caller chooses from a known set: resolve them, or report which ones exist.
 
-Guarantees: a message lists at most ``NAMES_SHOWN`` names of at most ``NAME_CHARS_SHOWN`` characters, however many there are.
+Guarantees: a message lists at most ``NAMES_SHOWN`` names of at most ``NAME_CHARS_SHOWN`` characters, however many there
+are.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ def _message(noun: str, name: str, names: list[str], facts: str) -> str:
     return f"no such {noun}{did_you_mean(name, names)} {noun.replace(' ', '_')}={name!r}{tail} known={listed(names)}"
 
 
-def check_options(noun: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword argument that a function does not have, and name the one that was probably meant."""
+def check_options(noun: str, value: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that a function does not have, and name the one that was probably
+    meant.
+    """
     names = list(known)
-    for name in given:
+    for name in value:
         if name not in names:
             raise TypeError(
                 f"no such option of a {noun}{did_you_mean(name, names)} option={name!r} known={listed(names)}"
@@ -75,16 +78,16 @@ def word_of(member: Enum) -> str:
     return (member.value if isinstance(member.value, str) else member.name).lower()
 
 
-def choice(kind: type[E], given: E | str, noun: str) -> E:
-    """Return the member that ``given`` is, or whose word it spells, in either case.
+def choice(kind: type[E], value: E | str, noun: str) -> E:
+    """Return the member that ``value`` is, or whose word it spells, in either case.
 
     Raises:
-        Invalid: INVALID_REQUEST: it is none; the message names the words there are.
+        Invalid: INVALID_REQUEST: no member has this word; the message lists the valid ones.
     """
-    if isinstance(given, kind):
-        return given
+    if isinstance(value, kind):
+        return value
     words = {word_of(member): member for member in kind}
-    found = words.get(given.lower()) if isinstance(given, str) else None
+    found = words.get(value.lower()) if isinstance(value, str) else None
     if found is None:
-        raise unknown(noun, str(given), words)
+        raise unknown(noun, str(value), words)
     return found

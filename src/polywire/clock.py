@@ -1,7 +1,4 @@
-"""Time as an argument: the Clock port and the system's clock.
-
-Promises: nothing in the package reads the time but through a ``Clock``. Must not know: an event loop.
-"""
+"""The Clock port and the system's clock. Modules read the time through a ``Clock`` only, so that tests control it."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from; the simulated one lives in ``polywire.testing``."""
+    """Source of time. ``polywire.testing`` has the simulated one."""
 
     def now_us(self) -> int:
-        """Wall clock, microseconds since 1970 UTC; may step."""
+        """Return the wall clock in microseconds since 1970 UTC; it may jump either way."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
 
 
 class SystemClock:
@@ -34,18 +31,18 @@ SYSTEM_CLOCK: Final = SystemClock()
 
 
 class ElapsedClock:
-    """Time that only ever passes, and only while somebody is there: for what expires and must not expire early, whatever the wall clock does.
+    """Clock for expiry: it never jumps, and it stands still while the broker is stopped.
 
-    It goes on from the latest time that was kept of it, so time between a stop and a start does not count.
+    It resumes from the last value that was saved, so nothing expires early, whatever the wall clock does.
     """
 
     __slots__ = ("_clock", "_origin_us")
 
     def __init__(self, clock: Clock, latest_us: int) -> None:
-        """latest_us: where it stood when it was last read, as far as that is known; 0 when it never was."""
+        """latest_us: the last value that was saved; 0 for a new broker."""
         self._clock: Final = clock
         self._origin_us: Final = latest_us - int(clock.monotonic() * 1e6)
 
     def now_us(self) -> int:
-        """Microseconds; comparable with what any start of the same broker has kept."""
+        """Return microseconds, comparable with values saved by earlier runs of the same broker."""
         return self._origin_us + int(self._clock.monotonic() * 1e6)

@@ -1,7 +1,4 @@
-"""How long things took, as a histogram.
-
-Promises: what was observed is counted once, whatever it stands for. Must not know: what took the time, who asks.
-"""
+"""Histograms of durations."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ WORK_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
 
 
 class Durations:
-    """How long things took. Invariant: ``_counts`` has one more than ``_bounds_s``, for what took longer than all of them."""
+    """Histogram of durations. Invariant: ``_counts`` has one bucket more than ``_bounds_s``, for longer durations."""
 
     def __init__(self, bounds_s: Sequence[float] = WORK_BOUNDS_S) -> None:
         self._bounds_s: Final = bounds_s
@@ -23,33 +20,36 @@ class Durations:
         self.sum_s = 0.0
 
     def observe(self, seconds: float, *, count: int = 1) -> None:
-        """Count one, or one that stands for so many."""
+        """Count ``count`` durations of this length."""
         self._counts[bisect_left(self._bounds_s, seconds)] += count
         self.sum_s += seconds * count
 
     def copy(self) -> Durations:
-        """As it is now, for another thread."""
+        """Return a snapshot for another thread."""
         other = Durations(self._bounds_s)
         other._counts, other.sum_s = list(self._counts), self.sum_s
         return other
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """Number of durations observed."""
         return sum(self._counts)
 
     def quantile(self, share: float) -> float:
-        """What this share of them took no longer than, as a bound of the histogram, in seconds; infinite behind the last, 0.0 without any."""
-        most, least = share * self.count, 0
-        if not most:
+        """Return the quantile for ``share`` (0 to 1) in seconds, rounded up to a bucket's bound.
+
+        Infinite if it exceeds the last bound, 0.0 without observations.
+        """
+        rank, seen = share * self.count, 0
+        if not rank:
             return 0.0
         for bound_s, count in zip(self._bounds_s, self._counts, strict=False):
-            least += count
-            if least >= most:
+            seen += count
+            if seen >= rank:
                 return bound_s
         return inf
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds, as Prometheus spells them, and how many took no longer."""
+        """Return upper bounds in Prometheus' notation with cumulative counts."""
         names = [*map(str, self._bounds_s), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))

@@ -1,7 +1,7 @@
-"""What can go wrong, told by what the caller should do about it (house: a kind exists only if the caller would act differently).
+"""Exceptions by what the caller should do about them; a kind exists only if the caller would act differently.
 
-Promises: every failure that leaves the broker is one of these kinds with one ``ErrorCode``; each wire maps codes to its own words in
-its ``errors.py``. Must not know: any wire, any socket.
+Every failure that leaves the broker is one of these kinds and has one ``ErrorCode``. Each protocol maps the codes to
+its own errors in its ``errors.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 
 class Retry(Enum):
-    """When asking again can help."""
+    """When a retry can succeed."""
 
     NEVER = "never"
     NOW = "now"
@@ -20,7 +20,7 @@ class Retry(Enum):
 
 
 class ErrorCode(Enum):
-    """Which error it is; the kind of the exception says what to do."""
+    """Identity of an error. The kind of the exception says what to do."""
 
     INVALID_REQUEST = "invalid_request"
     INVALID_BATCH = "invalid_batch"
@@ -64,18 +64,19 @@ class ErrorCode(Enum):
     STOPPING = "stopping"
     REPLICATION_TIMEOUT = "replication_timeout"
     STORAGE_FAILED = "storage_failed"
-    UNREACHABLE = (
-        "unreachable"  # raised by clients alone: nobody listens there, or answers, or what does is something else
-    )
+    UNREACHABLE = "unreachable"  # raised by clients: no server listens or replies, or it speaks another protocol
     CORRUPT = "corrupt"
-    NEWER_FORMAT = "newer_format"  # what verifies and makes no sense: a newer version wrote it, and reads it
+    NEWER_FORMAT = "newer_format"  # the checksum is right and the format unknown: a newer version wrote it
 
 
 class BrokerError(Exception):
-    """Base of all errors a caller may see; its kinds say what to do, ``code`` says which error it is.
+    """Base of all errors that a caller may see. The subclass says what to do, ``code`` identifies the error.
 
-    message: lower case, facts last as ``key=value``. retry: when asking again can help. retry_after_ms: after how long what is over a limit
-    now has mostly passed by itself, None where nobody knows.
+    Attributes:
+        code: identity of the error.
+        message: lower case, facts last as ``key=value``.
+        retry: when a retry can succeed.
+        retry_after_ms: milliseconds after which a limit is usually free again; None if unknown.
     """
 
     retry: ClassVar[Retry] = Retry.NEVER
@@ -96,11 +97,11 @@ class Denied(BrokerError):
 
 
 class Missing(BrokerError):
-    """There is no such thing."""
+    """The named topic, group, user or other object does not exist."""
 
 
 class Conflict(BrokerError):
-    """It is already there, or the caller is fenced or from an older epoch."""
+    """The object exists already, or the caller is fenced or has an older epoch."""
 
 
 class NotOwner(BrokerError):
@@ -110,7 +111,7 @@ class NotOwner(BrokerError):
 
 
 class Busy(BrokerError):
-    """Over a limit for now; come back after ``retry_after_ms``, or when something was removed where there is none."""
+    """A limit is reached; retry after ``retry_after_ms``, or after deleting something if that is None."""
 
     retry = Retry.LATER
 
@@ -126,7 +127,7 @@ class Corrupt(BrokerError):
 
 
 class PeerError(Exception):
-    """Bytes from a peer that make no sense. ``fatal`` closes the connection, otherwise the peer gets an answer."""
+    """A peer sent invalid bytes. If ``fatal``, the connection is closed; otherwise the peer gets an error response."""
 
     def __init__(self, message: str, *, fatal: bool) -> None:
         super().__init__(message)

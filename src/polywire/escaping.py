@@ -1,7 +1,6 @@
-"""Text that may have come from anybody, made safe to be shown on a terminal.
+"""Escape untrusted text for a terminal.
 
-Promises: what is returned moves no cursor, sets no title and turns no direction of reading; other text stays as it is. Must not know:
-where it is shown.
+Escaped text cannot move the cursor, set the title or change the direction of writing. Other characters are unchanged.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# C0 and DEL, C1 (a terminal may take U+009B for ESC [), marks and turns of the direction of reading, separators of lines and paragraphs,
-# and halves of surrogate pairs, which no output can encode.
+# C0 and DEL, C1 (some terminals treat U+009B as ESC [), bidirectional marks and overrides, line and paragraph
+# separators, and lone surrogates, which cannot be encoded.
 _UNSAFE: Final = (
     *range(0x20),
     *range(0x7F, 0xA0),
@@ -32,10 +31,10 @@ _JSON: Final[Mapping[int, str]] = {code: f"\\u{code:04x}" for code in _UNSAFE if
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with ``\\xNN`` and ``\\uNNNN`` for what a terminal might obey."""
+    """Return the text on one line, with ``\\xNN`` or ``\\uNNNN`` for characters that a terminal might interpret."""
     return text.translate(_TEXT)
 
 
 def escaped_json(text: str) -> str:
-    """JSON that means the same, with ``\\uNNNN`` for what a terminal might obey; line ends between values stay."""
+    """Return equivalent JSON with ``\\uNNNN`` for unsafe characters; newlines between values stay."""
     return text.translate(_JSON)

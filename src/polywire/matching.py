@@ -1,7 +1,7 @@
-"""What texts of peers are compared with: sets of characters, and patterns with ``*`` and ``?``.
+"""Match untrusted text against sets of characters and against patterns with ``*`` and ``?``.
 
-Promises: the time is bounded by the length of a text, or by that of a text times that of a pattern; nothing is ever tried again from every
-position, as regular expressions do. That is why floors that see bytes of peers import no ``re``. Must not know: who asks.
+Time is bounded by the length of the text, or by text times pattern. Regular expressions can backtrack without such a
+bound, so packages that handle bytes from peers use these functions instead of ``re``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ONE: Final = "?"  # exactly one character
 
 
 def consists_of(text: str, characters: str) -> bool:
-    """Whether a text has these characters only; an empty one has."""
+    """Return whether a text has these characters only; True for an empty text."""
     return not text.strip(characters)
 
 
 def signed_64(text: str) -> int | None:
-    """A signed 64-bit number in decimal, in ASCII digits, as far as leading zeros allow; None for anything else."""
+    """Parse a signed 64-bit decimal number in ASCII digits, leading zeros allowed; None for any other text."""
     if len(text) < INTEGER_DIGITS_MAX and text.isascii() and text.isdigit():
-        return int(text)  # nearly all there are
+        return int(text)  # the fast path: nearly all numbers
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits.isascii() or not digits.isdigit():
         return None
@@ -38,24 +38,27 @@ def signed_64(text: str) -> int | None:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text has a wildcard."""
+    """Return whether a text has a wildcard."""
     return ANY in text or ONE in text
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole text is what the pattern says. At most len(pattern) * len(text) steps: only the last ``*`` is ever extended."""
-    at = place = 0
-    star, resumed = -1, 0
-    while place < len(text):
-        wanted = pattern[at] if at < len(pattern) else ""
-        if wanted == ANY:
-            star, resumed = at, place
-            at += 1
-        elif wanted in (ONE, text[place]):
-            at, place = at + 1, place + 1
+    """Return whether the pattern matches the whole text, in at most ``len(pattern) * len(text)`` steps.
+
+    Only the last ``*`` is ever extended: if an earlier one could match more, so could the last.
+    """
+    index = position = 0  # in the pattern, in the text
+    star, star_end = -1, 0  # index of the last ``*``, end of the text that it matches
+    while position < len(text):
+        char = pattern[index] if index < len(pattern) else ""
+        if char == ANY:
+            star, star_end = index, position
+            index += 1
+        elif char in (ONE, text[position]):
+            index, position = index + 1, position + 1
         elif star >= 0:
-            resumed += 1
-            at, place = star + 1, resumed
+            star_end += 1
+            index, position = star + 1, star_end
         else:
             return False
-    return not pattern[at:].strip(ANY)
+    return not pattern[index:].strip(ANY)

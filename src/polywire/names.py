@@ -1,10 +1,13 @@
-"""Names of streams and topics where a syntax has other uses for some characters: spelled with ``%XX``, and read again.
+"""Percent-encode stream and topic names for protocols that reserve some characters, and decode them.
 
-Promises: reading what was spelled gives the same name, so that different names never meet; what is spelled has no reserved character. A name
-without reserved characters stays as it is, but for a ``%`` before two hexadecimal digits. Must not know: which characters a wire reserves.
+``%XX`` is one byte of the name's UTF-8, as in URLs (RFC 3986, 2.1).
 
-``%XX`` is one byte of the name's UTF-8, as in URLs (RFC 3986, 2.1). Reading takes an escape for any character, in either case: whoever asks
-what a peer may do asks about what was read, never about a spelling.
+Guarantees:
+* ``unescape(escape(name)) == name``, so different names have different spellings.
+* An escaped name has no reserved character. A name without reserved characters is unchanged, except for a ``%`` before
+  two hexadecimal digits.
+* Decoding accepts an escape for any character, in either case. Check permissions on the decoded name, never on a
+  spelling.
 """
 
 from __future__ import annotations
@@ -17,25 +20,29 @@ from polywire.matching import WORD, consists_of
 
 ESCAPE: Final = "%"
 _HEX: Final = frozenset("0123456789ABCDEFabcdef")
-_NEVER_RESERVED: Final = WORD + "._=-"  # what all names had once: nearly all have nothing else
+_NEVER_RESERVED: Final = WORD + "._=-"  # nearly all names have no other character
 WHITE: Final = frozenset(char for char in map(chr, range(0x3001)) if char.isspace())
 CONTROLS: Final = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)))
 
 
 def is_simple(name: str) -> bool:
-    """Whether a name has only what no syntax reserves, as nearly all have; no escape either."""
+    """Return whether a name has only characters that no protocol reserves, and no escape."""
     return consists_of(name, _NEVER_RESERVED)
 
 
 def escape(name: str, reserved: Container[str] = ()) -> str:
-    """The name without reserved characters, and without anything that would be read as an escape."""
+    """Return the name with reserved characters, and anything that looks like an escape, percent-encoded."""
     if is_simple(name):
         return name
     return "".join(_escape(char) if char in reserved or _is_escape(name, at) else char for at, char in enumerate(name))
 
 
 def unescape(text: str) -> str:
-    """The name that a text spells. Raises Invalid(INVALID_TOPIC) where its escapes are no UTF-8, or control characters."""
+    """Return the name that a text spells.
+
+    Raises:
+        Invalid: INVALID_TOPIC: an escape decodes to invalid UTF-8 or to a control character.
+    """
     if ESCAPE not in text:
         return text
     found, at = bytearray(), 0
@@ -64,9 +71,9 @@ def _escape(char: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Bytes that were no UTF-8 when a wire decoded them are again what they were."""
+    """Encode a text; bytes that a protocol decoded as invalid UTF-8 come back unchanged."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _refused(text: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_TOPIC, f"not the spelling of a name name={text!r}")
+    return Invalid(ErrorCode.INVALID_TOPIC, f"name has an invalid %XX escape name={text!r}")

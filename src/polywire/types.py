@@ -1,7 +1,4 @@
-"""Ids and values shared by everyone.
-
-Promises: plain values without behaviour beyond checking themselves. Must not know: log, broker, wires.
-"""
+"""Identifiers and values that all packages share."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ if TYPE_CHECKING:
 else:  # array cannot be subscripted before Python 3.12
     Buffer = bytes | bytearray | memoryview | array
 
-NAME_BYTES_MAX: Final = 255  # of a stream's name and of a topic's, in UTF-8: what the wire with the longest names takes
-FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # both and the dot between
+NAME_BYTES_MAX: Final = 255  # of a stream or topic name in UTF-8: the longest that any protocol accepts (Iggy)
+FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # stream, dot and topic
 DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
 PORT_MAX: Final = 65_535
-PORT_DIGITS_MAX: Final = 5  # longer ones are not turned into numbers
+PORT_DIGITS_MAX: Final = 5  # longer texts are rejected before they are parsed
 PARTITION_COUNT_MAX: Final = 10_000
-SHARDS_MAX: Final = 64  # that have topics between them, each with a process of its own
+SHARDS_MAX: Final = 64  # of one broker; each has its own topics and its own process
 
 
 def spell_address(host: str, port: int | str) -> str:
@@ -34,14 +31,15 @@ def spell_address(host: str, port: int | str) -> str:
 
 
 def host_of(address: str) -> str:
-    """Return the host of a spelled address without brackets, empty where there is no port."""
+    """Return the host of an address without brackets, or an empty text if the address has no port."""
     return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 class Level(IntEnum):
-    """What an acknowledgement means (concepts: guarantees#levels): accepted, in the operating system, on the disk, in the bucket.
+    """Durability that an acknowledgement guarantees (concepts: guarantees#levels).
 
-    Where there is no bucket, what is on the disk is stored.
+    MEMORY: the broker accepted the records. WRITTEN: the operating system has them. SYNCED: they are on the disk.
+    STORED: they are in the bucket; without a bucket, the same as SYNCED.
     """
 
     MEMORY = 0
@@ -51,7 +49,7 @@ class Level(IntEnum):
 
 
 class KeyHash(Enum):
-    """Functions that map a key to a partition."""
+    """Hash function that maps a record's key to a partition."""
 
     FNV32 = "fnv32"
     FNV64 = "fnv64"
@@ -60,14 +58,14 @@ class KeyHash(Enum):
 
 
 class PositionKind(Enum):
-    """Whose position it is."""
+    """Owner of a committed offset: a single consumer or a group."""
 
     CONSUMER = "consumer"
     GROUP = "group"
 
 
 class Assignor(Enum):
-    """How a group's partitions are dealt out."""
+    """Strategy that assigns a group's partitions to its members."""
 
     ROUND_ROBIN = "round_robin"
     RANGE = "range"
@@ -75,17 +73,18 @@ class Assignor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A topic's stream and name; ``full`` is ``stream.topic``, or just ``topic`` in the stream ``default``.
-
-    One meaning of a dotted name (decision 0027): in a full name the first dot ends the stream.
-    """
+    """Stream and name of a topic. The first dot of a full name ends the stream (decision 0027)."""
 
     stream: str
     topic: str
 
     @classmethod
     def parse(cls, full: str) -> TopicName:
-        """What a full name means. Without a stream or a topic beside its first dot, and behind ``default.``, it lies in ``default`` whole."""
+        """Split a full name at its first dot.
+
+        The whole name is a topic of the stream ``default`` if it has no dot, if either side of the dot is empty, if
+        the topic would be ``.`` or ``..``, or if the stream would be ``default``.
+        """
         stream, _, topic = full.partition(".")
         if not stream or topic in ("", ".", "..") or stream == DEFAULT_STREAM:
             return cls(DEFAULT_STREAM, full)
@@ -93,33 +92,36 @@ class TopicName:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the full name means this stream and topic, so that everybody who spells it means the same."""
+        """Return whether parsing the full name gives this stream and topic again."""
         return TopicName.parse(self.full) == self
 
     @property
     def full(self) -> str:
-        """The full name: ``stream.topic``, or just ``topic`` in the stream ``default``."""
+        """Return ``stream.topic``, or ``topic`` alone for the stream ``default``."""
         return self.topic if self.stream == DEFAULT_STREAM else f"{self.stream}.{self.topic}"
 
 
 def is_name(text: str) -> bool:
-    """Whether a stream or a topic may be called so (decision 0037): 1 to 255 bytes of UTF-8, no control characters, not ``.`` or ``..``."""
+    """Return whether a stream or topic may have this name (decision 0037).
+
+    Valid names have 1 to 255 bytes of UTF-8 and no control characters, and are not ``.`` or ``..``.
+    """
     if is_simple(text):
         return 0 < len(text) <= NAME_BYTES_MAX and text not in (".", "..")
     if len(text) > NAME_BYTES_MAX or not CONTROLS.isdisjoint(text):
         return False
     try:
         return len(text.encode()) <= NAME_BYTES_MAX
-    except UnicodeEncodeError:  # halves of surrogate pairs, as which wires keep bytes that are no UTF-8
+    except UnicodeEncodeError:  # lone surrogates: protocols decode invalid UTF-8 to them
         return False
 
 
 def check_topic_name(name: TopicName) -> None:
-    """Refuse a name whose stream or topic nothing may be called, as ``is_name`` says. Raises Invalid(INVALID_TOPIC)."""
+    """Raise Invalid(INVALID_TOPIC) unless both parts of the name satisfy ``is_name``."""
     if not is_name(name.stream) or not is_name(name.topic):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full[: FULL_NAME_BYTES_MAX + 1]!r}")
 
 
 def shard_name(shard: int) -> str:
-    """A shard's number as it stands in names of files and objects: four hexadecimal digits."""
+    """Return the shard number as file and object names contain it: four hexadecimal digits."""
     return f"{shard:04x}"

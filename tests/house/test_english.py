@@ -1,0 +1,92 @@
+"""The ban list of the writing rules holds for every package and page that was rewritten, and commit subjects are short."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tools.english import ROOT, SUBJECT_CHARACTERS, findings, readable_files
+
+NOT_REWRITTEN: Final = frozenset(
+    f"src/polywire/{package}"
+    for package in (
+        "broker",
+        "cli",
+        "client",
+        "cluster",
+        "http",
+        "log",
+        "protocols",
+        "records",
+        "server",
+        "spark",
+        "store",
+        "testing",
+    )
+) | {"CHANGELOG.md", "docs", "tests", "benchmarks", "examples", "tools", "changes"}
+"""Parts that still have the old wording. Remove a part from here when it is rewritten; never add one."""
+
+SPECIFICATIONS: Final = ("docs/specs", "docs/internals/specs", "tests/specs", "tests/vectors")
+"""Published protocols in their own words."""
+
+FIRST_SHORT_SUBJECT: Final = "d51dc3b3"  # commits after this one are held to the limit
+
+
+def parts() -> list[str]:
+    """Return the packages, the modules beside them, the folders of documents and the pages at the root."""
+    packages = [path for path in (ROOT / "src" / "polywire").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    folders = [ROOT / name for name in ("docs", "tests", "benchmarks", "examples", "tools", "changes", "deploy")]
+    modules = (ROOT / "src" / "polywire").glob("*.py")
+    return sorted(str(path.relative_to(ROOT)) for path in (*packages, *modules, *folders, *ROOT.glob("*.md")))
+
+
+@pytest.mark.parametrize("part", [part for part in parts() if part not in NOT_REWRITTEN])
+def test_no_banned_wording(part: str) -> None:
+    files = readable_files([ROOT / part])
+    found = [str(finding) for path in files if not _is_exempt(path) for finding in findings(path)]
+    assert not found, "\n".join(found[:50])
+
+
+def test_every_exception_exists() -> None:
+    assert [part for part in NOT_REWRITTEN if not (ROOT / part).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.md", "What is sealed stays.\n", ["What is sealed stays."]),
+        ("a.md", "What is sealed?\n", []),
+        ("a.md", "It says `What it was told.` and\n\n> Whoever asks is told.\n", []),
+        ("a.md", "The caller\nis told.\n", ["told"]),
+        ("a.py", "kept_told = None\n", ["told"]),
+        ("a.py", "if x is None:\n    pass\n", []),
+        ("a.py", '"""Who asks waits.\n"""\nx = "it hung up"\n', ["Who asks waits.", "hung up"]),
+    ],
+)
+def test_banned_wording_is_found(tmp_path: Path, name: str, text: str, expected: list[str]) -> None:
+    path = tmp_path / name
+    path.write_text(text, "utf-8")
+    assert [finding.text for finding in findings(path)] == expected
+
+
+def test_commit_subjects_are_short() -> None:
+    log = subprocess.run(
+        ["git", "log", "--format=%h %s", f"{FIRST_SHORT_SUBJECT}..HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if log.returncode:
+        pytest.skip("no history here: this is not a full clone")
+    subjects = [line.partition(" ")[2] for line in log.stdout.splitlines()]
+    assert [subject for subject in subjects if len(subject) > SUBJECT_CHARACTERS] == []
+
+
+def _is_exempt(path: Path) -> bool:
+    """Return whether a file quotes published protocols, or the ban list itself."""
+    relative = path.relative_to(ROOT).as_posix()
+    return relative.startswith(SPECIFICATIONS) or relative in ("tools/english.py", "tests/house/test_english.py")
