@@ -54,7 +54,7 @@ WORLD_MODULES_ALLOWED: Final = {
     "store/base.py": {"mmap"},  # memory that begins on a page
     "store/url.py": {"os"},  # the environment, where the client library of buckets looks as well
     "store/file.py": {"threading"},  # a lock is no thread
-    "store/kept.py": {"threading"},
+    "store/blob_cache.py": {"threading"},
     "store/metered.py": {"threading"},
     "log/worker.py": {"threading", "queue"},
     "log/segments/damage.py": {"threading"},

@@ -20,9 +20,9 @@ SENTENCE_WORDS: Final = 25  # as many as a reader takes in at once
 SUBJECT_CHARACTERS: Final = 72  # `git log --oneline` fits 80 columns
 
 _WORDS: Final = ("told", "anew", "nobody", "somebody", "whoever")
-_PHRASES: Final = (r"is none", r"hangs? up", r"hung up", r"stands by", r"left out")
+_PHRASES: Final = (r"(?<!there )is\s+none", r"hangs?\s+up", r"hung\s+up", r"stands\s+by", r"left\s+out")
 WORDS: Final = re.compile(r"(?<![A-Za-z])(?:" + "|".join(_WORDS) + r")(?![A-Za-z])", re.IGNORECASE)
-PHRASES: Final = re.compile(r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in _PHRASES) + r")\b")
+PHRASES: Final = re.compile(r"\b(?:" + "|".join(phrase for phrase in _PHRASES) + r")\b")
 HEADLESS: Final = re.compile(
     r"(?:^|(?<=[.:;]\s))(?:Who|What)\s(?!(?:is|are|was|were|does|do|did|can|to)\b[^.]*\?)[^.?]*\.", re.MULTILINE
 )

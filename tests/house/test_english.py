@@ -20,10 +20,8 @@ NOT_REWRITTEN: Final = frozenset(
         "http",
         "log",
         "protocols",
-        "records",
         "server",
         "spark",
-        "store",
         "testing",
     )
 ) | {"CHANGELOG.md", "docs", "tests", "benchmarks", "examples", "tools", "changes"}

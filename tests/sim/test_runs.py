@@ -101,7 +101,7 @@ def test_what_was_sealed_last_is_read_from_memory_in_some_numbers(monkeypatch: p
     read_now, found = FileBlob.read_now, Counter[bool]()
 
     def read(blob: FileBlob, out: Buffer, position: int) -> bool:
-        found[blob.is_kept] += 1
+        found[blob.is_cached] += 1
         return read_now(blob, out, position)
 
     monkeypatch.setattr(FileBlob, "read_now", read)

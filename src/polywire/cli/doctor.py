@@ -22,7 +22,7 @@ from polywire.log.doctor import Finding, Severity, examine, rebuild
 from polywire.log.repair import OfflineLog
 from polywire.log.segments.segment_set import SEGMENTS
 from polywire.store.bucket import REQUEST_TIMEOUT_S
-from polywire.store.metered import Asked, Meter, MeteredObjects
+from polywire.store.metered import Meter, MeteredObjects, RequestCounts
 from polywire.store.url import open_bucket
 
 EXIT_DAMAGED: Final = 3
@@ -115,14 +115,14 @@ def examined(url: str) -> list[Examined]:
             shard.replay_into(state)
             found.append(Examined(state, findings))
         found.append(Examined(empty_state(), list(patient.brokers(seen))))
-    note(_asked(meter.asked()))
+    note(_requests(meter.counts()))
     return found
 
 
-def _asked(asked: Asked) -> str:
+def _requests(counts: RequestCounts) -> str:
     """What looking at a bucket has taken of it, for it is not free."""
-    counts = " ".join(f"{charge.value}={count}" for charge, count in asked.charged.items() if count)
-    return f"asked of the bucket: {counts} got_mib={asked.got_bytes / 2**20:.1f}"
+    charged = " ".join(f"{charge.value}={count}" for charge, count in counts.charged.items() if count)
+    return f"requests to the bucket: {charged} got_mib={counts.got_bytes / 2**20:.1f}"
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

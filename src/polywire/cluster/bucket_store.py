@@ -45,7 +45,7 @@ class RemoteBlob:
         return self._store.size(self._name)
 
     @property
-    def is_kept(self) -> bool:
+    def is_cached(self) -> bool:
         return False
 
     def pread_into(self, out: Buffer, position: int) -> int:
@@ -73,8 +73,8 @@ class KeptBlob:
         self.size: Final = size
 
     @property
-    def is_kept(self) -> bool:
-        return self._file.is_kept
+    def is_cached(self) -> bool:
+        return self._file.is_cached
 
     def pread_into(self, out: Buffer, position: int) -> int:
         with suppress(Unavailable):
@@ -130,7 +130,7 @@ class BucketStore:
         return Tail(start, size, self._fetch(name, start, size))
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        content = self._cache.put_kept(name, self._making_way(parts)) or [self._mapped(name)]
+        content = self._cache.put_cached(name, self._making_way(parts)) or [self._mapped(name)]
         size = sum(map(len, content))
         try:
             self._create(name, content, size)
@@ -264,10 +264,10 @@ class BucketStore:
         size = 0
         for part in parts:
             size += len(part)
-            self._make_way(size)
+            self._evict(size)
             yield part
 
-    def _make_way(self, size: int) -> None:
+    def _evict(self, size: int) -> None:
         """Have so many bytes fit beside what is kept."""
         old = []
         with self._lock:
@@ -283,7 +283,7 @@ class BucketStore:
         with self._lock:
             self._kept_bytes += size - self._kept.pop(name, 0)
             self._kept[name] = size
-        self._make_way(0)
+        self._evict(0)
 
     def _use(self, name: str) -> int | None:
         """Size of a blob whose file is whole."""

@@ -39,8 +39,8 @@ from polywire.log.settings import LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
 from polywire.store.base import BlobMissing
+from polywire.store.data_directory import BlobRoot, DataDirectory
 from polywire.store.files import Files, exists, make_directories
-from polywire.store.mark import BlobRoot, DataDirectory
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import shard_name

@@ -20,7 +20,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer, Level
 
 _Result = TypeVar("_Result")

@@ -36,9 +36,9 @@ from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
 from polywire.store.base import Store
+from polywire.store.data_directory import MARK_FILE, DataDirectory
 from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.files import Access, File, Files, exists, make_directories, read_file, write_parts
-from polywire.store.mark import MARK_FILE, DataDirectory
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 

@@ -30,9 +30,9 @@ from polywire.log.state import LogState
 from polywire.log.worker import ThreadWorker, storage_failed
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
+from polywire.store.data_directory import BlobRoot
 from polywire.store.file import FileStore
 from polywire.store.files import copy_file, exists, make_directories
-from polywire.store.mark import BlobRoot
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 

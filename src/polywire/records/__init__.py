@@ -1,1 +1,1 @@
-"""The one record format."""
+"""The record format."""

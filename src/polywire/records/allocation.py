@@ -1,7 +1,7 @@
-"""Memory for what is large: used once, or read into again and again.
+"""Allocate large buffers, for one use or to read into repeatedly.
 
-Promises: fresh memory costs time where it is first written, not where it is taken (64 MiB of a ``bytearray`` are zeroed for 35 ms while no
-other thread of the interpreter runs). Must not know: what is put there.
+Mapped memory costs time when it is first written, not when it is allocated. A ``bytearray`` of 64 MiB is zeroed at
+once, which takes 35 ms during which no other thread of the interpreter runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import mmap
 from contextlib import suppress
 from typing import Final
 
-MAPPED_BYTES_MIN: Final = 1024 * 1024  # below, the allocator's own memory is quicker
+MAPPED_BYTES_MIN: Final = 1024 * 1024  # smaller ones are allocated faster by the allocator
 
 LARGE_PAGE_BYTES = 2 * 1024 * 1024  # of x86-64, and of ARM with pages of 4 KiB
 
@@ -18,25 +18,24 @@ _PRIVATE: Final = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS
 
 
 def allocate(size: int, *, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytearray | mmap.mmap:
-    """Writable memory of ``size`` bytes, all zero, at least one; from ``mapped_bytes_min`` on it is mapped."""
+    """Return ``size`` zero bytes of writable memory, at least one; mapped from ``mapped_bytes_min`` on."""
     if size < mapped_bytes_min:
         return bytearray(size)
     return mmap.mmap(-1, size, flags=_PRIVATE) if _PRIVATE else mmap.mmap(-1, size)
 
 
 def allocate_lasting(size: int) -> mmap.mmap:
-    """Writable memory of ``size`` bytes that begins on a page, all zero, to be read into again and again: in large pages, where the system
-    has them.
+    """Return page-aligned, zeroed memory for repeated reads, in large pages where the system has them.
 
-    A disk is asked for as much at once as lies together in memory. Of 4 MiB in small pages, which lie anywhere, a direct read makes four to
-    six requests; in large ones it is one, which took a third of the time and a fifth of the processor's.
+    One disk request covers physically contiguous memory. A direct read of 4 MiB into small pages makes four to six
+    requests; into large pages it makes one, in a third of the time and with a fifth of the processor time.
     """
     if size < LARGE_PAGE_BYTES or not _PRIVATE:
         return mmap.mmap(-1, size)
     mapped = (
         -(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
-    )  # Linux lays out such sizes so that their pages can be large
+    )  # Linux aligns mappings of such sizes so that their pages can be large
     block = mmap.mmap(-1, mapped, flags=_PRIVATE)
-    with suppress(OSError, AttributeError):  # advice only; some systems do not take it
+    with suppress(OSError, AttributeError):  # only a hint: some systems do not support it
         block.madvise(mmap.MADV_HUGEPAGE, 0, size - size % LARGE_PAGE_BYTES)
     return block

@@ -1,9 +1,12 @@
-"""Receive buffers that are used again once nobody views them.
+"""Receive buffers that are reused when no view of them is left.
 
-Fresh memory costs more than the copy into it (up to 2.7 CPU seconds per GB where pages are faulted in one by one), so a fetch
-receives into blocks that begin on a page and return by themselves: a block is free when no view of it is left, Arrow's included.
+Fresh memory costs more than the copy into it: up to 2.7 CPU seconds per GB where pages are faulted in one by one. A
+fetch therefore receives into page-aligned blocks. A block is free again when its last view is gone, including views
+that Arrow holds.
 
-Promises: a block is never reused while anything refers to it; at most ``blocks_max`` blocks are kept. Must not know: sockets, frames.
+Guarantees:
+* A block is never reused while anything refers to it.
+* At most ``blocks_max`` blocks are retained.
 """
 
 from __future__ import annotations
@@ -15,15 +18,12 @@ from typing import Final
 
 from polywire.records.allocation import allocate_lasting
 
-BLOCK_BYTES: Final = (4 << 20) + (
-    64 << 10
-)  # one FETCH frame of answer_bytes_max, and space for the batch that crosses it
-BLOCKS_MAX: Final = 16  # 65 MiB: a frame being received, one being read, and those a consumer holds on to
+BLOCK_BYTES: Final = (4 << 20) + (64 << 10)  # one FETCH response of answer_bytes_max, plus the batch that crosses it
+BLOCKS_MAX: Final = 16  # 65 MiB: one frame being received, one being decoded, and those that a consumer still uses
 
 
 class Arena:
-    """Blocks of anonymous memory, reused. Guards: a block handed out is not handed out again while it is referred to, whichever
-    threads ask."""
+    """Pool of anonymous memory blocks. Invariant: a block in use is never handed out again, from any thread."""
 
     __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_references_free")
 
@@ -31,24 +31,31 @@ class Arena:
         self._block_bytes: Final = block_bytes
         self._blocks_max: Final = blocks_max
         probe = [mmap.mmap(-1, mmap.PAGESIZE)]
-        # What an unused block counts depends on the interpreter, so it is measured the way take() looks.
+        # The reference count of an unused block depends on the interpreter: measure it the way take() reads it.
         self._references_free: Final = min([sys.getrefcount(block) for block in probe])
         self._blocks: list[mmap.mmap] = []
         self._lock: Final = threading.Lock()
 
     @property
     def block_count(self) -> int:
-        """Blocks kept for reuse."""
+        """Number of blocks retained for reuse."""
         return len(self._blocks)
 
     def take(self, size: int) -> memoryview:
-        """A writable view of ``size`` bytes at a page boundary; the block is taken until the last view of it is gone."""
+        """Return a writable, page-aligned view of ``size`` bytes. The block is in use until its last view is gone."""
         free = self.take_free(size) if size <= self._block_bytes else None
         return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
     def take_free(self, size: int, *, may_grow: bool = True) -> memoryview | None:
-        """Like ``take``, of a block that is kept for reuse, or is made and will be; None while all are taken that there may be. may_grow:
-        whether one may be made. Raises OSError without memory."""
+        """Return a view as ``take`` does, but only of a pooled block; None if all are in use and none may be added.
+
+        Args:
+            size: bytes needed, at most ``block_bytes``.
+            may_grow: whether the pool may allocate another block.
+
+        Raises:
+            OSError: out of memory.
+        """
         with self._lock:
             block = self._find(may_grow=may_grow)
             return None if block is None else memoryview(block)[:size]

@@ -1,7 +1,6 @@
-"""The stored batch as everyone else uses it: build, number, check, walk, look up and reshape (decision 0001).
+"""All functions of the stored batch under one name: build, number, check, walk, look up, reshape (decision 0001).
 
-Promises: every function of the format under one name; buffers in, values or bytes out, one compiled call per batch or chunk. The work is
-done in the compiled modules beside it. Must not know: the log, any wire.
+Functions take buffers and return values or bytes, with one compiled call per batch or chunk.
 """
 
 from __future__ import annotations

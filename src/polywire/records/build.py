@@ -1,7 +1,7 @@
-"""Building a stored batch: from spans of a receive buffer, or from ready-made columns (decision 0001).
+"""Build a stored batch from spans of a receive buffer, or from ready-made columns (decision 0001).
 
-Promises: the result is a complete, unnumbered batch with both checksums; one call and one allocation per batch, nothing per record.
-Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64. Must not know: any wire.
+The result is a complete, unnumbered batch with both checksums. Building makes one call and one allocation per batch and
+none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)  # key position, key length,
 @cython.nogil
 @cython.exceptval(check=False)
 def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlong:
-    """Put the position of every column whose size is not -1 into ``places``, aligned to ``mask`` + 1; returns where the last one ends."""
+    """Assign positions, aligned to ``mask`` + 1, to the columns whose size in ``places`` is not -1; return the end of
+    the last.
+    """
     end: cython.longlong = _HEADER_BYTES
     i: cython.int
     for i in range(_COLUMN_COUNT):
@@ -88,7 +90,7 @@ def _write_frame(
     end: cython.longlong,
     length: cython.longlong,
 ) -> cython.void:
-    """Everything but the columns and what depends on them: header, sizes, zeros between columns and behind the last."""
+    """Write the header, the column sizes and the padding; not the columns and what depends on them."""
     columns: cython.uint = 0
     at: cython.Py_ssize_t = _HEADER_BYTES
     i: cython.int
@@ -115,9 +117,12 @@ def _write_frame(
 
 @cython.cfunc
 def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
-    """A batch with everything but its columns' bytes. ``places`` comes with sizes (-1: absent) and leaves with positions, too.
+    """Allocate a batch with everything but the contents of its columns.
 
-    Raises Invalid(RECORD_TOO_LARGE) above the largest batch, Invalid(INVALID_BATCH) for no or too many records.
+    ``places`` has the columns' sizes (-1: absent) on entry and their sizes and positions on return.
+
+    Raises:
+        Invalid: RECORD_TOO_LARGE: above the largest batch. INVALID_BATCH: no records, or too many.
     """
     if count < 1 or count > _RECORD_COUNT_MAX:
         raise Invalid(ErrorCode.INVALID_BATCH, f"number of records out of range count={count} max={_RECORD_COUNT_MAX}")
@@ -140,7 +145,7 @@ def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
 @cython.nogil
 @cython.exceptval(check=False)
 def finish(p: cython.p_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.void:
-    """Once the columns are there: the spans and both checksums."""
+    """Write the spans and both checksums, after the columns."""
     last: cython.longlong
     address_span: cython.longlong = 10 * count + places[3] - flagged(p, places[20], count, 1)
     offset_span: cython.longlong = count
@@ -168,7 +173,10 @@ def _measure(
     count: cython.Py_ssize_t,
     places: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Sizes of the key and value columns of the chosen spans; -1, or the number of the record whose row or span is out of range."""
+    """Compute the sizes of key and value columns of the chosen spans.
+
+    Returns -1, or the number of the first record whose row or span is out of range.
+    """
     key_bytes: cython.longlong = 0
     value_bytes: cython.longlong = 0
     key_nulls: cython.Py_ssize_t = 0
@@ -222,7 +230,7 @@ def _fill(
     bytes_at: cython.Py_ssize_t,
     validity_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy one of the two payloads of every span (``spans`` begins at it) into its columns."""
+    """Copy one payload (key or value) of every span into its columns; ``spans`` points at that payload's numbers."""
     row: cython.Py_ssize_t
     length: cython.longlong
     end: cython.Py_ssize_t = 0
@@ -266,13 +274,15 @@ def from_spans(
 ) -> bytearray:
     """Build a batch from payloads inside ``source``.
 
-    spans: i64 array, four numbers a record: key position, key length or -1 for null, value position, value length or -1.
-    rows: i32 array, the records to take, in this order; all of them by default.
-    record_flags: u8 array, one per span (not per row).
-    columns: further columns, ready-made, one entry per row: everything but keys, values and record flags.
+    Args:
+        source: buffer that holds keys and values.
+        spans: i64 array, four numbers a record: key position, key length or -1 for null, value position and length.
+        rows: i32 array, the records to take, in this order; all of them by default.
+        record_flags: u8 array, one per span (not per row).
+        columns: further ready-made columns, one entry per row; not keys, values or record flags.
 
-    Raises ValueError for a row or span out of range, Invalid(RECORD_TOO_LARGE) above the largest batch, Invalid(INVALID_BATCH) for no
-    records or a column that does not fit.
+    Raises ValueError for a row or span out of range, Invalid(RECORD_TOO_LARGE) above the largest batch, and
+    Invalid(INVALID_BATCH) for no records or a column that does not fit.
     """
     lent_source: Lent = lend(source)
     lent_spans: Lent = lend(spans)
@@ -318,7 +328,7 @@ def from_spans(
 
 @cython.cfunc
 def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
-    """Sizes of ready-made columns, which are none of those that spans make."""
+    """Enter the sizes of ready-made columns; refuse those that are made from spans."""
     i: cython.Py_ssize_t
     lent: Lent
     for column, data in columns.items():  # type: ignore[attr-defined]
@@ -347,7 +357,9 @@ def _fill_further(
 
 def _misfit(column: int, records: int) -> Invalid:
     name = Column(column).name.lower()
-    return Invalid(ErrorCode.INVALID_BATCH, f"column of wrong size or company column={name} records={records}")
+    return Invalid(
+        ErrorCode.INVALID_BATCH, f"column has the wrong size or lacks one that it needs column={name} records={records}"
+    )
 
 
 @cython.cfunc
@@ -378,8 +390,11 @@ def from_columns(
 ) -> bytearray:
     """Build a batch from ready-made columns by ``Column`` number, copying each once.
 
-    Sizes and company of the columns are checked, their contents are not: columns from outside go through ``validate`` afterwards.
-    Raises Invalid(INVALID_BATCH) naming the column that does not fit, Invalid(RECORD_TOO_LARGE) above the largest batch.
+    Sizes are checked, and that columns which belong together are all present. Contents are not: pass columns from
+    outside through ``validate`` afterwards.
+
+    Raises:
+        Invalid: INVALID_BATCH: names the column that does not fit. RECORD_TOO_LARGE: above the largest batch.
     """
     count: cython.Py_ssize_t = record_count
     i: cython.int

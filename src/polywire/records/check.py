@@ -1,7 +1,9 @@
-"""What a batch from outside must satisfy before anything trusts it: every rule of decision 0001 in one pass.
+"""Validate a batch from outside: all rules of decision 0001 in one pass.
 
-Promises: a batch that passed can be read by every function of this package without looking beyond its bytes; whatever the bytes, the
-answer is a length or ``Invalid``. Large batches are checked without the GIL. Must not know: where batches come from.
+Guarantees:
+* Every function of this package can read a valid batch without leaving its bytes.
+* For any input the result is a length or ``Invalid``.
+* Large batches are checked without the GIL.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _PRODUCER_ID_BYTES_MAX = cython.declare(cython.longlong, 255)
 _COLUMN_COUNT = cython.declare(cython.int, 27)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 
-# Rules by number, as the pass reports them; numbers below 100 mean "column n has the wrong size or company".
+# Rules by number, as the pass reports them. A number below 100 means that column has the wrong size, or lacks a column
+# that it needs.
 _CHECKSUM = cython.declare(cython.int, 100)
 _HEADER = cython.declare(cython.int, 101)
 _PADDING = cython.declare(cython.int, 102)
@@ -62,7 +65,7 @@ _RULES: Final = {
 @cython.nogil
 @cython.exceptval(check=False)
 def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.longlong) -> cython.bint:
-    """Absent, or of exactly this size."""
+    """Return whether the column is absent or has exactly this size."""
     return places[2 * column] < 0 or places[2 * column + 1] == size
 
 
@@ -71,7 +74,7 @@ def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.l
 @cython.nogil
 @cython.exceptval(check=False)
 def _together(places: cython.p_const_longlong, first: cython.int, last: cython.int) -> cython.bint:
-    """Columns ``first`` to ``last`` are all there or all absent."""
+    """Return whether columns ``first`` to ``last`` are all present or all absent."""
     column: cython.int
     apart: cython.bint = False
     for column in range(first + 1, last + 1):
@@ -84,7 +87,7 @@ def _together(places: cython.p_const_longlong, first: cython.int, last: cython.i
 @cython.nogil
 @cython.exceptval(check=False)
 def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.longlong:
-    """Last number of a column of offsets: the size of what it points into."""
+    """Return the last number of an offsets column: the size of the column it points into."""
     return load_i32(p, places[2 * column] + places[2 * column + 1] - 4)
 
 
@@ -92,7 +95,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.nogil
 @cython.exceptval(check=False)
 def _company(places: cython.p_const_longlong) -> cython.int:
-    """-1 when each column has the columns it needs beside it, otherwise the column that lacks some."""
+    """Return -1 if each column has the columns it needs, otherwise the first that lacks one."""
     if places[0] < 0 or places[2] < 0:
         return 0
     if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
@@ -112,7 +115,7 @@ def _company(places: cython.p_const_longlong) -> cython.int:
 @cython.nogil
 @cython.exceptval(check=False)
 def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
-    """-1 when every column has its size and the columns it needs, otherwise the first column that does not."""
+    """Return -1 if every column has its size and the columns it needs, otherwise the first that does not."""
     column: cython.int = _company(places)
     if column >= 0:
         return column
@@ -137,7 +140,7 @@ def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
         elif column == 13 or column == 16:
             per_record = 4 * headers + 4
         elif places[2 * column] >= 0 and column != 6:
-            per_record = _last(p, places, column - 1)  # bytes follow their offsets
+            per_record = _last(p, places, column - 1)  # a bytes column follows its offsets column
         if per_record >= 0 and not _size_is(places, column, per_record):
             return column
         if per_record < 0 and places[2 * column] >= 0 and column != 6:
@@ -155,7 +158,10 @@ def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 @cython.nogil
 @cython.exceptval(check=False)
 def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.bint:
-    """Offsets begin at 0 and never fall; ``sizes_fit`` has compared the last with the bytes. True for an absent column."""
+    """Return whether offsets begin at 0 and never decrease; True for an absent column.
+
+    ``sizes_fit`` has compared the last offset with the size of the bytes.
+    """
     at: cython.Py_ssize_t = places[2 * column]
     steps: cython.Py_ssize_t = (places[2 * column + 1] >> 2) - 1
     falls: cython.int = 0
@@ -177,7 +183,7 @@ def _nulls_empty(
     offsets: cython.int,
     count: cython.Py_ssize_t,
 ) -> cython.bint:
-    """Records that a bitmap calls null have no bytes. True without a bitmap."""
+    """Return whether records that the bitmap marks as null have no bytes; True without a bitmap."""
     bits: cython.Py_ssize_t = places[2 * validity]
     at: cython.Py_ssize_t = places[2 * offsets]
     broken: cython.int = 0
@@ -193,7 +199,7 @@ def _nulls_empty(
 @cython.nogil
 @cython.exceptval(check=False)
 def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.bint:
-    """Key kinds are 1 to 15, value kinds 0 to 15, and a null value has no bytes."""
+    """Return whether key kinds are 1 to 15, value kinds 0 to 15, and null values have no bytes."""
     i: cython.Py_ssize_t
     if places[22] < 0:
         return True
@@ -211,7 +217,7 @@ def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cyth
 def flagged(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
 ) -> cython.longlong:
-    """How many of ``count`` bytes at ``at`` have any of ``bit``; 0 for an absent column (``at`` < 0)."""
+    """Count the bytes among ``count`` at ``at`` that have any of ``bit``; 0 for an absent column (``at`` < 0)."""
     found: cython.longlong = 0
     i: cython.Py_ssize_t
     if at < 0:
@@ -227,8 +233,11 @@ def flagged(
 def _deltas_fit(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
 ) -> cython.bint:
-    """A compacted batch: deltas ascend, addresses by at least each record's size, and end within the spans. The first may be above 0:
-    then the batch begins with a hole."""
+    """Return whether the deltas of a compacted batch ascend, addresses by at least each record's size, within the
+    spans.
+
+    The first delta may be above 0: the batch then begins with a hole.
+    """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
     size: cython.longlong
@@ -270,7 +279,7 @@ def _crcs_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 def _gaps_zero(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, length: cython.Py_ssize_t
 ) -> cython.bint:
-    """All bytes that belong to no column are zero."""
+    """Return whether all bytes outside of columns are zero."""
     end: cython.Py_ssize_t = at + _HEADER_BYTES
     seen: cython.int = 0
     i: cython.int
@@ -294,7 +303,7 @@ def _gaps_zero(
 @cython.nogil
 @cython.exceptval(check=False)
 def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong) -> cython.int:
-    """First rule of the fixed header that is broken, -1 when none is."""
+    """Return the first rule that the fixed header breaks, or -1."""
     count: cython.longlong = load_u32(p, at + 28)
     flags: cython.uint = load_u32(p, at + 8)
     if load_u64(p, at + 96) != xxh64_raw(p, at, 96) or not body_matches(p, at):
@@ -314,7 +323,7 @@ def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.
 def _broken_rule(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong, length: cython.Py_ssize_t
 ) -> cython.int:
-    """First rule of decision 0001 that the batch breaks, -1 when it keeps them all."""
+    """Return the first rule of decision 0001 that the batch breaks, or -1."""
     rule: cython.int = _header_rule(p, at, places)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     if rule < 0:
@@ -347,7 +356,7 @@ def _broken_rule(
 
 @cython.cfunc
 def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.void:
-    """Event types are UTF-8, each for itself: the column is, and none begins within a character."""
+    """Check that every event type is UTF-8: the whole column is, and no type begins within a character."""
     i: cython.Py_ssize_t
     place: cython.longlong
     try:
@@ -361,10 +370,13 @@ def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_
 
 
 def validate(batch: Buffer, at: int = 0) -> int:
-    """Check every rule of decision 0001 for the batch at ``at`` and return its length in bytes.
+    """Check all rules of decision 0001 for the batch at ``at`` and return its length in bytes.
 
-    What the broker sets when it numbers a batch (partition, epoch, offset, address, time) may hold anything. A compressed body must be
-    expanded first. Raises Invalid(INVALID_BATCH) naming the rule that is broken.
+    Fields that the broker sets when it numbers a batch (partition, epoch, offset, address, time) may have any value.
+    Expand a compressed body first.
+
+    Raises:
+        Invalid: INVALID_BATCH: names the broken rule.
     """
     lent: Lent = lend(batch)
     place: cython.Py_ssize_t = at
@@ -377,7 +389,7 @@ def validate(batch: Buffer, at: int = 0) -> int:
     if place >= 0:
         length = fill_layout(lent.p, place, lent.size, places)
     if length < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: not whole, not plain, or not a batch position={place}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: truncated, compressed, or not a batch position={place}")
     if length < _NOGIL_BYTES_MIN:
         rule = _broken_rule(lent.p, place, places, length)
     else:
@@ -387,7 +399,8 @@ def validate(batch: Buffer, at: int = 0) -> int:
         raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: {_RULES[rule]} position={place}")
     if rule >= 0:
         raise Invalid(
-            ErrorCode.INVALID_BATCH, f"invalid batch: wrong size or company column={Column(rule).name.lower()}"
+            ErrorCode.INVALID_BATCH,
+            f"invalid batch: wrong column size, or a column that it needs is absent column={Column(rule).name.lower()}",
         )
     if places[36] >= 0:
         _check_event_types(batch, lent.p, places)

@@ -1,7 +1,7 @@
-"""Checksums of the stored batch: XXH64 of bytes, CRC-32 of values.
+"""Checksums of the stored batch: XXH64 for bytes, CRC-32 for values.
 
-Promises: XXH64 with seed 0 and CRC-32 (IEEE, as zlib's), the same compiled and uncompiled; large inputs are read without the GIL.
-Compiled code assumes a little-endian machine. Must not know: where in a batch the bytes lie.
+XXH64 uses seed 0; CRC-32 is the IEEE polynomial, as in zlib. Results are the same compiled and uncompiled. Large inputs
+are read without the GIL. Compiled code requires a little-endian machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ else:
 
 _library: Any = None
 if not cython.compiled:
-    try:  # uncompiled, the library is some hundred times faster than our own code
+    try:  # uncompiled, the library is some hundred times faster than our implementation
         from xxhash import xxh64_intdigest as _library
     except ImportError:
         _library = None
 
 NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
-"""From this size on the GIL is given up; below, getting it back may take longer than the work."""
+"""Inputs of this size and above release the GIL; for smaller ones re-acquiring it can take longer than the work."""
 
 _P1 = cython.declare(cython.ulonglong, 0x9E3779B185EBCA87)
 _P2 = cython.declare(cython.ulonglong, 0xC2B2AE3D27D4EB4F)
@@ -38,7 +38,7 @@ _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
 _CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
 _FOLDS = cython.declare(cython.bint, False)
-_FOLD_BYTES_MIN = cython.declare(cython.Py_ssize_t, 32)  # below, the tables are as quick
+_FOLD_BYTES_MIN = cython.declare(cython.Py_ssize_t, 32)  # the tables are as fast for smaller inputs
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -48,7 +48,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 @cython.nogil
 @cython.exceptval(check=False)
 def _wrap(x: cython.ulonglong) -> cython.ulonglong:
-    """Arithmetic modulo 2^64, which C does by itself."""
+    """Reduce modulo 2^64, as C does implicitly."""
     return x if cython.compiled else x & _MASK64
 
 
@@ -80,7 +80,7 @@ def _fold(digest: cython.ulonglong, lane: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """XXH64 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return XXH64 of ``size`` bytes at ``at``; the caller has checked the range."""
     if not cython.compiled and _library is not None:
         digest: cython.ulonglong = _library(p[at : at + size])
         return digest
@@ -91,7 +91,7 @@ def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """The algorithm (xxHash specification, XXH64): four lanes over stripes of 32 bytes, then the rest by 8, 4 and 1."""
+    """Compute XXH64 by its specification: four lanes over stripes of 32 bytes, then the rest by 8, 4 and 1."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong
     a: cython.ulonglong = _wrap(_P1 + _P2)
@@ -126,7 +126,9 @@ def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _fill_crc_tables() -> cython.void:
-    """Table 0 advances the CRC over one byte, table k over that byte and k zero bytes (slicing by 16)."""
+    """Fill the tables for slicing by 16: table 0 advances the CRC over one byte, table k over that byte and k zero
+    bytes.
+    """
     i: cython.int
     crc: cython.uint
     for i in range(256):
@@ -144,7 +146,7 @@ def _fill_crc_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
-    """Contribution of four bytes; ``table`` is the number of bytes in the block that follow them."""
+    """Return the contribution of four bytes; ``table`` is the number of bytes in the block that follow them."""
     return (
         _CRC_TABLES[(table + 3) * 256 + (x & 0xFF)]
         ^ _CRC_TABLES[(table + 2) * 256 + ((x >> 8) & 0xFF)]
@@ -157,7 +159,7 @@ def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
 @cython.nogil
 @cython.exceptval(check=False)
 def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """CRC-32 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return CRC-32 of ``size`` bytes at ``at``; the caller has checked the range."""
     if not cython.compiled:
         return zlib.crc32(p[at : at + size])
     end: cython.Py_ssize_t = at + size
@@ -189,13 +191,13 @@ def _check_range(lent: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) 
 
 
 def xxh64(data: Lendable) -> int:
-    """XXH64, seed 0, of a whole buffer."""
+    """Return XXH64, seed 0, of a whole buffer."""
     lent: Lent = lend(data)
     return xxh64_at(data, 0, lent.size)
 
 
 def xxh64_at(data: Lendable, start: int, stop: int) -> int:
-    """XXH64, seed 0, of ``data[start:stop]``. Raises ValueError for a range outside of the buffer."""
+    """Return XXH64, seed 0, of ``data[start:stop]``; raise ValueError for a range outside of the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -209,7 +211,7 @@ def xxh64_at(data: Lendable, start: int, stop: int) -> int:
 
 
 def crc32_at(data: Buffer, start: int, stop: int) -> int:
-    """CRC-32 (IEEE) of ``data[start:stop]``. Raises ValueError for a range outside of the buffer."""
+    """Return CRC-32 (IEEE) of ``data[start:stop]``; raise ValueError for a range outside of the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -223,9 +225,10 @@ def crc32_at(data: Buffer, start: int, stop: int) -> int:
 
 
 def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
-    """The column ``value_crc32`` (u32 × n) of values given by their i32 × (n+1) offsets.
+    """Return the column ``value_crc32`` (u32 × n) for values given by their i32 × (n+1) offsets.
 
-    Raises ValueError when an offset falls or lies outside of the values.
+    Raises:
+        ValueError: an offset decreases or lies outside of the values.
     """
     offsets: Lent = lend(value_offsets)
     values: Lent = lend(value_bytes)

@@ -1,6 +1,6 @@
-"""The names of the stored batch: header fields, columns, kinds, limits (docs/decisions/0001-stored-batch.md).
+"""Header fields, columns, kinds and limits of the stored batch (docs/decisions/0001-stored-batch.md).
 
-Promises: one place for every number of the format. Must not know: how a batch is built, where it is stored, any wire.
+Every number of the format is defined here.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Final
 BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
 HEADER_BYTES: Final = 104
 RECORD_BYTES_MAX: Final = (
-    10_000_000  # key and value of one record: the longest payload any protocol documents is 10 MB (Iggy)
+    10_000_000  # of a key and of a value: the longest payload that any protocol documents is 10 MB (Iggy)
 )
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
 MERGED_BYTES_MAX: Final = (
-    262_144  # small batches become one of this size: small enough to be fetched, sliced and sent one by one
+    # small batches are merged into batches of this size, which can still be fetched, sliced and sent one by one
+    262_144
 )
 RECORD_COUNT_MAX: Final = 4_194_304
 PRODUCER_ID_BYTES_MAX: Final = 255
-WIDE_BYTES_MIN: Final = 4096  # batches of this size and more align their columns to 64 bytes
-NO_TIME: Final = -(2**63)  # origin time of a record that has none
+WIDE_BYTES_MIN: Final = 4096  # batches of this size and above align their columns to 64 bytes
+NO_TIME: Final = -(2**63)  # origin time of a record without one
 
 
 class Column(IntEnum):
@@ -77,7 +78,7 @@ class RecordFlags(IntFlag):
 
 
 class HeaderKind(IntEnum):
-    """Types of header keys and values; 1 to 15 are those of the Iggy wire, 0 is a null value."""
+    """Types of header keys and values: 1 to 15 as in the Iggy protocol, 0 for a null value."""
 
     NULL = 0
     RAW = 1
@@ -99,7 +100,7 @@ class HeaderKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fixed header of one batch, field by field as drawn in decision 0001."""
+    """Fixed header of a batch; fields as in decision 0001."""
 
     length: int
     flags: int
@@ -121,7 +122,7 @@ class BatchHeader:
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last one this batch covers."""
+        """Offset after the last one that this batch covers."""
         return self.base_offset + self.offset_span
 
 
@@ -137,7 +138,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event-sourcing fields of a record, set by Cursus only (concepts: data-model#event-fields)."""
+    """Event-sourcing fields of a record; only Cursus sets them (concepts: data-model#event-fields)."""
 
     type: str
     schema_version: int
@@ -147,9 +148,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as a value: what slow paths, clients and tests see. Never made on a hot path.
+    """One record as a value, for slow paths, clients and tests; hot paths never create one.
 
-    ``offset`` is -1 and ``append_time_us`` 0 while the record has not been stored.
+    ``offset`` is -1 and ``append_time_us`` 0 until the record is stored.
     """
 
     value: bytes | None

@@ -1,7 +1,7 @@
-"""Compressing the body of a stored batch as a whole, with lz4 or zstd (decision 0001).
+"""Compress and expand the body of a stored batch as a whole, with lz4 or zstd (decision 0001).
 
-Promises: a batch that is not compressed passes through untouched; an expanded body never takes more memory than its limit, whatever the
-bytes claim. Must not know: which topics compress.
+An uncompressed batch passes through unchanged. Expanding never takes more memory than its limit, whatever the bytes
+claim.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, BatchFlags
 from polywire.records.header import check_body, check_header, read_header
 from polywire.types import Buffer
 
-ZSTD_LEVEL: Final = 1  # sealing has to keep up with producing; the next level costs twice the time for some percent
+ZSTD_LEVEL: Final = 1  # sealing must keep up with producing; level 2 takes twice the time and saves a few percent
 _KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
 class Compression(Enum):
-    """How a body is compressed; both are one block (lz4) or frame (zstd) without a size in front."""
+    """Compression of a body: one block (lz4) or frame (zstd) without a size prefix."""
 
     LZ4 = "lz4"
     ZSTD = "zstd"
 
 
 def compress_body(batch: Buffer, kind: Compression) -> Buffer:
-    """The batch with its body compressed, or as it is when it already is compressed or would not shrink.
+    """Return the batch with its body compressed, or unchanged if it is compressed already or would not shrink.
 
-    Raises Invalid(INVALID_BATCH) when the batch is not whole.
+    Raises:
+        Invalid: INVALID_BATCH: the batch is truncated.
     """
     header = read_header(batch)
     if header.flags & _KINDS:
         return batch
     body = memoryview(batch).cast("B")[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
     if len(body) != header.body_bytes:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole batch size={len(batch)}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated size={len(batch)}")
     match kind:
         case Compression.LZ4:
             packed, flag = bytes(cramjam.lz4.compress_block(body, store_size=False)), BatchFlags.LZ4
@@ -51,11 +52,15 @@ def compress_body(batch: Buffer, kind: Compression) -> Buffer:
 
 
 def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
-    """The batch with its body plain; a plain batch as it is, unchecked.
+    """Return the batch with its body expanded; an uncompressed batch is returned unchanged and unchecked.
 
-    limit: bytes the whole expanded batch may have.
-    Raises Invalid(INVALID_BATCH) when a checksum does not match or the body does not expand to what the header says,
-    Invalid(RECORD_TOO_LARGE) above ``limit``.
+    Args:
+        batch: the whole batch.
+        limit: most bytes that the expanded batch may have.
+
+    Raises:
+        Invalid: INVALID_BATCH: a checksum does not match, or the body does not expand to the size in the header.
+            RECORD_TOO_LARGE: above ``limit``.
     """
     header = read_header(batch)
     if not header.flags & _KINDS:
@@ -77,17 +82,17 @@ def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
     except cramjam.DecompressionError as error:
         raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not expand as its header says") from error
     if size != len(expanded):
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body expands to too little bytes={size}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body expands to too few bytes bytes={size}")
     return _with_body(batch, expanded, header.flags & ~_KINDS)
 
 
 def _length(body_bytes: int) -> int:
-    """Bytes of a whole batch with a body of this size."""
+    """Return the size of a whole batch with a body of this size."""
     return (HEADER_BYTES + body_bytes + 7) & ~7
 
 
 def _with_body(batch: Buffer, body: Buffer, flags: int) -> bytearray:
-    """A batch with the same numbers and another body; ``body_bytes_raw`` stays."""
+    """Return the batch with another body; ``body_bytes_raw`` is unchanged."""
     result = bytearray(_length(len(body)))
     result[:HEADER_BYTES] = memoryview(batch).cast("B")[:HEADER_BYTES]
     result[HEADER_BYTES : HEADER_BYTES + len(body)] = body

@@ -1,7 +1,7 @@
-"""Fields of a stored batch's header, read one by one or a few at once (decision 0001). Outside of ``records`` nobody knows where they lie.
+"""Read single fields of a stored batch's header (decision 0001), as fast as by hand.
 
-Promises: as fast as reading them by hand. Compiled modules cimport the loads from ``fields.pxd``, where they are inlined; uncompiled ones
-import them from here. Everybody else asks ``header_fields``. Must not know: whether the batch is sound.
+Other packages use ``header_fields`` and do not know field positions. Compiled modules of this package cimport the loads
+from ``fields.pxd``, where they are inlined; uncompiled ones import them from here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ PLACES: Final = {
     "body_checksum": (88, "Q"),
     "header_checksum": (96, "Q"),
 }
-"""By name, as ``columns.BatchHeader`` has them: position in the header and form."""
+"""Position and struct format by field name, as in ``columns.BatchHeader``."""
 
 
 def header_fields(*names: str) -> Callable[..., tuple[Any, ...]]:
-    """What reads these fields, given in their stored order: call it with a buffer and where the batch begins (0 unless said), which holds
-    the header as far as the last of them. Raises struct.error where the buffer ends before."""
+    """Return a function that reads these fields, which must be named in their stored order.
+
+    The function takes a buffer and the batch's position in it (default 0). It raises struct.error if the buffer ends
+    before the last of the fields.
+    """
     form, end = "<", 0
     for name in names:
         at, code = PLACES[name]

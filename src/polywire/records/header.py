@@ -1,7 +1,7 @@
-"""The fixed header of a stored batch, where its columns lie, and how batches follow each other (decision 0001).
+"""Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0001).
 
-Promises: numbering touches the header only and renews its checksum; nothing here reads beyond the buffer, whatever its bytes say.
-Bytes from outside must pass ``check.validate`` once before their columns are trusted. Must not know: what the columns mean.
+Numbering a batch changes only its header and updates the header's checksum. No function reads beyond the buffer,
+whatever its bytes say. Pass bytes from outside through ``check.validate`` once before trusting their columns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ else:
 
 _MAGIC = cython.declare(cython.uint, 0x31425750)
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_SEALED_BYTES = cython.declare(cython.Py_ssize_t, 96)  # what the header checksum covers
+_SEALED_BYTES = cython.declare(cython.Py_ssize_t, 96)  # bytes that the header checksum covers
 _BATCH_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 * 1024 * 1024 - 4096)
 _COMPACTED = cython.declare(cython.uint, 8)
 _COLUMN_COUNT = cython.declare(cython.int, 27)
@@ -58,7 +58,7 @@ _FIELDS: Final = Struct("<IIIIQIIQQqqQIIIIQQ")
 @cython.nogil
 @cython.exceptval(check=False)
 def seal_header(p: cython.p_uchar, at: cython.Py_ssize_t) -> cython.void:
-    """Renew the checksum of the header at ``at``."""
+    """Update the checksum of the header at ``at``."""
     store_u64(p, at + 96, xxh64_raw(p, at, _SEALED_BYTES))
 
 
@@ -66,7 +66,7 @@ def seal_header(p: cython.p_uchar, at: cython.Py_ssize_t) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
-    """Whether the body has its checksum; the caller knows that the body is there."""
+    """Return whether the body matches its checksum; the caller has checked that the body is complete."""
     return load_u64(p, at + 88) == xxh64_raw(p, at + _HEADER_BYTES, load_u32(p, at + 72))
 
 
@@ -74,7 +74,7 @@ def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Length of the batch at ``at``; 0 when it goes on beyond ``limit``, -1 when these bytes begin no batch."""
+    """Return the length of the batch at ``at``: 0 if it extends beyond ``limit``, -1 if no batch begins here."""
     if limit - at < _HEADER_BYTES:
         return 0 if limit - at < 4 or load_u32(p, at) == _MAGIC else -1
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -90,10 +90,10 @@ def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.
 def fill_layout(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t, places: cython.p_longlong
 ) -> cython.Py_ssize_t:
-    """Put position (from the buffer's start, -1 when absent) and size of every column into ``places[0:54]``.
+    """Put position (from the buffer's start, -1 if absent) and size of every column into ``places[0:54]``.
 
-    Returns the batch's length, or -1 when the columns do not fit their batch exactly, the batch does not end before ``limit``, or the
-    body is compressed.
+    Returns the batch's length, or -1 if the columns do not fit the batch exactly, the batch extends beyond ``limit``,
+    or its body is compressed.
     """
     length: cython.Py_ssize_t = _whole_length(p, at, limit)
     if length <= 0 or load_u32(p, at + 8) & 6:
@@ -125,7 +125,7 @@ def fill_layout(
 @cython.cfunc
 def _require_header(lent: Lent, at: cython.Py_ssize_t) -> cython.void:
     if at < 0 or lent.size - at < _HEADER_BYTES:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole batch header at={at} size={lent.size}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"batch header is truncated at={at} size={lent.size}")
 
 
 @cython.cfunc
@@ -140,7 +140,9 @@ def number_header(
     base_address: cython.ulonglong,
     append_time_us: cython.longlong,
 ) -> cython.void:
-    """Number the batch at ``at`` in place and renew its header checksum; the caller knows that the header is there."""
+    """Number the batch at ``at`` in place and update its header checksum; the caller has checked that the header is
+    complete.
+    """
     store_u64(p, at + 16, partition)
     store_u32(p, at + 24, epoch)
     store_u64(p, at + 32, base_offset)
@@ -152,7 +154,7 @@ def number_header(
 def stamp(
     batch: Buffer, at: int, partition: int, epoch: int, base_offset: int, base_address: int, append_time_us: int
 ) -> None:
-    """Number the batch at ``at`` in place and renew its header checksum. Raises Invalid when no header fits there."""
+    """Number the batch at ``at`` in place and update its header checksum; raise Invalid if no header fits there."""
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
@@ -167,7 +169,7 @@ def unnumbered_header(batch: Buffer) -> bytes:
 
 
 def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:
-    """Set the producer's epoch and first sequence in place. Raises Invalid when no header fits there."""
+    """Set the producer's epoch and first sequence in place; raise Invalid if no header fits there."""
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
@@ -177,9 +179,10 @@ def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: i
 
 
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header at ``at``, field by field, unchecked but for its magic.
+    """Return the header at ``at``; only its magic is checked.
 
-    Raises Invalid(INVALID_BATCH) when no header fits there or its magic is not ours.
+    Raises:
+        Invalid: INVALID_BATCH: no header fits there, or its magic is wrong.
     """
     lent: Lent = lend(buf)
     _require_header(lent, at)
@@ -190,7 +193,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def check_header(buf: Buffer, at: int) -> bool:
-    """Whether a header with valid magic, length and checksum lies at ``at``; its body may be elsewhere or incomplete."""
+    """Return whether a header with valid magic, length and checksum is at ``at``; its body need not be complete."""
     lent: Lent = lend(buf)
     place: cython.Py_ssize_t = at
     if place < 0 or lent.size - place < _HEADER_BYTES or _whole_length(lent.p, place, lent.size) < 0:
@@ -199,7 +202,7 @@ def check_header(buf: Buffer, at: int) -> bool:
 
 
 def check_body(buf: Buffer, at: int) -> bool:
-    """Whether the batch at ``at`` is whole and its body has the checksum the header tells. Large bodies are read without the GIL."""
+    """Return whether the batch at ``at`` is complete and its body's checksum matches; large bodies release the GIL."""
     lent: Lent = lend(buf)
     place: cython.Py_ssize_t = at
     matches: cython.bint
@@ -216,7 +219,7 @@ def check_body(buf: Buffer, at: int) -> bool:
 @cython.nogil
 @cython.exceptval(check=False)
 def header_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
-    """Whether a batch begins at ``at`` that ends before ``limit``, and its header has its checksum."""
+    """Return whether a batch begins at ``at``, ends before ``limit``, and its header matches its checksum."""
     return _whole_length(p, at, limit) > 0 and load_u64(p, at + 96) == xxh64_raw(p, at, _SEALED_BYTES)
 
 
@@ -224,7 +227,7 @@ def header_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython
 @cython.nogil
 @cython.exceptval(check=False)
 def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
-    """Whether the batch at ``at`` ends before ``limit`` and header and body have their checksums."""
+    """Return whether the batch at ``at`` ends before ``limit`` and header and body match their checksums."""
     return header_matches(p, at, limit) and body_matches(p, at)
 
 
@@ -232,7 +235,7 @@ def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """The loop of ``first_damaged``; ``size`` when all are sound."""
+    """Loop of ``first_damaged``; returns ``size`` if all batches are valid."""
     at: cython.Py_ssize_t = 0
     while at < size:
         if not is_sound(p, at, size):
@@ -242,8 +245,10 @@ def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.P
 
 
 def first_damaged(chunk: Buffer) -> int:
-    """Position of the first of the whole batches back to back in ``chunk`` that is none, or whose header or body does not have its
-    checksum; -1 when all are sound. Large chunks are read without the GIL."""
+    """Return the position of the first damaged batch among those back to back in ``chunk``, or -1.
+
+    A batch is damaged if its magic, length or a checksum is wrong. Large chunks release the GIL.
+    """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t
     if lent.size < _NOGIL_BYTES_MIN:
@@ -255,9 +260,12 @@ def first_damaged(chunk: Buffer) -> int:
 
 
 def walk(chunk: Buffer) -> array[int]:
-    """Positions (i64) of the whole batches that lie back to back in ``chunk``, stopping before an incomplete last one.
+    """Return the positions (i64) of the complete batches back to back in ``chunk``; an incomplete last one is skipped.
 
-    Looks at magic and length only. Raises Invalid(INVALID_BATCH) where bytes follow that begin no batch.
+    Checks magic and length only.
+
+    Raises:
+        Invalid: INVALID_BATCH: bytes follow that begin no batch.
     """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t = 0
@@ -268,15 +276,17 @@ def walk(chunk: Buffer) -> array[int]:
         at += length
         length = _whole_length(lent.p, at, lent.size)
     if length < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"bytes that begin no batch position={at}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"no batch begins here position={at}")
     return positions
 
 
 def headers_of(chunk: Buffer) -> bytearray:
-    """The headers of the whole batches in ``chunk``, back to back, without their bodies; compacted batches stay whole, because where
-    their records lie is told by a column.
+    """Return the headers of the complete batches in ``chunk``, back to back, without bodies.
 
-    Raises Invalid(INVALID_BATCH) as ``walk``.
+    Compacted batches stay complete, because a column says where their records are.
+
+    Raises:
+        Invalid: INVALID_BATCH: as ``walk``.
     """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t
@@ -296,14 +306,16 @@ def headers_of(chunk: Buffer) -> bytearray:
 
 
 def layout(batch: Buffer, at: int = 0) -> array[int]:
-    """Position and size of each column: 2 × COLUMN_COUNT i64, position counted from the buffer's start and -1 when absent.
+    """Return position and size of each column: 2 × COLUMN_COUNT i64; positions count from the buffer's start, -1 if
+    absent.
 
-    Raises Invalid(INVALID_BATCH) when the columns do not fit their batch, it is not whole, or its body is compressed.
+    Raises:
+        Invalid: INVALID_BATCH: the columns do not fit the batch, it is truncated, or its body is compressed.
     """
     lent: Lent = lend(batch)
     numbers = array("q", bytes(16 * _COLUMN_COUNT))
     if at < 0 or _fill_numbers(lent, at, numbers) < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch position={at} size={lent.size}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     return numbers
 
 
@@ -316,9 +328,9 @@ def _fill_numbers(lent: Lent, at: cython.Py_ssize_t, numbers: object) -> cython.
 
 
 def totals(batch: Buffer, at: int = 0) -> tuple[int, int, int, int, int]:
-    """What numbering needs of the header at ``at``: length, record count, offset span, address span, columns (bits).
+    """Return length, record count, offset span, address span and columns (bits) of the header at ``at``, for numbering.
 
-    Much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) when no header fits there.
+    Much cheaper than ``read_header``; raises Invalid(INVALID_BATCH) if no header fits there.
     """
     lent: Lent = lend(batch)
     place: cython.Py_ssize_t = at

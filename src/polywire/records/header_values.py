@@ -1,6 +1,6 @@
-"""Keys and values of headers in the types that their kinds name (spec: iggy).
+"""Decode header keys and values into the types that their kinds name (spec: iggy).
 
-Promises: whatever bytes stand under a kind, something is returned, of no more memory than they take. Must not know: who reads it.
+Any bytes of any kind give a value, which never takes more memory than the bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from polywire.records.columns import HeaderKind
 
 HeaderValue: TypeAlias = str | bytes | int | float | bool | None
 INT_BYTES_MAX: Final = (
-    16  # of the widest kind: a longer "number" stays bytes, as Python refuses to print one of 4,300 digits
+    16  # of the widest kind; a longer "number" stays bytes, because Python refuses to print 4,300 digits
 )
 _FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
 _UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, HeaderKind.UINT64, HeaderKind.UINT128)
 
 
 def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
-    """A header's key or value in its own type; the bytes where they are raw, or do not fit the kind."""
+    """Return a header's key or value in its own type, or the bytes if they are raw or do not fit the kind."""
     if data is None or kind is HeaderKind.NULL:
         return None
     if kind is HeaderKind.RAW:
@@ -37,7 +37,7 @@ def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
 
 
 def text_of(data: bytes | None, kind: HeaderKind) -> str:
-    """The same as a person reads it: numbers in digits, bytes as text as far as they are."""
+    """Return a header's key or value as text: numbers in digits, bytes decoded as far as they are text."""
     value = typed(data, kind)
     match value:
         case None:

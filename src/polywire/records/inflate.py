@@ -1,7 +1,9 @@
-"""Gzip streams and blocks of snappy, under a limit: the ways in which peers compress what they send (decision 0001 opens it on arrival).
+"""Expand gzip streams and snappy blocks under a limit; clients compress with both (decision 0001).
 
-Promises: never more than the limit is expanded, whatever the bytes claim; the time that is taken is bounded by the limit too, because the
-smallest part counts as ``PART_BYTES_MIN``; other threads go on meanwhile. Must not know: what is expanded.
+Guarantees:
+* Never more than ``limit`` bytes are expanded, whatever the input claims.
+* Time is bounded too: every part counts as at least ``PART_BYTES_MIN``.
+* Other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -15,31 +17,31 @@ import cramjam
 from polywire.records.allocation import allocate
 from polywire.types import Buffer
 
-PART_BYTES_MIN: Final = 1024  # what a member of a gzip stream, or a block of snappy, counts as: some 5 µs each
-PARTS_MIN: Final = 16  # so many are always allowed
+PART_BYTES_MIN: Final = 1024  # minimum charge for a gzip member or snappy block; each costs some 5 µs
+PARTS_MIN: Final = 16  # always allowed
 XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 XERIAL_HEAD: Final = XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"
 
-_PIECE_BYTES: Final = 64 * 1024  # given to zlib at a time: it copies what is left of a piece
-_FOUND_BYTES: Final = 1024 * 1024  # taken from zlib at a time: nobody else's Python runs while that is copied
+_PIECE_BYTES: Final = 64 * 1024  # passed to zlib at a time: it copies the unread rest of a piece
+_FOUND_BYTES: Final = 1024 * 1024  # taken from zlib at a time: the copy holds the GIL
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes three: no sound block expands further
+_SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes three, so no valid block expands further
 
 
 class Damaged(Exception):
-    """The bytes are not what they should be, or end early."""
+    """The input is invalid or truncated."""
 
 
 class TooFar(Exception):
-    """They expand to more than was allowed."""
+    """The input expands beyond the limit."""
 
 
 def gunzip(packed: Buffer, limit: int) -> bytearray:
-    """One gzip stream, or several in a row. Raises Damaged, TooFar above ``limit`` bytes."""
+    """Expand a gzip stream, or several in a row; raise Damaged, or TooFar above ``limit`` bytes."""
     view = memoryview(packed).cast("B")
     out = bytearray()
     member, left = zlib.decompressobj(_GZIP), parts_max(limit)
-    for at in range(0, len(view) + 1, _PIECE_BYTES):  # the last may be empty: what zlib still holds is got out of it
+    for at in range(0, len(view) + 1, _PIECE_BYTES):  # the last piece may be empty: it flushes what zlib still buffers
         rest: Buffer = view[at : at + _PIECE_BYTES]
         found = b"\0"
         while len(rest) or (found and not member.eof):
@@ -59,17 +61,19 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
 
 
 def parts_max(limit: int) -> int:
-    """Into how many parts so much may be cut."""
+    """Return how many parts an output of ``limit`` bytes may consist of."""
     return PARTS_MIN + limit // PART_BYTES_MIN
 
 
 def unsnap(block: Buffer, limit: int) -> memoryview:
-    """One raw block of snappy. Raises Damaged, TooFar above ``limit`` bytes."""
+    """Expand a raw snappy block; raise Damaged, or TooFar above ``limit`` bytes."""
     return _unsnap([memoryview(block).cast("B")], limit)
 
 
 def unsnap_stream(packed: Buffer, limit: int) -> memoryview:
-    """Blocks with their lengths, as snappy-java writes them behind a head of its own. Raises Damaged, TooFar above ``limit`` bytes."""
+    """Expand a snappy-java stream: a header, then blocks with their lengths. Raise Damaged, or TooFar above ``limit``
+    bytes.
+    """
     view = memoryview(packed).cast("B")
     return _unsnap(list(_blocks(view, parts_max(limit))), limit)
 
@@ -91,7 +95,7 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Expand blocks. Their sizes are read first, so that memory is allocated once; an empty block has none."""
+    """Expand blocks into one allocation, whose size comes from the blocks' headers."""
     if not all(map(len, blocks)):
         raise Damaged("a block is empty")
     try:

@@ -1,7 +1,6 @@
-"""Finding one record inside a stored batch, and all payloads of one at once (decision 0001).
+"""Find one record in a stored batch, or the payloads of all of them (decision 0001).
 
-Promises: answers from the columns alone, without a value per record. Batches must have been validated. Must not know: indexes across
-batches, any wire.
+Functions read the columns and create no value per record. Batches must have been validated.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ else:
 
 @cython.cfunc
 def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong) -> cython.Py_ssize_t:
-    """Fill ``places`` and return the number of records. Raises Invalid when the batch is not whole and plain."""
+    """Fill ``places`` and return the number of records; raise Invalid if the batch is truncated or compressed."""
     if at < 0 or fill_layout(lent.p, at, lent.size, places) < 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch position={at} size={lent.size}")
+        raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
     if places[1] != 4 * count + 4:
         raise Invalid(ErrorCode.INVALID_BATCH, f"offsets do not match records position={at} records={count}")
@@ -47,7 +46,9 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
-    """Bytes of Kafka 0.7 address from the batch's first record to the record ``index`` (the batch's end for its record count)."""
+    """Return the Kafka 0.7 bytes from the batch's first record to record ``index``; to the batch's end for the record
+    count.
+    """
     if places[52] >= 0:
         return load_u32(p, places[52] + 4 * index)
     return 10 * index + load_i32(p, places[0] + 4 * index) - flagged(p, places[20], index, 1)
@@ -63,7 +64,7 @@ def first_row(
     count: cython.Py_ssize_t,
     wanted: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Index of the first record at or after the offset ``wanted``; ``count`` when there is none."""
+    """Return the index of the first record at or after offset ``wanted``; ``count`` if there is none."""
     low: cython.Py_ssize_t = 0
     high: cython.Py_ssize_t = count
     middle: cython.Py_ssize_t
@@ -81,7 +82,7 @@ def first_row(
 
 
 def address_of(batch: Buffer, index: int) -> int:
-    """Kafka 0.7 address of the record ``index``. Raises IndexError for a record that is not there."""
+    """Return the Kafka 0.7 address of record ``index``; raise IndexError if it does not exist."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:
@@ -95,7 +96,7 @@ def address_of(batch: Buffer, index: int) -> int:
 
 
 def offset_of(batch: Buffer, index: int) -> int:
-    """Offset of the record ``index``. Raises IndexError for a record that is not there."""
+    """Return the offset of record ``index``; raise IndexError if it does not exist."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:
@@ -109,9 +110,12 @@ def offset_of(batch: Buffer, index: int) -> int:
 
 
 def record_at_address(batch: Buffer, address: int, *, covering: bool = False) -> int:
-    """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere).
+    """Return the index of the record that begins at this Kafka 0.7 address, or -1.
 
-    covering: the record that the address lies in will do, or the one behind the hole it lies in; -1 elsewhere.
+    Args:
+        batch: a validated batch.
+        address: absolute byte address.
+        covering: accept any address within a record, and for one within a hole return the record after it.
     """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
@@ -148,7 +152,7 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
 
 
 def record_at_offset(batch: Buffer, offset: int) -> int:
-    """Index of the first record at or after ``offset``; the record count when there is none."""
+    """Return the index of the first record at or after ``offset``; the record count if there is none."""
     lent: Lent = lend(batch)
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
@@ -165,7 +169,7 @@ def record_at_offset(batch: Buffer, offset: int) -> int:
 
 
 def longest_payload(batch: Buffer) -> int:
-    """Bytes of the longest key or value of a batch."""
+    """Return the size in bytes of the longest key or value."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t
     length: cython.longlong
@@ -200,7 +204,7 @@ def _fill_spans(
     spans: cython.p_uchar,
     spans_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Position and length of one payload of each record from ``first`` to ``stop``; ``spans_at`` is 0 for keys and 16 for values."""
+    """Put position and length of a payload of records ``first`` to ``stop``; ``spans_at`` is 0 for keys, 16 for values."""
     offsets_at: cython.Py_ssize_t = places[2 * offsets]
     bytes_at: cython.Py_ssize_t = places[2 * offsets + 2]
     bits: cython.Py_ssize_t = places[2 * validity]
@@ -217,9 +221,9 @@ def _fill_spans(
 
 
 def spans_of(batch: Buffer, at: int = 0) -> array[int]:
-    """Where the payloads of the batch at ``at`` lie in its buffer, as ``from_spans`` takes them.
+    """Return the spans of all payloads, as ``from_spans`` takes them.
 
-    Returns i64, four a record: key position, key length or -1, value position, value length or -1.
+    i64, four a record: key position, key length or -1, value position, value length or -1.
     """
     lent: Lent = lend(batch)
     if cython.compiled:
@@ -235,9 +239,10 @@ def spans_of(batch: Buffer, at: int = 0) -> array[int]:
 
 
 def fill_spans(batch: Buffer, spans: Lendable, first: int, stop: int) -> None:
-    """The same, of the records from ``first`` to ``stop`` only, into a writable array that has room for those of all records.
+    """Put the spans of records ``first`` to ``stop`` into a writable array with space for those of all records.
 
-    Raises IndexError for records that are not there, or have no room.
+    Raises:
+        IndexError: a record does not exist, or the array is too small.
     """
     lent: Lent = lend(batch)
     if cython.compiled:

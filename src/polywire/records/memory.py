@@ -1,9 +1,8 @@
-"""Borrowed memory: the address of a buffer's bytes, for as long as the object that borrowed them lives.
+"""Borrow the memory of a buffer: bytes, bytearray, memoryview or array, of any item format.
 
-Promises: one cheap way for every compiled module here to reach the bytes behind bytes, bytearray, memoryview or array, whatever their
-item format; while a ``Lent`` lives its buffer can be neither resized nor freed. Compiled, ``p`` is an address; uncompiled, it is a
-memoryview of single bytes: both are indexed alike, and loads and stores have the same names (compiled, they are inlined from
-``memory.pxd``). Ranges are checked by the caller, once per buffer. Must not know: what the bytes mean.
+While a ``Lent`` exists its buffer can be neither resized nor freed. Compiled, ``p`` is an address; uncompiled, it is a
+memoryview of bytes. Both are indexed the same way, and loads and stores have the same names (compiled, they are inlined
+from ``memory.pxd``). Callers check ranges, once per buffer.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if cython.compiled:
     from cython.cimports.cpython.buffer import PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
 Lendable: TypeAlias = "Buffer | array[int]"
-"""What can be borrowed: arrays of numbers, too."""
+"""Buffers that can be borrowed, including arrays of numbers."""
 
 
 @cython.final
 @cython.freelist(16)
 @cython.cclass
 class Lent:
-    """Invariant: ``p`` points at ``size`` bytes that stay where they are until this object goes."""
+    """A borrowed buffer. Invariant: ``p`` points at ``size`` bytes that stay in place while this object exists."""
 
-    if not cython.compiled:  # compiled, memory.pxd declares them
+    if not cython.compiled:  # compiled, memory.pxd declares these fields
         p: memoryview
         size: int
         view: Any
@@ -41,7 +40,7 @@ class Lent:
 
 @cython.cfunc
 def lend(data: Lendable) -> Lent:
-    """Borrow a contiguous buffer for reading. Raises BufferError or TypeError for anything else."""
+    """Borrow a contiguous buffer for reading; raise BufferError or TypeError for anything else."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:
         PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_SIMPLE)
@@ -55,7 +54,7 @@ def lend(data: Lendable) -> Lent:
 
 @cython.cfunc
 def lend_writable(data: Lendable) -> Lent:
-    """Borrow a contiguous buffer for writing. Raises BufferError when it is read-only."""
+    """Borrow a contiguous buffer for writing; raise BufferError if it is read-only."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:
         PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_WRITABLE)

@@ -1,8 +1,7 @@
-"""From key to partition: the hash functions of real clients, over one key or a whole array of spans.
+"""Map keys to partitions with the hash functions of real clients, for one key or a whole array of spans.
 
-Promises: the same numbers as the clients of each wire compute (concepts: data-model#keys-and-partitions), all with seed 0,
-unsigned, modulo the partition count; a null key counts as an empty one. For Iggy's oldest dialect there is MurmurHash3 x64 128.
-Must not know: topics, or which wire uses which function.
+Results equal those of each protocol's clients (concepts: data-model#keys-and-partitions): seed 0, unsigned, modulo the
+partition count. A null key counts as an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 @cython.nogil
 @cython.exceptval(check=False)
 def _wrap32(x: cython.uint) -> cython.uint:
-    """Arithmetic modulo 2^32, which C does by itself."""
+    """Reduce modulo 2^32, as C does implicitly."""
     return x if cython.compiled else x & _MASK32
 
 
@@ -68,7 +67,7 @@ def _wrap32(x: cython.uint) -> cython.uint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _wrap64(x: cython.ulonglong) -> cython.ulonglong:
-    """Arithmetic modulo 2^64, which C does by itself."""
+    """Reduce modulo 2^64, as C does implicitly."""
     return x if cython.compiled else x & _MASK64
 
 
@@ -174,7 +173,7 @@ def _murmur_end(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _load_few(p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.ulonglong:
-    """Up to eight bytes between ``at`` and ``end`` as a number."""
+    """Load up to eight bytes between ``at`` and ``end`` as a number."""
     x: cython.ulonglong = 0
     bits: cython.int = 0
     while at < end and bits < 64:
@@ -190,7 +189,7 @@ def _load_few(p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssi
 def _murmur3(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, high: cython.bint
 ) -> cython.ulonglong:
-    """Half of MurmurHash3 x64 128 with seed 0: ``h2`` when ``high``, else ``h1``."""
+    """Return half of MurmurHash3 x64 128 with seed 0: ``h2`` if ``high``, else ``h1``."""
     end: cython.Py_ssize_t = at + size
     a: cython.ulonglong = 0
     b: cython.ulonglong = 0
@@ -219,7 +218,7 @@ def _murmur3(
 def _partition(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, count: cython.uint, kind: cython.int
 ) -> cython.uint:
-    """Hash modulo ``count``; murmur's 128-bit number is ``h2`` × 2^64 + ``h1``."""
+    """Return the hash modulo ``count``; murmur's 128-bit number is ``h2`` × 2^64 + ``h1``."""
     high: cython.ulonglong
     if kind == _FNV32:
         return _fnv1a_32(p, at, size) % count
@@ -234,7 +233,7 @@ def _partition(
 
 @cython.cfunc
 def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
-    """The end of a slice of ``lent``. Raises ValueError when the slice is not within it."""
+    """Return the end of a slice of ``lent``; raise ValueError if the slice is not within it."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
         raise ValueError(f"range outside of the buffer start={start} stop={end} size={lent.size}")
@@ -242,28 +241,28 @@ def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
 
 
 def fnv1a_32(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """FNV-1a, 32 bits, of ``data[start:stop]``."""
+    """Return the 32-bit FNV-1a of ``data[start:stop]``."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     return _fnv1a_32(lent.p, at, _stop(lent, at, stop) - at)
 
 
 def fnv1a_64(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """FNV-1a, 64 bits, of ``data[start:stop]``."""
+    """Return the 64-bit FNV-1a of ``data[start:stop]``."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     return _fnv1a_64(lent.p, at, _stop(lent, at, stop) - at)
 
 
 def xxh32(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """XXH32, seed 0, of ``data[start:stop]``."""
+    """Return XXH32, seed 0, of ``data[start:stop]``."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     return _xxh32(lent.p, at, _stop(lent, at, stop) - at)
 
 
 def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """MurmurHash3 x64 128, seed 0, of ``data[start:stop]``, as the number ``h2`` × 2^64 + ``h1``."""
+    """Return MurmurHash3 x64 128, seed 0, of ``data[start:stop]`` as the number ``h2`` × 2^64 + ``h1``."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     size: cython.Py_ssize_t = _stop(lent, at, stop) - at
@@ -273,7 +272,7 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
 
 
 def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
-    """The partition of one key. Raises ValueError for a partition count below 1."""
+    """Return the partition of a key; raise ValueError for a partition count below 1."""
     lent: Lent = lend(key)
     kind: cython.int = _NUMBERS[hash_kind]
     modulus: cython.uint = partition_count
@@ -283,9 +282,10 @@ def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
 
 
 def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
-    """The partition of every record of a spans array (see ``batch.from_spans``): an i32 array.
+    """Return the partition of every record of a spans array (see ``batch.from_spans``) as an i32 array.
 
-    Raises ValueError for a key outside of ``source`` or a partition count below 1.
+    Raises:
+        ValueError: a key is outside of ``source``, or the partition count is below 1.
     """
     lent: Lent = lend(source)
     keys: Lent = lend(spans)
@@ -311,9 +311,16 @@ def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_ki
 
 
 def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array[int], array[int]]:
-    """The records of each partition in their order: (rows, starts), i32 both; those of partition p are ``rows[starts[p]:starts[p + 1]]``.
+    """Group records by partition, in their order: (rows, starts), both i32.
 
-    partitions: the partition of each record, an i32 array. Raises ValueError for a number that is not below ``partition_count``.
+    The rows of partition p are ``rows[starts[p]:starts[p + 1]]``.
+
+    Args:
+        partitions: i32 array, the partition of each record.
+        partition_count: partitions of the topic.
+
+    Raises:
+        ValueError: a partition is not below ``partition_count``.
     """
     numbers: Lent = lend(partitions)
     count: cython.Py_ssize_t = numbers.size // 4
@@ -324,7 +331,7 @@ def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array
     if modulus < 1:
         raise ValueError(f"no partitions count={partition_count}")
     rows = array("i", bytes(4 * count))
-    starts = array("i", bytes(4 * (modulus + 2)))  # one place ahead while it is filled
+    starts = array("i", bytes(4 * (modulus + 2)))  # one slot ahead while it is filled
     row: Lent = lend_writable(rows)
     start: Lent = lend_writable(starts)
     for i in range(count):

@@ -1,7 +1,7 @@
-"""New batches from the records of old ones: merge, slice, take, keep (decision 0001).
+"""Make new batches from records of existing ones: merge, slice, take, compact (decision 0001).
 
-Promises: every column survives with its record, and so do offsets, addresses and sequences where the docstrings say so. Sources must have
-been validated. Must not know: when the log merges, any wire.
+Records retain all their columns, and offsets, addresses and sequences where a function says so. Sources must have been
+validated.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ else:
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 _LEAD_MAX = cython.declare(
     cython.longlong, 0x8000_0000
-)  # spans have 32 bits; half of them for the hole a batch begins with
+)  # half of the 32 bits of a span; the other half is for the hole that a batch may begin with
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
+_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # larger batches gain little from merging
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
 _NO_PRODUCER = cython.declare(cython.longlong, -1)
 
@@ -61,8 +61,11 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 @cython.nogil
 @cython.exceptval(check=False)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Record count of a small plain batch without a producer, which may be merged with others of the same columns; else 0. One that carries
-    numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
+    """Return the record count of a small plain batch that may be merged with others of the same columns; else 0.
+
+    Batches of producers are not merged. Neither are numbered batches that a client sends back: merging relies on the
+    numbers, and a client may send any.
+    """
     if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
         return 0
     if load_partition(p, at) != 0 or load_epoch(p, at) != 0:
@@ -74,7 +77,9 @@ def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.P
 
 @cython.cfunc
 def _check_neighbours(runs: Runs) -> cython.void:
-    """Only plain neighbours can become one. Raises ValueError for producers, other partitions or epochs, holes, and too long spans."""
+    """Check that the batches can become one; raise ValueError for producers, other partitions or epochs, holes, and too
+    long spans.
+    """
     one: Lent
     other: Lent
     offsets: cython.longlong = 0
@@ -102,12 +107,15 @@ def _check_neighbours(runs: Runs) -> cython.void:
 
 
 def merge(batches: Sequence[Buffer]) -> bytearray:
-    """One batch with the records of all, each batch beginning at its buffer's start; numbers are the first one's.
+    """Merge batches into one; partition, epoch, offset, address and append time are the first one's.
 
-    Batches are unnumbered, or numbered and consecutive in one partition and epoch; each record keeps its offset and address. Append times
-    may differ: the first one's is kept, so merge across times only where that is wanted. A single batch is copied as it is.
-    Raises ValueError for batches of producers, of several partitions, or with a hole between them; Invalid(RECORD_TOO_LARGE) when the
-    result would be too large.
+    Sources are unnumbered, or numbered and consecutive in one partition and epoch; each record retains its offset and
+    address. Append times may differ: merge across them only if losing the later ones is acceptable. A single batch is
+    copied.
+
+    Raises:
+        ValueError: a batch has a producer, partitions or epochs differ, or there is a hole between batches.
+        Invalid: RECORD_TOO_LARGE: the result would be too large.
     """
     runs: Runs = open_sources(batches)
     first: Lent
@@ -134,9 +142,10 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
 
 
 def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
-    """Records ``start`` to ``stop`` of a batch, with their offsets, addresses and sequences; partition, epoch and time stay.
+    """Return records ``start`` to ``stop`` with their offsets, addresses and sequences; partition, epoch and time stay.
 
-    Raises IndexError for an empty range or one outside of the batch.
+    Raises:
+        IndexError: the range is empty or outside of the batch.
     """
     runs: Runs = open_sources((batch,))
     source: Lent = runs.sources[0]
@@ -163,7 +172,7 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
 
 @cython.cfunc
 def _pick(runs: Runs, rows: Lendable) -> cython.void:
-    """Runs of one source that hold these records (i32 array). Raises IndexError for a record that is not there."""
+    """Set the runs of one source that contain these records (i32 array); raise IndexError if one does not exist."""
     source: Lent = runs.sources[0]
     lent: Lent = lend(rows)
     count: cython.longlong = load_u32(source.p, 28)
@@ -189,9 +198,15 @@ def _pick(runs: Runs, rows: Lendable) -> cython.void:
 
 
 def take(batch: Buffer, rows: Lendable) -> bytearray:
-    """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
+    """Return the records with these indexes, in that order, as an unnumbered batch; a producer retains its sequences.
 
-    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.
+    Args:
+        batch: a validated batch.
+        rows: i32 array of record indexes.
+
+    Raises:
+        IndexError: a record does not exist.
+        Invalid: INVALID_BATCH: no rows.
     """
     runs: Runs = open_sources((batch,))
     _pick(runs, rows)
@@ -199,10 +214,19 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
 
 
 def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
-    """The records whose indexes are in ``rows`` (ascending i32 array) in their places: a compacted batch that covers everything from the
-    base given, at or below the batch's own, to the end of the last of them. Partition, epoch, time and producer stay.
+    """Return a compacted batch with the records at these indexes, at their offsets and addresses.
 
-    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows or where a hole does not fit 32 bits.
+    It covers the offsets from ``base_offset`` to the end of the last record. Partition, epoch, time and producer stay.
+
+    Args:
+        batch: a validated batch.
+        rows: ascending i32 array of record indexes.
+        base_offset: first offset to cover, at most the batch's own.
+        base_address: first address to cover, at most the batch's own.
+
+    Raises:
+        IndexError: a record does not exist.
+        Invalid: INVALID_BATCH: no rows, or a hole does not fit 32 bits.
     """
     runs: Runs = open_sources((batch,))
     source: Lent = runs.sources[0]

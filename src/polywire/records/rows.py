@@ -1,7 +1,8 @@
-"""Records as values to and from a stored batch: for clients, slow paths and tests, never on a hot path (decision 0001).
+"""Convert records as values to and from stored batches: for clients, slow paths and tests, never on a hot path
+(decision 0001).
 
-Promises: ``to_records(from_records(records))`` gives the records back, but for what a batch cannot tell apart: an id of zeros is no
-id, empty event metadata are no metadata. Must not know: any wire.
+``to_records(from_records(records))`` returns equal records, except that an id of zeros becomes None and empty event
+metadata become no metadata.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from polywire.types import Buffer
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
-_FLAGS = sum(RecordFlags)  # a plain int: ~ of a flag drops what it does not know
-HEADER_BYTES_STORED = 10  # of a header besides its key and value: two kinds and two ends
+_FLAGS = sum(RecordFlags)  # a plain int, so that ~ of a flag drops unknown bits
+HEADER_BYTES_STORED = 10  # of a header beside its key and value: two kinds and two ends
 
 
 def from_records(
@@ -28,8 +29,11 @@ def from_records(
 ) -> bytearray:
     """Build an unnumbered batch; offsets and append times of the records are ignored.
 
-    With a producer, a record without a sequence gets the one after the record before it, the first one ``base_sequence``.
-    Raises Invalid(INVALID_BATCH) for no records or a value a batch cannot hold, Invalid(RECORD_TOO_LARGE) above the largest batch.
+    With a producer, a record without a sequence gets its predecessor's plus one; the first gets ``base_sequence``.
+
+    Raises:
+        Invalid: INVALID_BATCH: no records, or a value that a batch cannot hold. RECORD_TOO_LARGE: above the largest
+            batch.
     """
     columns: dict[int, Buffer] = {}
     try:
@@ -49,7 +53,7 @@ def from_records(
 
 
 def to_records(batch: Buffer, at: int = 0) -> list[Record]:
-    """The records of the valid, plain batch at ``at``. Raises Invalid(INVALID_BATCH) when there is none."""
+    """Return the records of the valid, plain batch at ``at``; raise Invalid(INVALID_BATCH) if there is none."""
     header = read_header(batch, at)
     columns = _columns(batch, at)
     count = header.record_count
@@ -82,20 +86,21 @@ def to_records(batch: Buffer, at: int = 0) -> list[Record]:
 
 
 def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
-    """The producer id of the batch at ``at``, None when it has none. Raises Invalid when it is not whole and plain."""
+    """Return the producer id of the batch at ``at``, or None; raise Invalid if the batch is truncated or compressed."""
     return _columns(batch, at).get(Column.PRODUCER_ID)
 
 
 class Rows:
-    """The records of one valid, plain batch, each part made only when it is asked for.
+    """Records of one valid, plain batch; each part is decoded on request.
 
-    A record may have 1.5 million headers: callers that filter, measure or show records make values of the parts they need only.
+    A record may have 1.5 million headers, so callers that filter, measure or display records decode only the parts they
+    need.
     """
 
     __slots__ = ("_header_keys", "_header_starts", "_key_ends", "_value_ends", "_views", "count", "header")
 
     def __init__(self, batch: Buffer) -> None:
-        """Raises Invalid(INVALID_BATCH) when the batch is not whole and plain."""
+        """Raise Invalid(INVALID_BATCH) if the batch is truncated or compressed."""
         self.header = read_header(batch)
         self.count = self.header.record_count
         numbers, view = layout(batch), memoryview(batch).cast("B")
@@ -110,24 +115,24 @@ class Rows:
         return self._views.get(column, memoryview(b"")).cast("i")
 
     def offset(self, index: int) -> int:
-        """Offset of a record; -1 in a batch that has no numbers yet."""
+        """Return a record's offset; -1 in an unnumbered batch."""
         if not self.header.partition:
             return -1
         deltas = self._views.get(Column.OFFSET_DELTAS)
         return self.header.base_offset + (index if deltas is None else deltas.cast("I")[index])
 
     def origin_time_us(self, index: int) -> int | None:
-        """When a record was made, None where it does not say."""
+        """Return the time the producer gave a record, or None."""
         times = self._views.get(Column.ORIGIN_TIMES_US)
         time = NO_TIME if times is None else times.cast("q")[index]
         return None if time == NO_TIME else time
 
     def key(self, index: int) -> memoryview[int] | None:
-        """Key of a record, in the memory of the batch."""
+        """Return a record's key as a view of the batch."""
         return self._payload(index, Column.KEY_OFFSETS, Column.KEY_VALIDITY)
 
     def value(self, index: int) -> memoryview[int] | None:
-        """Value of a record, in the memory of the batch."""
+        """Return a record's value as a view of the batch."""
         return self._payload(index, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
 
     def _payload(self, index: int, offsets: Column, validity: Column | None = None) -> memoryview[int] | None:
@@ -140,7 +145,7 @@ class Rows:
         return self._views[offsets + 1][ends[index] : ends[index + 1]]
 
     def size(self, index: int) -> int:
-        """Bytes that key, value and headers of a record take in the batch."""
+        """Return the bytes of a record's key, value and headers in the batch."""
         numbers = self._numbers_of_headers(index)
         size = len(self.key(index) or b"") + len(self.value(index) or b"")
         if numbers:
@@ -149,15 +154,15 @@ class Rows:
         return size + HEADER_BYTES_STORED * len(numbers)
 
     def header_count(self, index: int) -> int:
-        """How many headers a record has."""
+        """Return the number of a record's headers."""
         return len(self._numbers_of_headers(index))
 
     def headers(self, index: int) -> Iterator[Header]:
-        """The headers of a record, one by one."""
+        """Yield a record's headers."""
         return map(self._header, self._numbers_of_headers(index))
 
     def last_header(self, index: int, key: bytes) -> Header | None:
-        """The last header of a record that has this key and a value."""
+        """Return a record's last header that has this key and a value, or None."""
         keys, ends = self._keys_of_headers(), self._key_ends
         kinds = self._views.get(Column.HEADER_VALUE_KINDS, b"")
         for number in reversed(self._numbers_of_headers(index)):
@@ -167,7 +172,7 @@ class Rows:
         return None
 
     def event(self, index: int) -> Event | None:
-        """The event fields of a record, None where it has none."""
+        """Return a record's event fields, or None."""
         views = self._views
         if Column.EVENT_TYPE_OFFSETS not in views or not views[Column.RECORD_FLAGS][index] & RecordFlags.EVENT_SOURCED:
             return None
@@ -181,7 +186,7 @@ class Rows:
         )
 
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
-        """An unnumbered batch of one record with key, value and headers. without: leaves out headers whose keys begin with it."""
+        """Return an unnumbered batch of one record: key, value, and headers whose keys do not begin with ``without``."""
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
         if (key := self.key(index)) is not None:
@@ -192,12 +197,12 @@ class Rows:
         return from_columns(columns, 1)
 
     def _numbers_of_headers(self, index: int) -> range:
-        """The headers of a record, numbered in the batch."""
+        """Return the indexes of a record's headers in the batch."""
         starts = self._header_starts
         return range(starts[index], starts[index + 1]) if len(starts) else range(0)
 
     def _keys_of_headers(self) -> bytes:
-        """The keys of all headers, one after the other."""
+        """Return the keys of all headers, concatenated."""
         if self._header_keys is None:
             self._header_keys = bytes(self._views.get(Column.HEADER_KEY_BYTES, b""))
         return self._header_keys
@@ -210,7 +215,7 @@ class Rows:
         return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
 
     def _runs_without(self, index: int, prefix: bytes) -> list[range]:
-        """The headers of a record whose keys do not begin with ``prefix``, as runs of numbers."""
+        """Return the indexes of a record's headers whose keys do not begin with ``prefix``, as ranges."""
         numbers = self._numbers_of_headers(index)
         if not prefix:
             return [numbers]
@@ -237,7 +242,7 @@ class Rows:
 
 
 def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:
-    """Columns of one value or key; ``data`` is None for one that is null."""
+    """Add the columns of one key or value; ``data`` is None for null."""
     columns[offsets] = _offsets([len(data or b"")])
     columns[offsets + 1] = data or b""
     if data is None:
@@ -273,7 +278,7 @@ def _put_payloads(columns: dict[int, Buffer], records: Sequence[Record]) -> None
 def _put_producer(
     columns: dict[int, Buffer], records: Sequence[Record], producer_id: bytes | None, base_sequence: int
 ) -> int:
-    """Add producer id and, where they have gaps, sequences; returns the first sequence."""
+    """Add the producer id, and the sequences if they have gaps; return the first sequence."""
     if producer_id is None:
         if any(record.sequence is not None for record in records):
             raise Invalid(ErrorCode.INVALID_BATCH, "a record has a sequence but the batch has no producer")
@@ -306,7 +311,7 @@ def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 
 def _flags(record: Record) -> int:
-    """The record's flags; whether it is event-sourced follows from its event."""
+    """Return a record's flags, including whether it is event-sourced."""
     if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
     plain = record.flags & ~RecordFlags.EVENT_SOURCED
@@ -319,7 +324,7 @@ def _put_headers(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
         return
     for header in headers:
         if header.key_kind is HeaderKind.NULL or (header.value_kind is HeaderKind.NULL and header.value):
-            raise Invalid(ErrorCode.INVALID_BATCH, f"a header's kind does not fit its content key={header.key!r:.80}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"header kind does not match its content key={header.key!r:.80}")
     values = [header.value or b"" for header in headers]
     value_kinds = [HeaderKind.NULL if header.value is None else header.value_kind for header in headers]
     columns[Column.HEADER_COUNTS] = _offsets(len(record.headers) for record in records)
@@ -349,7 +354,7 @@ def _put_events(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 
 def _columns(batch: Buffer, at: int) -> dict[int, bytes]:
-    """Bytes of every column that is there."""
+    """Return the bytes of every column that is present."""
     numbers = layout(batch, at)
     view = memoryview(batch).cast("B")
     places = zip(numbers[::2], numbers[1::2], strict=True)
@@ -365,7 +370,7 @@ def _numbers(columns: dict[int, bytes], column: Column, code: str, default: Sequ
 
 
 def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
-    """What a column of offsets cuts the column after it into."""
+    """Cut the column after an offsets column into its parts."""
     ends = _numbers(columns, offsets, "i", ())
     parts = columns[offsets + 1]
     return [parts[start:stop] for start, stop in pairwise(ends)]

@@ -1,7 +1,7 @@
-"""Concatenating runs of records from stored batches, column by column (decision 0001).
+"""Concatenate runs of records from stored batches, column by column (decision 0001).
 
-Promises: every column survives with its record; an optional column that only some sources have is filled with its default. A *run* is
-(source, start, stop): consecutive records of one source. Sources must have been validated. Must not know: why records are put together.
+A *run* is (source, start, stop): consecutive records of one source. Records retain all their columns; an optional
+column that only some sources have is filled with its default. Sources must have been validated.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 @cython.final
 @cython.cclass
 class Runs:
-    """Sources and the runs to take of them. Invariant: every run lies within the records of its source."""
+    """Sources and the runs to take from them. Invariant: every run lies within the records of its source."""
 
-    if not cython.compiled:  # compiled, runs.pxd declares them
+    if not cython.compiled:  # compiled, runs.pxd declares these fields
         sources: list[Lent]
         kept: list[object]
         triples: array[int]
@@ -82,7 +82,7 @@ class Runs:
 
 @cython.cfunc
 def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
-    """An i64 array that lives as long as ``runs``."""
+    """Allocate an i64 array that lives as long as ``runs``."""
     if not cython.compiled:
         return array("q", bytes(8 * count))
     lent: Lent = lend_writable(bytearray(8 * count))
@@ -92,7 +92,7 @@ def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
 
 @cython.cfunc
 def open_sources(batches: Sequence[Buffer]) -> Runs:
-    """Borrow the sources and find their columns; runs come later. Raises Invalid when one is not whole and plain."""
+    """Borrow the sources and locate their columns; raise Invalid if one is truncated or compressed."""
     runs: Runs = Runs.__new__(Runs)
     lent: Lent
     i: cython.Py_ssize_t
@@ -116,13 +116,13 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
         if cython.compiled:
             runs.bases[i] = lent.p
         if not _fill_source(runs, i, lent):
-            raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch number={i} size={lent.size}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed number={i} size={lent.size}")
     return runs
 
 
 @cython.cfunc
 def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bint:
-    """Find the columns of one source; False when it is not whole and plain."""
+    """Locate the columns of one source; return False if it is truncated or compressed."""
     if cython.compiled:
         if fill_layout(lent.p, 0, lent.size, runs.layouts + _LAYOUT * number) < 0:
             return False
@@ -136,7 +136,7 @@ def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bi
 
 @cython.cfunc
 def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
-    """Say which records to take: triples of source, start, stop, from ``zeros``; the caller has checked them."""
+    """Set the records to take: triples of source, start, stop, from ``zeros``; the caller has checked them."""
     i: cython.Py_ssize_t
     runs.run_count = run_count
     runs.triples = triples
@@ -152,7 +152,7 @@ def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_
 def _between(
     p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
 ) -> cython.longlong:
-    """Bytes between two numbers of a column of offsets at ``at``; 0 when it is absent."""
+    """Return the bytes between two entries of the offsets column at ``at``; 0 if it is absent."""
     if at < 0:
         return 0
     return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
@@ -168,7 +168,7 @@ def _nulls(
     start: cython.longlong,
     stop: cython.longlong,
 ) -> cython.longlong:
-    """Nulls among records ``start`` to ``stop``: all without offsets, none without a bitmap."""
+    """Count nulls among records ``start`` to ``stop``: all without offsets, none without a bitmap."""
     found: cython.longlong = 0
     i: cython.longlong
     if offsets < 0:
@@ -231,7 +231,7 @@ def _measure(runs: Runs) -> cython.void:
 def _size_columns(
     runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
 ) -> cython.void:
-    """From the sizes of bytes, counted before, to those of all columns; what the result does not have gets -1."""
+    """Derive the sizes of all columns from the counted bytes; absent columns get -1."""
     count: cython.longlong = runs.count
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
@@ -272,7 +272,10 @@ def _size_columns(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
-    """Concatenate a column of offsets, and the bytes it points into unless ``payload`` is -1; ``nested``: one a header, not a record."""
+    """Concatenate an offsets column, and the bytes it points into unless ``payload`` is -1.
+
+    ``nested``: the column has one entry per header, not per record.
+    """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * offsets]
@@ -322,7 +325,7 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
-    """Concatenate a column of elements of ``width`` bytes; where a source lacks it: zeros, or ``NO_TIME`` for origin times."""
+    """Concatenate a column of elements of ``width`` bytes; default: zeros, or ``NO_TIME`` for origin times."""
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * column]
@@ -363,7 +366,7 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
-    """CRCs of values whose source has none."""
+    """Compute the CRCs of values whose source has none."""
     p: cython.p_const_uchar = runs.bases[source]
     target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]
@@ -380,7 +383,7 @@ def _fill_crcs(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.void:
-    """Concatenate a bitmap of validity."""
+    """Concatenate a validity bitmap."""
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * validity]
@@ -406,7 +409,7 @@ def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.
 @cython.nogil
 @cython.exceptval(check=False)
 def _sequence(runs: Runs, source: cython.longlong, index: cython.longlong) -> cython.ulonglong:
-    """Producer sequence of one record of a source."""
+    """Return the producer sequence of one record of a source."""
     p: cython.p_const_uchar = runs.bases[source]
     at: cython.longlong = runs.layouts[_LAYOUT * source + 14]
     if at >= 0:
@@ -434,7 +437,7 @@ def _fill_sequences(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython.longlong) -> cython.longlong:
-    """Offsets between a source's first record and its record ``index``; its whole span at its record count."""
+    """Return the offsets between a source's first record and record ``index``; its whole span for its record count."""
     if index == load_u32(p, 28):
         return load_u32(p, 84)
     return load_u32(p, deltas + 4 * index) if deltas >= 0 else index
@@ -446,7 +449,9 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 def address_delta(
     p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Kafka 0.7 bytes between a source's first record and its record ``index``; its whole span at its record count."""
+    """Return the Kafka 0.7 bytes between a source's first record and record ``index``; its whole span for its record
+    count.
+    """
     if index == load_u32(p, 28):
         return load_u32(p, 80)
     if layout[base + 52] >= 0:
@@ -461,7 +466,7 @@ def address_delta(
 def _record_size(
     p: cython.p_const_uchar, layouts: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Kafka 0.7 size of one record."""
+    """Return the Kafka 0.7 size of one record."""
     size: cython.longlong = 10 + _between(p, layouts[base], index, index + 1)
     if layouts[base + 20] >= 0:
         size -= p[layouts[base + 20] + index] & 1
@@ -472,8 +477,11 @@ def _record_size(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
-    """Offsets and addresses that go on from run to run, holes of compaction included, and the spans they add up to. With ``holes`` the
-    runs are those of one source, and what lies between and before them becomes holes."""
+    """Fill offset and address deltas that continue from run to run, including holes of compaction, and compute the
+    spans.
+
+    With ``holes`` the runs are those of one source, and gaps before and between them become holes.
+    """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     layouts: cython.p_longlong = runs.layouts
@@ -481,7 +489,7 @@ def _fill_deltas(runs: Runs) -> cython.void:
     start: cython.longlong
     stop: cython.longlong
     place: cython.longlong = 0
-    offset: cython.longlong = runs.lead_offset  # of the record 0 of the source, as the result counts
+    offset: cython.longlong = runs.lead_offset  # of record 0 of the source, relative to the result
     address: cython.longlong = runs.lead_address
     step: cython.longlong
     i: cython.Py_ssize_t
@@ -513,7 +521,7 @@ def _fill_deltas(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill(runs: Runs) -> cython.void:
-    """All columns, producer numbers, spans and checksums."""
+    """Fill all columns, producer numbers, spans and checksums."""
     target: cython.p_uchar = runs.target
     _fill_offsets(runs, 0, 1, False)
     _fill_bits(runs, 2, 0)
@@ -540,7 +548,7 @@ def _fill(runs: Runs) -> cython.void:
     if runs.deltas:
         _fill_deltas(runs)
     finish(target, runs.places, runs.count)
-    if runs.deltas and not runs.holes:  # the holes behind the last record, too
+    if runs.deltas and not runs.holes:  # including holes after the last record
         store_u32(target, 80, runs.address_span)
         store_u32(target, 84, runs.offset_span)
         seal_header(target, 0)
@@ -548,7 +556,7 @@ def _fill(runs: Runs) -> cython.void:
 
 @cython.cfunc
 def concatenate(runs: Runs) -> bytearray:
-    """The batch of all runs, not numbered. Raises Invalid when it would be too large or have no records."""
+    """Return the unnumbered batch of all runs; raise Invalid if it would be too large or empty."""
     _measure(runs)
     batch = allocate(runs.places, runs.count)
     runs.batch = lend_writable(batch)

@@ -1,7 +1,4 @@
-"""One batch into several: a batch for each partition that its records go to.
-
-Promises: within a partition records keep their order; the loops are those of the compiled modules. Must not know: topics, wires.
-"""
+"""Split a batch by partition. Records keep their order within a partition."""
 
 from __future__ import annotations
 
@@ -34,10 +31,19 @@ _PLAIN_BITS: Final = sum(
 
 
 def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: int) -> Iterator[tuple[int, Buffer]]:
-    """(partition, its records) for each partition that has any, by number; ``numbers`` is an i32 array, one per record.
+    """Yield (partition, batch of its records) for each partition that has records, in ascending order.
 
-    Each is made when it is asked for: there may be thousands. ``spans`` are those of ``batch.spans_of``. A batch that goes to one partition
-    is handed back as it is. Raises ValueError for a number not below ``partition_count``.
+    Each batch is built on demand, because there may be thousands. A batch whose records all go to one partition is
+    yielded unchanged.
+
+    Args:
+        batch: a validated batch.
+        spans: as returned by ``batch.spans_of``.
+        numbers: i32 array, the partition of each record.
+        partition_count: partitions of the topic.
+
+    Raises:
+        ValueError: a number is not below ``partition_count``.
     """
     rows, starts = rows_by_partition(numbers, partition_count)
     return _parts(batch, spans, rows, starts)
@@ -58,12 +64,14 @@ def _parts(batch: Buffer, spans: Lendable, rows: array[int], starts: array[int])
 
 
 def record_count_of(batch: Buffer) -> int:
-    """How many records a batch has."""
+    """Return the number of records in a batch."""
     return int(_FACTS.unpack_from(batch)[1])
 
 
 def with_producer(batch: Buffer, producer: bytes, *, epoch: int, base_sequence: int) -> bytearray:
-    """A copy of a batch that names its producer, so that storing it twice is noticed; the sequences count up from its first record."""
+    """Return a copy of the batch with a producer id, so that the broker detects duplicates; sequences count from its
+    first record.
+    """
     places = layout(batch, 0).tolist()
     view = memoryview(batch)
     columns: dict[int, Buffer] = {

@@ -1,10 +1,10 @@
-"""Frames of zstd, under limits (RFC 8878).
+"""Expand zstd frames under limits (RFC 8878).
 
-What a frame expands to, and the window it needs, stand in its header and in those of its blocks: both are known before anything is opened.
+The header of a frame and those of its blocks give the expanded size and the window, so both are known before anything
+is expanded. The guarantees are those of ``records.inflate``.
 
-    magic 4 | descriptor 1 | window 0-1 | dictionary 0-4 | content size 0-8 | blocks: (last 1 bit, type 2, size 21) and bytes | checksum 0-4
-
-Promises: as ``records.inflate``. Must not know: what is expanded.
+    magic 4 | descriptor 1 | window 0-1 | dictionary 0-4 | content size 0-8 | blocks | checksum 0-4
+    block: last 1 bit, type 2 bits, size 21 bits, then its bytes
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 WINDOW_BYTES_MAX: Final = (
     128 * 1024 * 1024
 )  # the default limit of libzstd; streaming clients declare it at levels 20 to 22
-PLAIN_WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024  # decoders allocate the declared window: a larger one is lowered first
-BLOCK_BYTES_MAX: Final = 128 * 1024  # that a block expands to
+# decoders allocate the declared window, so a larger one is lowered first
+PLAIN_WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+BLOCK_BYTES_MAX: Final = 128 * 1024  # expanded size of a block
 
 _WINDOW_AT: Final = 5  # position of the window in a frame
 _WINDOW_LOG_MIN: Final = 10
-_SKIPPABLE: Final = b"\x2a\x4d\x18"  # behind a byte from 50 to 5f
+_SKIPPABLE: Final = b"\x2a\x4d\x18"  # follows a byte from 50 to 5f
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _CONTENT_BYTES: Final = (0, 2, 4, 8)
 _RAW, _REPEATED, _COMPRESSED = 0, 1, 2  # types of blocks
@@ -35,7 +36,7 @@ _RAW, _REPEATED, _COMPRESSED = 0, 1, 2  # types of blocks
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What stands in front of a frame's blocks. content: what it expands to, None when it does not say."""
+    """Header of a frame. content: expanded size, None if not declared."""
 
     size: int
     window: int
@@ -45,7 +46,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where a frame lies, and the most that it expands to."""
+    """Position of a frame and the most bytes it can expand to."""
 
     start: int
     stop: int
@@ -55,7 +56,12 @@ class _Frame:
 
 
 def unzstd(packed: Buffer, limit: int) -> memoryview:
-    """One frame, or several in a row. Raises Damaged, TooFar above ``limit`` bytes, for a large window and for too many small parts."""
+    """Expand a frame, or several in a row.
+
+    Raises:
+        Damaged: the input is invalid or truncated.
+        TooFar: it expands beyond ``limit`` bytes, needs too large a window, or has too many small parts.
+    """
     view = memoryview(packed).cast("B")
     frames = _frames(view, limit)
     size = sum(frame.capacity for frame in frames)
@@ -83,7 +89,7 @@ def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
 
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
-    """Where the frames lie, those left out that are to be skipped. Raises Damaged, TooFar."""
+    """Return the positions of the frames, without skippable ones; raise Damaged or TooFar."""
     at, announced, left = 0, 0, parts_max(limit)
     found: list[_Frame] = []
     while at < len(view):
@@ -129,7 +135,7 @@ def _head(view: memoryview, start: int) -> _Head:
 
 
 def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
-    """Go over the blocks of a frame."""
+    """Walk the blocks of a frame."""
     at, size, count, is_last = start + head.size, 0, 0, False
     while not is_last:
         count += 1
@@ -138,7 +144,7 @@ def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
         block = _number(view, at, 3)
         is_last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
         if kind > _COMPRESSED or length > BLOCK_BYTES_MAX:
-            raise Damaged("a block is none")
+            raise Damaged("a block has an invalid type")
         size += BLOCK_BYTES_MAX if kind == _COMPRESSED else length
         at = _behind(view, at + 3 + (1 if kind == _REPEATED else length))
     if head.content is not None and head.content > size:

@@ -1,7 +1,7 @@
-"""XXH3 with 64 bits and seed 0: the checksum that today's Iggy puts on every message.
+"""XXH3 with 64 bits and seed 0: the checksum of every message in today's Iggy protocol.
 
-Promises: the digests of the reference implementation for every length, the same compiled and uncompiled. Compiled code assumes a
-little-endian machine. Must not know: what the bytes mean.
+Digests equal the reference implementation's for every length, compiled and uncompiled. Compiled code requires a
+little-endian machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ else:
 
 _library: Any = None
 if not cython.compiled:
-    try:  # uncompiled, the library is some hundred times faster than our own code
+    try:  # uncompiled, the library is some hundred times faster than our implementation
         from xxhash import xxh3_64_intdigest as _library
     except ImportError:
         _library = None
@@ -50,7 +50,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 if not cython.compiled:
 
     def multiply_fold(a: int, b: int) -> int:
-        """The two halves of a product of 128 bits, exclusive-or."""
+        """Return the exclusive-or of the two halves of a 128-bit product."""
         product = a * b
         return (product ^ product >> 64) & _MASK64
 
@@ -60,7 +60,7 @@ if not cython.compiled:
 @cython.nogil
 @cython.exceptval(check=False)
 def _wrap(x: cython.ulonglong) -> cython.ulonglong:
-    """Arithmetic modulo 2^64, which C does by itself."""
+    """Reduce modulo 2^64, as C does implicitly."""
     return x if cython.compiled else x & _MASK64
 
 
@@ -85,7 +85,7 @@ def _key(at: cython.Py_ssize_t) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _swap32(x: cython.ulonglong) -> cython.ulonglong:
-    """A u32 with its bytes reversed."""
+    """Reverse the bytes of a u32."""
     return ((x & 0xFF) << 24) | ((x & 0xFF00) << 8) | ((x >> 8) & 0xFF00) | ((x >> 24) & 0xFF)
 
 
@@ -94,7 +94,7 @@ def _swap32(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _scatter(x: cython.ulonglong) -> cython.ulonglong:
-    """The last step of short inputs: XXH64's avalanche."""
+    """Finish short inputs: XXH64's avalanche."""
     x = _wrap((x ^ (x >> 33)) * _P64_2)
     x = _wrap((x ^ (x >> 29)) * _P64_3)
     return x ^ (x >> 32)
@@ -105,7 +105,7 @@ def _scatter(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _settle(x: cython.ulonglong) -> cython.ulonglong:
-    """The last step of all others: XXH3's avalanche."""
+    """Finish all other inputs: XXH3's avalanche."""
     x = _wrap((x ^ (x >> 37)) * _MX1)
     return x ^ (x >> 32)
 
@@ -122,7 +122,7 @@ def _mix16(p: cython.p_const_uchar, at: cython.Py_ssize_t, key: cython.Py_ssize_
 @cython.nogil
 @cython.exceptval(check=False)
 def _short(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Up to 16 bytes."""
+    """Hash up to 16 bytes."""
     low: cython.ulonglong
     high: cython.ulonglong
     if size > 8:
@@ -148,7 +148,7 @@ def _short(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize
 @cython.nogil
 @cython.exceptval(check=False)
 def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """17 to 240 bytes."""
+    """Hash 17 to 240 bytes."""
     total: cython.ulonglong = _wrap(cython.cast(cython.ulonglong, size) * _P64_1)
     i: cython.Py_ssize_t
     if size <= 128:
@@ -173,7 +173,7 @@ def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssiz
 def _accumulate(
     lanes: cython.p_ulonglong, p: cython.p_const_uchar, at: cython.Py_ssize_t, key: cython.Py_ssize_t
 ) -> cython.void:
-    """Take in one stripe of 64 bytes."""
+    """Add a stripe of 64 bytes."""
     i: cython.Py_ssize_t
     x: cython.ulonglong
     keyed: cython.ulonglong
@@ -190,7 +190,7 @@ def _accumulate(
 def _long(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, lanes: cython.p_ulonglong
 ) -> cython.ulonglong:
-    """More than 240 bytes: eight lanes over stripes of 64 bytes, stirred after each block."""
+    """Hash more than 240 bytes: eight lanes over stripes of 64 bytes, scrambled after each block."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong = _wrap(cython.cast(cython.ulonglong, size) * _P64_1)
     key: cython.Py_ssize_t = 0
@@ -213,7 +213,7 @@ def _long(
 @cython.nogil
 @cython.exceptval(check=False)
 def xxh3_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """XXH3-64 of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return XXH3-64 of ``size`` bytes at ``at``; the caller has checked the range."""
     if not cython.compiled and _library is not None:
         digest: cython.ulonglong = _library(p[at : at + size])
         return digest
@@ -244,13 +244,13 @@ def _xxh3_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 
 
 def xxh3(data: Lendable) -> int:
-    """XXH3-64, seed 0, of a whole buffer."""
+    """Return XXH3-64, seed 0, of a whole buffer."""
     lent: Lent = lend(data)
     return xxh3_raw(lent.p, 0, lent.size)
 
 
 def xxh3_own(data: Lendable) -> int:
-    """The same by our own code, also where the library would do it: for tests."""
+    """Return the digest of our own implementation, for tests."""
     lent: Lent = lend(data)
     return _xxh3_own(lent.p, 0, lent.size)
 

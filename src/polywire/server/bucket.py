@@ -21,7 +21,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.worker import MakeWorker, ThreadWorker
 from polywire.server.config import ServeConfig
 from polywire.store.bucket import REQUEST_TIMEOUT_S
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import Place

@@ -18,7 +18,7 @@ from polywire.http.process import BucketCharge, BucketNode, BucketRequests, Buck
 from polywire.server.candidates import candidate_of
 from polywire.server.config import ServeConfig
 from polywire.server.prices import parse_prices
-from polywire.store.metered import Asked, Charge, Meter, MeteredObjects
+from polywire.store.metered import Charge, Meter, MeteredObjects, RequestCounts
 from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
 
@@ -79,7 +79,7 @@ class BucketWatch:
 
         if self._shard is None:
             return None
-        asked = self._meter.asked()
+        asked = self._meter.counts()
         return BucketView(
             url=self._url,
             id=self._id,
@@ -104,6 +104,6 @@ class BucketWatch:
         return self._prices.get(kind, 0.0) if self._prices else None
 
 
-def _requests(asked: Asked) -> list[BucketRequests]:
+def _requests(asked: RequestCounts) -> list[BucketRequests]:
     found = [BucketRequests(verb, outcome.value, durations) for (verb, outcome), durations in asked.taken.items()]
     return sorted(found, key=lambda one: (one.verb, one.outcome))

@@ -208,10 +208,10 @@ async def _open_wires(
     alone = HttpFactory(broker, overview, names=_http_names(config), shards=shard, is_linked=True)
     inside.append(HttpLinkFactory(alone, shard.key))
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
-    is_kept = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends
-    own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_kept)
-    shard.opened(listeners, own, host=config.advertise, is_told=is_kept and config.shard_port > 0)
-    if not is_kept:
+    is_cached = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends
+    own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_cached)
+    shard.opened(listeners, own, host=config.advertise, is_told=is_cached and config.shard_port > 0)
+    if not is_cached:
         own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver, links))
     return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.opening import JOURNAL
-from polywire.store.mark import MARK_FILE
+from polywire.store.data_directory import MARK_FILE
 from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"

@@ -14,7 +14,7 @@ from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.protocols.polywire.messages import SealedRange
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset
 from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 
 PACK_RECORDS: Final = (
     50_000  # a task of fewer records costs more to start than to run (12 ms; measured at 4 M records/s)

@@ -25,8 +25,8 @@ from polywire.spark import snapshot
 from polywire.spark.planning import PACK_RECORDS, ReadRange
 from polywire.spark.sealed_bucket import bucket_source
 from polywire.store.base import BlobMissing, check_blob_name
+from polywire.store.data_directory import DataDirectory
 from polywire.store.file import FileBlob
-from polywire.store.mark import DataDirectory
 from polywire.types import Buffer
 
 PIECE_BYTES: Final = 4 << 20  # read at once: what a frame of the wire carries

@@ -16,7 +16,7 @@ from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.spark import snapshot
 from polywire.spark.options import LocalSegments, SourceOptions
 from polywire.spark.planning import PACK_RECORDS, ReadRange, SealedRuns
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 
 Pieces = Sequence[tuple[ReadRange, ...]]
 

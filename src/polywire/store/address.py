@@ -1,7 +1,4 @@
-"""Where memory lies: what system calls that take an address need.
-
-Promises: the address is right while the buffer lives. Must not know: what the memory holds, what the address is for.
-"""
+"""Addresses of buffers, for system calls that take one."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def address_of(buffer: Buffer) -> int:
-    """Address of a buffer's first byte; valid while the buffer lives."""
+    """Return the address of a buffer's first byte; valid while the buffer exists."""
     view = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(view), 0)
     address = int(view.buf or 0)

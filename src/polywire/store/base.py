@@ -1,7 +1,10 @@
-"""The Store port: immutable named blobs, and the only consistency primitive there is, *write this name only if it does not exist*.
+"""The Store port: immutable named blobs. Its only consistency primitive is *write this name only if it does not exist*.
 
-Promises: a blob that can be seen is whole, and never changes; putting a name that exists as new is refused and changes nothing. A name can
-be given to another blob, which no promise rests on. Must not know: what a blob holds.
+Guarantees:
+* A visible blob is complete and never changes.
+* Creating a name that exists fails and changes nothing.
+
+``put`` can point a name at another blob; nothing that must survive a crash relies on it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from polywire.matching import WORD, consists_of
 from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
 
-BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for the temporary suffix within the 255 bytes file systems allow
+BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for a temporary suffix within the 255 bytes that file systems allow
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
-OPEN_BLOBS_MAX: Final = 64  # kept open, with up to two descriptors each: well below the usual limit of 1,024
-BLOCK_BYTES: Final = 4096  # direct reads begin and end at multiples of this, in memory and in the file
+OPEN_BLOBS_MAX: Final = 64  # each with up to two descriptors: far below the usual limit of 1,024
+BLOCK_BYTES: Final = 4096  # direct reads start and end at multiples of this, in memory and in the file
 
 DESCRIPTORS_RETRY_MS: Final = 1000
 
@@ -28,96 +31,122 @@ _NAME: Final = _FIRST + ".-"
 
 
 class BlobExists(Exception):
-    """``put_new``: the name is taken, and what it names was not touched. Whoever chose the name decides what that means."""
+    """The name passed to ``put_new`` is taken; its blob is unchanged. The caller decides what that means."""
 
 
 class BlobMissing(Exception):
-    """There is no blob of this name. Whoever asked for the name decides what that means."""
+    """No blob has this name. The caller decides what that means."""
 
 
 def no_descriptor(error: OSError) -> Busy | None:
-    """The error of a file that could not be opened because too many are, which passes: nothing is wrong with the storage. None for any
-    other."""
+    """Return Busy for an error caused by too many open files, which is temporary; None for any other error."""
     if error.errno not in _NO_DESCRIPTOR:
         return None
     return Busy(ErrorCode.BUSY, f"too many files are open: {error.strerror}", retry_after_ms=DESCRIPTORS_RETRY_MS)
 
 
 class Blob(Protocol):
-    """One open blob, shared by all who opened it; it can be read after it was deleted. It is read, never mapped: touching a mapped page that
-    lies on a bad sector, or behind the end of a file that was cut short, ends the process instead of the read."""
+    """An open blob, shared by all callers that opened it; it stays readable after it is deleted.
+
+    Blobs are read, never mapped. Touching a mapped page on a bad sector, or beyond the end of a truncated file, kills
+    the process; a read only fails.
+    """
 
     @property
     def size(self) -> int:
-        """Bytes of the blob."""
+        """Size of the blob in bytes."""
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it was kept in memory when it was written: then ``read_now`` is worth a try before anybody has read it."""
+    def is_cached(self) -> bool:
+        """Whether the blob was cached in memory when it was written, so that a first ``read_now`` can succeed."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill the writable ``out`` from ``position``; returns the bytes read, fewer only at the blob's end. Raises Unavailable."""
+        """Fill ``out`` from ``position`` and return the bytes read, fewer only at the blob's end; raise Unavailable."""
 
     def read_now(self, out: Buffer, position: int) -> bool:
-        """Fill the writable ``out`` from ``position`` if that waits for no disk; False when it would, or the blob ends before, or the store
-        does not know: then ``out`` holds anything."""
+        """Fill ``out`` from ``position`` if that needs no disk access.
+
+        Returns False, with ``out`` undefined, if it would wait for a disk, the blob ends before, or the store cannot
+        tell.
+        """
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop), cut at the blob's end, read past the page cache where the store can, into ``block``: writable memory that
-        begins on a page and has space for two ``BLOCK_BYTES`` more. May wait for a disk, so never on the loop. Raises Unavailable."""
+        """Read bytes [start, stop), cut at the blob's end, bypassing the page cache where the store can.
+
+        May wait for a disk, so never call it on the event loop.
+
+        Args:
+            block: page-aligned writable memory with space for two ``BLOCK_BYTES`` more.
+            start: first byte.
+            stop: end of the range.
+
+        Raises:
+            Unavailable: the read failed.
+        """
 
 
 class Store(Protocol):
-    """Named immutable blobs. A name is one file name, or a directory, a slash and a file name (``segments/0001.pws``).
+    """Named immutable blobs. A name is a file name, or a directory, a slash and a file name (``segments/0001.pws``).
 
-    Every verb but ``put_new`` may be repeated without harm. Failures of what lies below raise Unavailable(STORAGE_FAILED).
-    BlobExists and BlobMissing are no kinds of BrokerError, because they never leave the floors that name blobs: the log settles a
-    collision by reading, and a blob that is named but missing is Corrupt to it.
+    All verbs except ``put_new`` are idempotent. Failures of the storage below raise Unavailable(STORAGE_FAILED).
+    BlobExists and BlobMissing are not BrokerErrors, because they do not leave the packages that name blobs: the log
+    resolves a collision by reading, and reports a missing blob that it expects as Corrupt.
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as one blob; durable on return. A part is consumed before the next one is asked for, so all may
-        lie in the same memory.
+        """Store the parts, in order, as a new blob, durable on return.
 
-        Raises BlobExists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
+        Each part is consumed before the next is requested, so all may use the same memory.
+
+        Raises:
+            BlobExists: the name is taken.
+            Busy: DISK_FULL: no space. Nothing is visible then.
+            Unavailable: any other failure. Nothing is visible then.
         """
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as the blob of this name, replacing the one it named: who opens the name gets one or the other, whole.
+        """Store the parts, in order, as the blob of this name, atomically replacing the previous one.
 
-        Nothing is synced, so this is for what is made anew after a crash. Raises Busy(DISK_FULL), Unavailable; then nothing has changed.
+        Nothing is synced: use it for data that can be re-created after a crash.
+
+        Raises:
+            Busy: DISK_FULL: nothing has changed.
+            Unavailable: nothing has changed.
         """
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of a blob, cut at its end. Raises BlobMissing."""
+        """Return bytes [start, stop) of a blob, cut at its end; raise BlobMissing."""
 
     def open(self, name: str) -> Blob:
-        """The blob, shared with others who opened it; a bounded number stays open. Raises BlobMissing."""
+        """Open a blob, shared with other callers; a bounded number stays open. Raise BlobMissing."""
 
     def list(self, prefix: str) -> list[str]:
-        """Sorted names that begin with ``prefix`` and have no slash after it."""
+        """Return the sorted names that begin with ``prefix`` and have no slash after it."""
 
     def delete(self, name: str) -> None:
-        """Remove a blob; a name that does not exist is no error."""
+        """Delete a blob; a missing name is not an error."""
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """Remove a blob like ``delete``, its space a piece at a time: the name is gone with the first step, each returns how many bytes it
-        freed, 0 while others still read the blob. Who stops half-way, or deletes a blob for ever read, leaves the rest to the system."""
+        """Delete a blob as ``delete`` does, but free its space piece by piece.
+
+        The name is gone after the first step. Each step yields the bytes it freed, 0 while others still read the blob.
+        If the caller stops early, the system frees the rest.
+        """
 
     def size(self, name: str) -> int:
-        """Bytes of a blob. Raises BlobMissing."""
+        """Return the size of a blob in bytes; raise BlobMissing."""
 
     def drop_copy(self, name: str) -> bool:
-        """What was read of a blob does not verify: throw away what is only a copy of it. Whether who opens it now may read other bytes."""
+        """Discard a local copy of a blob that failed verification; return whether re-reading may give other bytes."""
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """Writable memory that begins on a page, as direct reads need it; make it once and use it again."""
+    """Allocate page-aligned writable memory for direct reads; allocate once and reuse it."""
     return memoryview(allocate_lasting(size))[:size]
 
 
 def check_blob_name(name: str) -> None:
-    """Refuse a name no store may hold. Raises Invalid(INVALID_NAME)."""
+    """Raise Invalid(INVALID_NAME) for a name that no store may hold."""
     parts = name.split("/", 1)
     named = all(part and part[0] in _FIRST and consists_of(part, _NAME) for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:
@@ -125,10 +154,10 @@ def check_blob_name(name: str) -> None:
 
 
 def blob_newer(name: str, version: int) -> Corrupt:
-    """The error of a blob that verifies, of a version that is not known."""
+    """Return the error for a blob whose checksum is right and whose version is unknown."""
     return Corrupt(ErrorCode.NEWER_FORMAT, f"a newer Polywire wrote this, and reads it version={version} name={name!r}")
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:
-    """The error of a blob whose bytes do not verify."""
+    """Return the error for a blob whose checksum does not match."""
     return Corrupt(ErrorCode.CORRUPT, f"blob does not verify: {reason} name={name!r}")

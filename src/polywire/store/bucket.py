@@ -1,7 +1,7 @@
-"""Objects of Amazon S3, Google Cloud Storage, Azure and what speaks like them, through obstore.
+"""Objects in Amazon S3, Google Cloud Storage, Azure and compatible servers, through obstore.
 
-Promises: every verb is one request, sent once: a client that repeats a create whose answer was lost is told that somebody else was first.
-Call it from threads only; other threads run meanwhile. Must not know: what an object holds.
+Each verb sends one request, once. A client library that retried a create whose reply was lost would report that another
+process had created the object. Call verbs from threads only; other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from obstore import PutResult
     from obstore.store import ObjectStore
 
-REQUEST_TIMEOUT_S: Final = 8  # of a journal object and all that is small: longer, and others take over meanwhile
+# for journal objects and everything small; a longer wait lets a standby take over meanwhile
+REQUEST_TIMEOUT_S: Final = 8
 CONNECT_TIMEOUT_S: Final = 4
-JOINED_BYTES_MAX: Final = 256 * 1024  # of an object that is copied rather than sent from many places
+JOINED_BYTES_MAX: Final = 256 * 1024  # objects up to this size are joined in memory instead of sent in parts
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
 DIGITS: Final = "0123456789"
 HEX: Final = DIGITS + "abcdef"
 DIGEST_DIGITS: Final = 32
-TAG_MIN: Final = 12  # of an ETag of Azure or Google
+TAG_MIN: Final = 12  # length of the shortest ETag of Azure or Google
 _SEPARATOR: Final = "/"
 
 
@@ -39,13 +40,19 @@ def connect(
     allow_http: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Bucket:
-    """The bucket of a URL; credentials, region and endpoint come from ``options``, the environment or the machine's role. Raises Invalid."""
+    """Return the bucket of a URL.
+
+    Credentials, region and endpoint come from ``options``, the environment or the machine's role.
+
+    Raises:
+        Invalid: the library is not installed, or the URL or options are wrong.
+    """
     try:
         import obstore.store as stores
         from obstore.exceptions import BaseError
     except ImportError:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"buckets need a library: pip install 'polywire[bucket]' url={url!r}"
+            ErrorCode.INVALID_REQUEST, f"bucket support is not installed: pip install 'polywire[bucket]'  url={url!r}"
         ) from None
     settings: dict[str, Any] = {
         **(options or {}),
@@ -56,7 +63,8 @@ def connect(
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
     }
-    if url.startswith("s3"):  # a digest of each body costs more than all the rest; ours has checksums
+    # a digest of each body costs more than the rest of the request, and our objects have checksums
+    if url.startswith("s3"):
         settings["unsigned_payload"] = True
     try:
         return Bucket(stores.from_url(url, **settings))
@@ -65,7 +73,7 @@ def connect(
 
 
 class Bucket:
-    """Implements ``Objects``."""
+    """Implements ``Objects`` on an object store."""
 
     __slots__ = ("_store",)
 
@@ -101,7 +109,9 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Doubt a success without the ETag of a store: a proxy may answer with a page of its own. Raises Unavailable."""
+        """Verify a success that has no ETag of a store, because a proxy may answer 200 with a page of its own; raise
+        Unavailable.
+        """
         import obstore
 
         tag = made["e_tag"]
@@ -111,7 +121,7 @@ class Bucket:
         if found["size"] != size or found["e_tag"] != tag:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
-                "the answer to a put is a success, but the object is not stored: check what answers for the endpoint"
+                "the store confirmed a put but the object is missing: check for a proxy in front of the endpoint"
                 f" name={name!r} e_tag={tag!r}",
             )
 
@@ -160,7 +170,9 @@ class Bucket:
 
 
 def _is_of_a_store(tag: str) -> bool:
-    """Whether stores give objects such ETags: 32 hexadecimal digits (S3), a counter (Azure), a generation (Google)."""
+    """Return whether an ETag looks like a store's: 32 hexadecimal digits (S3), a counter (Azure), a generation
+    (Google).
+    """
     digest, _, parts = tag.partition("-")
     if len(digest) == DIGEST_DIGITS and consists_of(digest, HEX) and consists_of(parts, DIGITS):
         return True
@@ -171,10 +183,14 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Turn the library's errors into ours.
+    """Translate the library's errors into ours; all but the two below become Unavailable.
 
-    exists: what a failed condition means; None for requests without one, to which a store may still answer 409 or 412. missing: what 404
-    means; None for requests that need no object of this name: then the bucket itself is missing. All else raises Unavailable.
+    Args:
+        what: the verb, for messages.
+        name: the object.
+        exists: raised when a condition fails. None for requests without a condition, to which stores may still answer
+            409 or 412.
+        missing: raised for 404. None for requests that need no existing object: then the bucket itself is missing.
     """
     from obstore import exceptions
 
@@ -189,5 +205,5 @@ def _errors(
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what the library says; the rest is a listing of its causes."""
+    """Return the first line of the library's message; the rest lists causes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,7 +1,4 @@
-"""Large memory, copied or touched while other threads run.
-
-Promises: the interpreter lock is given away for what takes longer than giving it away does. Must not know: what memory holds.
-"""
+"""Copy or fault in large memory with the interpreter lock released, when that takes longer than releasing it."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from typing import Final
 from polywire.store.address import address_of
 from polywire.store.libc import find_call
 
-LONG_BYTES: Final = 64 * 1024  # some 5 us; what is shorter is copied at once
+LONG_BYTES: Final = 64 * 1024  # some 5 µs; shorter copies keep the lock
 
 _memmove: Final = find_call("memmove", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _memset: Final = find_call("memset", ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 
 
 def touch(block: memoryview) -> None:
-    """Have the system give writable memory its pages, all zero, before somebody waits for them: of some machines each takes milliseconds."""
+    """Fault in the pages of writable memory ahead of use, zeroed: on some machines each page takes milliseconds."""
     if _memset is not None:
         _memset(address_of(block), 0, len(block))
 
 
 def copy_into(target: memoryview, source: memoryview) -> None:
-    """Copy ``source`` to the beginning of the writable ``target``, which has space for it; both are bytes that lie together."""
+    """Copy ``source`` to the start of the writable ``target``; both are contiguous bytes."""
     size = len(source)
     assert size <= len(target), "what is copied fits"
     if size < LONG_BYTES or _memmove is None:

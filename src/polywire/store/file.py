@@ -1,7 +1,9 @@
-"""Blobs as files of one directory: temporary file, write, sync, link, directory sync.
+"""Blobs as files in one directory: temporary file, write, sync, link, directory sync.
 
-Promises: a new name appears whole and durable or not at all, and is never overwritten as new; of what was written as new the newest stays
-in memory, as much as was asked for, and nothing in the page cache; few files stay open. Must not know: what a blob holds.
+Guarantees:
+* A new name appears complete and durable or not at all, and is never overwritten by ``put_new``.
+* The most recently written blobs stay in memory, up to a limit, and not in the page cache.
+* A bounded number of files stays open.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import BLOCK_BYTES, OPEN_BLOBS_MAX, BlobExists, BlobMissing, check_blob_name, no_descriptor
+from polywire.store.blob_cache import BlobCache, CachedBlob
 from polywire.store.files import (
     Access,
     File,
@@ -27,24 +30,24 @@ from polywire.store.files import (
     remove,
     write_parts,
 )
-from polywire.store.kept import KeptBlobs, KeptBytes
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a blob in the page cache, before the disk is asked to begin with them
+# of a blob in the page cache, written before the disk is asked to start on them
+WRITE_OUT_BYTES: Final = 4 * 1024 * 1024
 
 FREED_BYTES: Final = (
     16 * 1024 * 1024
-)  # of a deleted file at once: some 5 ms of the disk, its journal and the page cache
+)  # freed at a time from a deleted file: some 5 ms of the disk, its journal and the page cache
 
-REPLACED_MODE: Final = 0o600  # other programs are meant to read such a file: those of its owner
+REPLACED_MODE: Final = 0o600  # other programs of the same user may read such files
 
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Turn the system's errors into ours; a full disk and too many open files pass by themselves."""
+    """Translate the system's errors into ours; a full disk and too many open files become Busy."""
     try:
         yield
     except OSError as error:
@@ -62,11 +65,11 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file; ``kept``: what was kept in memory of it."""
+    """One open file; ``kept`` is its copy in memory, if any."""
 
     __slots__ = ("_direct", "_file", "_files", "_kept", "_path", "_size")
 
-    def __init__(self, path: Path, files: Files = SYSTEM_FILES, *, kept: KeptBytes | None = None) -> None:
+    def __init__(self, path: Path, files: Files = SYSTEM_FILES, *, kept: CachedBlob | None = None) -> None:
         self._kept = kept
         self._path = path
         self._files = files
@@ -79,16 +82,16 @@ class FileBlob:
         return self._size
 
     @property
-    def is_kept(self) -> bool:
-        return self._kept is not None and self._kept.are_there
+    def is_cached(self) -> bool:
+        return self._kept is not None and self._kept.is_valid
 
     def pread_into(self, out: Buffer, position: int) -> int:
         with _storage_errors("read", self._path):
             return fill(self._file, memoryview(out), position, len(out))
 
     def expect(self, start: int, stop: int) -> None:
-        """Have the system bring bytes [start, stop) into its page cache meanwhile, if it can."""
-        if start < stop:  # to the system, no bytes mean all that follow
+        """Ask the system to read bytes [start, stop) ahead into its page cache, if it can."""
+        if start < stop:  # posix_fadvise treats a length of 0 as "to the end"
             self._file.hint(Hint.READ_SOON, start, stop - start)
 
     def read_now(self, out: Buffer, position: int) -> bool:
@@ -96,7 +99,7 @@ class FileBlob:
             return True
         try:
             return self._file.read(out, position, now=True) == len(out)
-        except OSError:  # it would wait, the file system does not know, or the read that follows reports it
+        except OSError:  # it would wait, the file system cannot tell, or the read that follows reports the error
             return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
@@ -109,25 +112,25 @@ class FileBlob:
         return block[start - first : stop - first]
 
     def _direct_file(self) -> File:
-        """The file opened so that the page cache is passed by, or as it is where the file system cannot."""
+        """Return the file opened for direct reads, or the ordinary one if the file system does not support them."""
         if self._direct is None:
             try:
                 self._direct = self._files.open(self._path, Access.DIRECT)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOENT):  # deleted meanwhile: the open one still reads
+                if error.errno not in (errno.EINVAL, errno.ENOENT):  # deleted meanwhile: the open file still reads
                     raise
                 return self._file
         return self._direct
 
     def __del__(self) -> None:
         for name in ("_file", "_direct"):
-            file = getattr(self, name, None)  # missing when opening failed
+            file = getattr(self, name, None)  # the attribute is missing if opening failed
             if file is not None:
                 file.close()
 
 
 class OpenBlobs:
-    """The bounded set of open files, least recently used out first. A blob put out closes when its last holder lets go."""
+    """A bounded set of open files, least recently used evicted first. An evicted blob closes with its last user."""
 
     __slots__ = ("_blobs", "_count_max", "_lock")
 
@@ -147,7 +150,7 @@ class OpenBlobs:
             return blob
 
     def add(self, name: str, blob: FileBlob) -> FileBlob:
-        """Keep a blob; when another thread was first, its blob is returned instead."""
+        """Add a blob; if another thread was first, return its blob instead."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
             while len(self._blobs) > self._count_max:
@@ -160,15 +163,15 @@ class OpenBlobs:
 
 
 class _NewFile:
-    """A file that is being written, from memory that may be kept. Guards: what passes the page cache by is whole blocks, in memory and in
-    the file.
+    """A file being written from memory that may stay cached.
 
-    ``_blocks`` hold what is behind ``_written``, ``_kept`` what was written before unless that is not kept.
+    Invariant: direct writes are whole blocks, in memory and in the file. ``_blocks`` hold the bytes after ``_written``;
+    ``_kept`` holds those before it if they are cached.
     """
 
     __slots__ = ("_blocks", "_file", "_kept", "_memory", "_written", "size")
 
-    def __init__(self, file: File, memory: KeptBlobs) -> None:
+    def __init__(self, file: File, memory: BlobCache) -> None:
         self._file = file
         self._memory = memory
         self._blocks: list[memoryview] = []
@@ -177,11 +180,11 @@ class _NewFile:
         self.size = 0
 
     def add(self, part: Buffer) -> None:
-        """Take what comes next; some of it may be written later."""
+        """Append bytes; some may be written later."""
         rest = memoryview(part).cast("B")
         while rest:
             space = self._space()
-            if space is None:  # no memory to write from: straight from the part, then
+            if space is None:  # no memory to write from: write directly from the part
                 self._write_out()
                 self._kept = None
                 self.size = self._written = write_parts(self._file, [rest], self._written)
@@ -194,14 +197,14 @@ class _NewFile:
                 self._write_out()
 
     def finish(self) -> list[memoryview] | None:
-        """Write what is left of it, and put it on the disk; returns the blocks that hold all of it, or None where it is not kept."""
+        """Write and sync the rest; return the blocks that hold the whole file, or None if it is not cached."""
         self._write_out()
         self._file.sync()
         self._file.hint(Hint.READ_NO_MORE, 0, 0)
         return self._kept
 
     def _space(self) -> memoryview | None:
-        """What is free of the last block, or a new one."""
+        """Return the free part of the last block, or a new block."""
         at = (self.size - self._written) % self._memory.block_bytes
         if at == 0:
             block = self._memory.take() if self._written % BLOCK_BYTES == 0 else None
@@ -211,7 +214,7 @@ class _NewFile:
         return self._blocks[-1][at:]
 
     def _write_out(self) -> None:
-        """Write what the blocks hold, the last piece that is no whole block by way of the page cache."""
+        """Write the blocks; a last piece that is not a whole block goes through the page cache."""
         begun, left = self._written, self.size - self._written
         past, last = [], []
         for block in self._blocks:
@@ -230,8 +233,10 @@ class _NewFile:
 
 
 class FileStore:
-    """Blobs below one directory, which exists. ``kept_bytes`` of those that were written as new last stay in memory. Guards: ``_unsynced``
-    are directories whose names a power loss may take."""
+    """Blobs below an existing directory; ``kept_bytes`` of the most recently created ones stay in memory.
+
+    Invariant: ``_unsynced`` are the directories whose entries a power loss may remove.
+    """
 
     __slots__ = ("_files", "_kept", "_open", "_root", "_unsynced")
 
@@ -244,14 +249,14 @@ class FileStore:
         kept_bytes: int = 0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._kept = KeptBlobs(kept_bytes, clock)
+        self._kept = BlobCache(kept_bytes, clock)
         self._root = root
         self._files = files
         self._open = OpenBlobs(count_max=open_blobs_max)
         self._unsynced: set[Path] = set()
 
     def delete_remains(self, directory: str) -> list[str]:
-        """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
+        """Delete temporary files that a crash left in a directory and return their names. Call it before any write."""
         path = self._root / directory
         with _storage_errors("clean", path):
             remains = sorted(name for name in self._names(path) if name.startswith("."))
@@ -260,14 +265,14 @@ class FileStore:
         return remains
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        self.put_kept(name, parts)
+        self.put_cached(name, parts)
 
-    def put_kept(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
-        """The same; returns memory that holds the blob, or nothing where there is none for all of it."""
+    def put_cached(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
+        """Store as ``put_new`` does; return the cached memory of the blob, or nothing if it does not fit."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
-            if exists(files, path):  # a courtesy that saves the writing; the link below decides
+            if exists(files, path):  # an early exit that saves the writing; the link below decides
                 raise BlobExists(name)
             self._make_directory(path.parent)
             try:
@@ -286,7 +291,7 @@ class FileStore:
 
     def put(self, name: str, parts: Iterable[Buffer]) -> None:
         files, path = self._files, self._path(name)
-        temporary = path.with_name(f".{path.name}.new")  # one at a time: what a crash left is in nobody's way
+        temporary = path.with_name(f".{path.name}.new")  # one at a time; the next write replaces one that a crash left
         with _storage_errors("write", path):
             self._make_directory(path.parent)
             try:
@@ -305,7 +310,7 @@ class FileStore:
         blob = self.open(name)
         stop = blob.size if stop is None else min(stop, blob.size)
         content = bytearray(max(stop - start, 0))
-        if blob.is_kept and blob.read_now(content, start):
+        if blob.is_cached and blob.read_now(content, start):
             return bytes(content)
         count = blob.pread_into(content, start)
         return bytes(content[:count])
@@ -335,8 +340,11 @@ class FileStore:
             remove(self._files, path)
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """See ``Store``. A file that is unlinked while somebody has it open is freed at once, by whoever closes it last; one of some size
-        keeps the file system's journal, and so every sync, waiting. So the last to have it open is this, and it cuts the file down."""
+        """See ``Store``. Truncates the file step by step while this is its last open descriptor.
+
+        The system frees an unlinked file at once when its last user closes it. For a large file that blocks the file
+        system's journal, and with it every sync. So this store keeps the file open longest and truncates it in pieces.
+        """
         path = self._path(name)
         with _storage_errors("delete", path):
             try:
@@ -347,11 +355,10 @@ class FileStore:
             try:
                 remove(self._files, path)
                 self._let_go(name)
-                while (others := file.is_shared()) is True:  # a reader would find its end, or worse, where it is cut
+                # readers would see the file end, or worse, where it is truncated
+                while (others := file.is_shared()) is True:
                     yield 0
-                if (
-                    others is None
-                ):  # it is freed when it is closed, or stays under a name that somebody has linked it to
+                if others is None:  # the system frees it on close, or another link keeps it
                     return
                 size = file.size
                 while size > 0:
@@ -366,7 +373,7 @@ class FileStore:
         return False
 
     def forget(self, name: str) -> None:
-        """Keep a blob in memory no longer."""
+        """Drop a blob from the memory cache."""
         self._kept.drop(name)
 
     def size(self, name: str) -> int:
@@ -390,12 +397,12 @@ class FileStore:
     def _make_directory(self, path: Path) -> None:
         if self._files.make_directory(path):
             self._unsynced.add(path)
-        if path in self._unsynced:  # perhaps since an earlier call, whose sync failed
+        if path in self._unsynced:  # perhaps since an earlier call whose sync failed
             self._files.sync_directory(path.parent)
             self._unsynced.discard(path)
 
     def _write_new(self, path: Path, parts: Iterable[Buffer]) -> tuple[Sequence[memoryview] | None, int]:
-        """A new file of these parts, on the disk on return and not in the page cache: memory that holds it, if any, and its size."""
+        """Write a new file, synced and not in the page cache; return memory that holds it, if any, and its size."""
         file = self._files.open(path, Access.NEW)
         try:
             new = _NewFile(file, self._kept)
@@ -411,7 +418,7 @@ class FileStore:
 
 
 def _write_all(file: File, parts: Iterable[Buffer]) -> None:
-    """Write the parts back to back. The disk begins with each stretch as soon as it is written."""
+    """Write the parts back to back, asking the disk to start on each stretch as soon as it is written."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)

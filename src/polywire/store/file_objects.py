@@ -1,7 +1,6 @@
-"""Objects as files below one directory, for brokers of one machine that share a disk, and for tests that need no server.
+"""Objects as files below one directory, for brokers on one machine that share a disk, and for tests without a server.
 
-Promises: the port of ``objects``: a name is claimed by a link, an object replaced under the lock of a file beside it. Must not know: what an
-object holds.
+A name is claimed with a link. An object is replaced under the lock of a file beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ LOCK_SUFFIX: Final = ".lock"
 
 
 class FileObjects:
-    """Implements ``Objects``. Names that begin with a dot are its own. Guards: a power loss takes none of ``_made``, directories below it."""
+    """Implements ``Objects``; names that begin with a dot are reserved.
+
+    Invariant: the directories in ``_made`` survive a power loss.
+    """
 
     __slots__ = ("_files", "_made", "_root")
 
@@ -120,7 +122,7 @@ class FileObjects:
         return False
 
     def _make_directory(self, path: Path) -> None:
-        if path not in self._made:  # one that is there may be somebody's whose sync failed
+        if path not in self._made:  # an existing directory may come from a process whose sync failed
             make_directories(self._files, path)
             self._made.add(path)
 
@@ -144,7 +146,7 @@ def _tag(content: bytes) -> str:
 
 @contextmanager
 def _errors(what: str, path: Path) -> Iterator[None]:
-    """Turn the system's errors into ours."""
+    """Translate the system's errors into ours."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,7 @@
-"""The port for files and directory entries: everything that the store and the log do to a disk goes through it.
+"""The port for files and directory entries; the store and the log access disks only through it.
 
-Promises: each verb is one thing that a disk can do, and fails with the system's OSError; what is built of several verbs stands below the
-port. What a power loss leaves is stated per verb, because nothing else is promised: a name lasts once its directory is synced, bytes once
-the file is. Must not know: what the files hold.
+Each verb is one operation of the system and fails with its OSError. Functions that combine verbs are below the port.
+Durability is stated per verb: a name survives a power loss once its directory is synced, bytes once the file is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final, Protocol
 from polywire.types import Buffer
 
 NEW_MODE: Final = 0o640
-COPY_MODE: Final = 0o666  # and what the process's mask takes of it, as for files of people
+COPY_MODE: Final = 0o666  # minus the process's umask, as for files that users create
 COPIED_BYTES: Final = 1 << 20
 
 
@@ -26,19 +25,19 @@ class Access(Enum):
     READ = auto()
     """Also a directory, to lock it."""
     DIRECT = auto()
-    """To be read past the page cache."""
+    """For reads that bypass the page cache."""
     WRITE = auto()
-    """A file that exists, to be read and written."""
+    """An existing file, for reading and writing."""
     KEEP = auto()
-    """The same, made where it does not exist."""
+    """As WRITE; created if it does not exist."""
     NEW = auto()
-    """Made; a name that exists is an error."""
+    """Created; fails if the name exists."""
     REPLACE = auto()
-    """Made, or emptied where it exists."""
+    """Created, or truncated if it exists."""
 
 
 class Hint(Enum):
-    """What becomes of some bytes; a system may ignore it."""
+    """Advice on the future use of a range; a system may ignore it."""
 
     READ_SOON = auto()
     WRITE_NOW = auto()
@@ -46,111 +45,124 @@ class Hint(Enum):
 
 
 class Mapping(Protocol):
-    """A whole file as memory: shows at once what is written to it. Lives as long as somebody views it."""
+    """A whole file mapped into memory; writes to the file are visible at once. It exists as long as a view of it."""
 
     @property
     def view(self) -> memoryview:
-        """The file's bytes, read-only."""
+        """Return the file's bytes, read-only."""
 
     def find(self, pattern: bytes, start: int) -> int:
-        """Position of a pattern at or after ``start``, -1 when there is none."""
+        """Return the position of a pattern at or after ``start``, or -1."""
 
     def flush(self, start: int, stop: int) -> None:
-        """Put bytes [start, stop) on the disk, and leave alone what else waits there where the system can; other threads run meanwhile."""
+        """Sync bytes [start, stop), and no other dirty page where the system can; other threads run meanwhile."""
 
     def forget(self) -> None:
-        """Give the mapped pages back; they stay in the page cache and are not this process's memory any more."""
+        """Release the mapped pages: they stay in the page cache but no longer count as this process's memory."""
 
 
 class File(Protocol):
-    """One open file. It stays what it is when its name goes, or names another file. The OSError of a verb that fails has the path."""
+    """An open file. It stays the same file if its name is removed or reused. The OSError of a failed verb contains the
+    path.
+    """
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size in bytes."""
 
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
-        """Fill the writable ``out`` from ``position``; returns how many bytes that were: perhaps fewer for no reason, none at the file's end.
+        """Fill ``out`` from ``position``; return the bytes read, possibly fewer, 0 at the end.
 
-        now: only if that waits for no disk; raises BlockingIOError where it would, or the system does not know.
+        Args:
+            out: writable buffer.
+            position: in the file.
+            now: only without disk access; raise BlockingIOError if that is impossible or the system cannot tell.
         """
 
     def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-        """Write the parts back to back; returns how many bytes were, which may be fewer.
+        """Write the parts back to back; return the bytes written, possibly fewer.
 
-        past_cache: past the page cache where the system can, and perhaps later, until ``sync``, which raises what goes wrong: then they are
-        whole blocks, in memory and in the file, and nobody changes them meanwhile.
+        Args:
+            parts: the bytes.
+            position: in the file.
+            past_cache: bypass the page cache where the system can. The write may happen later, until ``sync``, which
+                raises its errors. The parts must be whole blocks, in memory and in the file, and must not change until
+                then.
         """
 
     def sync(self, *, data_only: bool = False) -> None:
-        """Put everything written to the file on the disk. data_only: times need not be."""
+        """Sync everything written to the file. data_only: timestamps need not be."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file to this size, or fill it with zeros up to it."""
+        """Truncate the file to this size, or extend it with zeros."""
 
     def allocate(self, size: int) -> None:
-        """Make sure that writing the first ``size`` bytes finds space."""
+        """Reserve disk space for the first ``size`` bytes."""
 
     def map(self) -> Mapping:
-        """The file as it is now, as memory."""
+        """Map the file in its current size."""
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """Advise the system what becomes of ``size`` bytes from ``start`` on; a size of 0 means all that follow."""
+        """Advise the system about ``size`` bytes from ``start`` on; 0 means to the end."""
 
     def lock(self) -> None:
-        """Keep others from locking it until it is closed. Raises BlockingIOError while another holds the lock."""
+        """Lock the file until it is closed; raise BlockingIOError if another process holds the lock."""
 
     def is_shared(self) -> bool | None:
-        """Whether anybody else, in any process, has this unlinked file open or mapped; None where the system does not know, or another name
-        keeps it."""
+        """Return whether another descriptor or mapping, in any process, uses this unlinked file.
+
+        None if the system cannot tell, or another link keeps the file.
+        """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class Files(Protocol):
-    """Files by their names, and the names themselves."""
+    """Files by name, and directory entries."""
 
     @property
     def owner(self) -> int:
-        """The number of this process, for people."""
+        """Return the process id, for people."""
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> File:
-        """Open a file; ``mode`` is that of one that is made. Its name lasts once its directory is synced."""
+        """Open a file; ``mode`` applies to one that is created. Its name is durable once its directory is synced."""
 
     def size(self, path: Path) -> int:
-        """Bytes of a file, any number for a directory. Raises FileNotFoundError."""
+        """Return the size of a file in bytes, an arbitrary number for a directory; raise FileNotFoundError."""
 
     def names(self, path: Path) -> list[str]:
-        """Names of the files in a directory, in any order. Raises FileNotFoundError, NotADirectoryError."""
+        """Return the names in a directory, in any order; raise FileNotFoundError or NotADirectoryError."""
 
     def make_directory(self, path: Path) -> bool:
-        """Make a directory in one that exists; False when it exists already. It lasts once the one above is synced."""
+        """Create a directory in an existing one; False if it exists. It is durable once its parent is synced."""
 
     def link(self, path: Path, new: Path) -> None:
-        """Give a file one more name. Raises FileExistsError."""
+        """Add a name to a file; raise FileExistsError."""
 
     def rename(self, path: Path, new: Path) -> None:
-        """Give a file another name; what had it before has it no longer. Who looks finds the one or the other, never neither."""
+        """Rename a file, replacing the target atomically: readers see the old or the new file, never none."""
 
     def unlink(self, path: Path) -> None:
-        """Take a name away; the file goes with its last name, once nobody has it open. Raises FileNotFoundError."""
+        """Remove a name; the file is freed when its last name is gone and it is no longer open. Raise
+        FileNotFoundError.
+        """
 
     def sync_directory(self, path: Path) -> None:
-        """Put the names in a directory on the disk, as they are now."""
+        """Sync the entries of a directory."""
 
     def free_bytes(self, path: Path) -> int:
-        """Space that is left on the disk of a directory."""
+        """Return the free space on the disk of a directory."""
 
     def token(self, size: int) -> bytes:
-        """Random bytes that nobody guesses."""
+        """Return random bytes that cannot be guessed."""
 
 
-# What is built of these
+# Functions that combine verbs.
 
 
 def exists(files: Files, path: Path) -> bool:
-    """Whether there is a file or directory of this name."""
+    """Return whether a file or directory of this name exists."""
     try:
         files.size(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -159,13 +171,13 @@ def exists(files: Files, path: Path) -> bool:
 
 
 def remove(files: Files, path: Path) -> None:
-    """Take a name away, if it is there."""
+    """Remove a name if it exists."""
     with suppress(FileNotFoundError):
         files.unlink(path)
 
 
 def fill(file: File, out: memoryview, position: int, size: int) -> int:
-    """Read until there are ``size`` bytes, or no more; returns how many. ``out`` may be longer than that."""
+    """Read ``size`` bytes, fewer at the end of the file; return how many. ``out`` may be longer."""
     done = 0
     while done < size and (count := file.read(out[done:], position + done)):
         done += count
@@ -173,7 +185,7 @@ def fill(file: File, out: memoryview, position: int, size: int) -> int:
 
 
 def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
-    """What a file holds, at most ``size_max`` bytes of it. Raises FileNotFoundError."""
+    """Return the content of a file, at most ``size_max`` bytes; raise FileNotFoundError."""
     file = files.open(path, Access.READ)
     try:
         content = bytearray(file.size if size_max is None else min(file.size, size_max))
@@ -183,7 +195,9 @@ def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
 
 
 def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-    """Write everything, in pieces where the system takes no more at once; returns the position behind it. past_cache: as ``File.write``."""
+    """Write everything, in as many calls as the system needs; return the end position. past_cache: as in
+    ``File.write``.
+    """
     views = [memoryview(part).cast("B") for part in parts]
     while views:
         count = file.write(views, position, past_cache=past_cache)
@@ -193,7 +207,7 @@ def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cach
 
 
 def take_off(views: list[memoryview], count: int) -> None:
-    """Leave out of these views the first ``count`` bytes, which were written."""
+    """Remove the first ``count`` bytes, which were written, from these views."""
     while views and count >= len(views[0]):
         count -= len(views.pop(0))
     if views:
@@ -201,7 +215,7 @@ def take_off(views: list[memoryview], count: int) -> None:
 
 
 def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary: Path, mode: int) -> None:
-    """Create or replace a file: whole and on the disk, or not at all. Call it from one thread at a time."""
+    """Create or replace a file: complete and synced, or not at all. Call it from one thread at a time."""
     file = files.open(temporary, Access.REPLACE, mode)
     try:
         position = 0
@@ -215,7 +229,7 @@ def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary
 
 
 def copy_file(files: Files, path: Path, copy: Path) -> None:
-    """Copy a file's bytes to the disk under another name, which lasts once its directory is synced."""
+    """Copy a file, synced, to another name, which is durable once its directory is synced."""
     source, target = files.open(path, Access.READ), files.open(copy, Access.REPLACE, COPY_MODE)
     try:
         block, position = memoryview(bytearray(COPIED_BYTES)), 0
@@ -228,14 +242,15 @@ def copy_file(files: Files, path: Path, copy: Path) -> None:
 
 
 def make_directories(files: Files, path: Path) -> None:
-    """A directory that a power loss does not take away, with those above it that do not exist."""
+    """Create a directory and its missing parents so that they survive a power loss."""
     try:
         made = files.make_directory(path)
     except FileNotFoundError:
         make_directories(files, path.parent)
         made = files.make_directory(path)
-    # Whoever made it, or the one above, may have been killed before this, or its sync have failed.
+    # The process that created it, or its parent, may have been killed before the sync, or the sync may have failed.
     with suppress(PermissionError):
         files.sync_directory(path.parent.parent)
-    with nullcontext() if made else suppress(PermissionError):  # who may not look there has not made it
+    # a process that may not open the parent has not created the directory
+    with nullcontext() if made else suppress(PermissionError):
         files.sync_directory(path.parent)

@@ -1,7 +1,7 @@
-"""What a bucket is: one small object that says that it holds a log, which one, and in what form.
+"""Identity of a bucket: one small object with the log's id, its format version and its number of shards.
 
-Promises: it is made once, and its id never changes; of those who make it at the same time all get the same. A bucket of a form that is not
-known is refused. Must not know: what else lies there.
+It is created once and its id never changes; concurrent creators all get the same one. A bucket of an unknown version is
+refused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from polywire.store.objects import ObjectChanged, Objects
 from polywire.types import SHARDS_MAX
 
 NAME: Final = "cluster"
-KEY_NAME: Final = "key"  # where there are several shards: who reads it can read the log
+KEY_NAME: Final = "key"  # only with several shards; its reader can read the log
 VERSION: Final = 1
 ID_BYTES: Final = 16
 _BYTES_MAX: Final = 4096
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """``id`` tells this log from every other, wherever it is copied to; ``shards`` is how many journals it has; ``source`` says what was
-    brought into it, ``importing`` that not all of that is there."""
+    """Identity of a log in a bucket.
+
+    Attributes:
+        id: distinguishes this log from every other, wherever it is copied.
+        shards: number of journals.
+        source: data directory that was imported into the bucket.
+        importing: the import has not finished.
+    """
 
     id: str
     created_at_us: int
@@ -37,12 +43,17 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> bytes:
-        """The id as the bytes it was made of."""
+        """The id as raw bytes."""
         return bytes.fromhex(self.id)
 
 
 def find_identity(objects: Objects) -> Identity | None:
-    """What a bucket says it is; None for one that says nothing. Raises Invalid where this program does not know it, Unavailable."""
+    """Return a bucket's identity, or None if it has none.
+
+    Raises:
+        Invalid: this version cannot read it.
+        Unavailable: the store failed.
+    """
     try:
         content = objects.read(NAME).content
     except BlobMissing:
@@ -51,11 +62,13 @@ def find_identity(objects: Objects) -> Identity | None:
         found = msgspec.json.decode(content[:_BYTES_MAX], type=Identity)
         found.mark  # noqa: B018 — only an id of hexadecimal digits is one
     except (msgspec.DecodeError, ValueError) as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"this is no log of ours: {error} object={NAME!r}") from None
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"the bucket holds another program's object: {error} object={NAME!r}"
+        ) from None
     if found.version != VERSION or not 1 <= found.shards <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the log in this bucket needs another Polywire version={found.version} shards={found.shards}",
+            f"the log in this bucket needs another version of Polywire version={found.version} shards={found.shards}",
         )
     return found
 
@@ -63,8 +76,14 @@ def find_identity(objects: Objects) -> Identity | None:
 def make_identity(
     objects: Objects, token: Callable[[int], bytes], now_us: int, *, shards: int = 1
 ) -> tuple[Identity, bool]:
-    """What a bucket is from now on, and whether that was said here and now; ``shards`` is for one that says nothing yet. Raises Invalid,
-    Unavailable."""
+    """Create a bucket's identity, or return the existing one; the second value is whether it was created now.
+
+    ``shards`` applies to a new identity only.
+
+    Raises:
+        Invalid: this version cannot read the existing one.
+        Unavailable: the store failed.
+    """
     while (found := find_identity(objects)) is None:
         mine = Identity(token(ID_BYTES).hex(), now_us, shards)
         try:
@@ -76,14 +95,19 @@ def make_identity(
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
-    """What the processes of a bucket know each other by, wherever they run; made by whoever comes first. Raises Invalid, Unavailable."""
+    """Return the secret with which the processes of a bucket authenticate to each other; the first process creates it.
+
+    Raises:
+        Invalid: the stored key is malformed.
+        Unavailable: the store failed.
+    """
     while (found := _key_of(objects)) is None:
         with suppress(BlobExists):
             objects.create(KEY_NAME, [token(ID_BYTES)])
     if len(found) != ID_BYTES:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"this is no key of ours: delete it while no broker runs object={KEY_NAME!r} bytes={len(found)}",
+            f"the key in the bucket is malformed: delete it while no broker runs object={KEY_NAME!r} bytes={len(found)}",
         )
     return found
 
@@ -96,9 +120,19 @@ def _key_of(objects: Objects) -> bytes | None:
 
 
 def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:
-    """Say that something is being brought into a bucket, which nobody may lead until then; whether that was said, or done, before.
+    """Mark a bucket as being imported into, so that no broker leads it.
 
-    source: what tells it from everything else. Raises Invalid where something else is being brought in, Unavailable.
+    Returns the identity, and whether the mark, or a finished import, existed before.
+
+    Args:
+        objects: the bucket.
+        token: source of random bytes.
+        now_us: wall clock.
+        source: identifies the data directory.
+
+    Raises:
+        Invalid: another import was begun.
+        Unavailable: the store failed.
     """
     while True:
         found, _ = make_identity(objects, token, now_us)
@@ -117,24 +151,24 @@ def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, s
 
 
 def end_import(objects: Objects, identity: Identity) -> Identity:
-    """Say that all of it is there: brokers may lead. Raises Unavailable."""
+    """Mark the import as finished, so that brokers may lead; raise Unavailable."""
     whole = msgspec.structs.replace(identity, importing=False)
     _replaced(objects, identity, whole)
     return whole
 
 
 def forget_import(objects: Objects, identity: Identity) -> None:
-    """Say that nothing was brought in after all. Raises Unavailable."""
+    """Remove the mark of an import that was not made; raise Unavailable."""
     _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
 
 
-def _replaced(objects: Objects, known: Identity, wanted: Identity) -> bool:
-    """Put one in the other's place, unless another has done so."""
+def _replaced(objects: Objects, known: Identity, new: Identity) -> bool:
+    """Replace one identity by another, unless another process was first."""
     stored = objects.read(NAME)
     if msgspec.json.decode(stored.content, type=Identity) != known:
         return False
     try:
-        objects.replace(NAME, msgspec.json.encode(wanted), stored.tag)
+        objects.replace(NAME, msgspec.json.encode(new), stored.tag)
     except ObjectChanged:
         return False
     return True

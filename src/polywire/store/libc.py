@@ -1,6 +1,5 @@
-"""Calls of the system's C library that Python has no name for.
-
-Promises: a call that is missing on this system is None, which its caller has an answer to. Must not know: what the calls are for.
+"""Functions of the C library that Python does not expose. A function that the system lacks is None; callers handle
+that.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Any
 
 
 def find_call(name: str, *arguments: Any, brief: bool = False) -> Callable[..., int] | None:
-    """A function of the C library that takes these ctypes and returns an ``int``; its errors are in ``ctypes.get_errno()``.
+    """Return a C function that takes these ctypes and returns an ``int``; its errors are in ``ctypes.get_errno()``.
 
-    brief: it is too short to be worth giving the interpreter lock away.
+    brief: so short that releasing the interpreter lock would cost more.
     """
     if sys.platform == "win32":
         return None

@@ -1,7 +1,4 @@
-"""A store in memory, for tests and for brokers that keep nothing.
-
-Promises: the Store port to the letter, without a disk. Must not know: files.
-"""
+"""Store in memory, for tests and for brokers that do not persist. It implements the Store port completely."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from polywire.types import Buffer
 
 
 class MemoryBlob:
-    """Bytes that behave like an open blob."""
+    """Bytes with the interface of an open blob."""
 
     __slots__ = ("_content",)
 
@@ -24,7 +21,7 @@ class MemoryBlob:
         return len(self._content)
 
     @property
-    def is_kept(self) -> bool:
+    def is_cached(self) -> bool:
         return False
 
     def pread_into(self, out: Buffer, position: int) -> int:

@@ -1,6 +1,7 @@
-"""What is asked of a bucket, counted: by verb and outcome, how long it took, how many bytes went which way, and what stores charge for.
+"""Count requests to a bucket by verb and outcome, with durations, bytes in both directions, and the kinds that stores
+charge for.
 
-Promises: every request is counted once, when it has ended, whatever it ended with; errors pass as they are. Must not know: who asks, prices.
+Each request is counted once, when it ends, whatever its outcome. Errors pass unchanged.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects, Stored
 from polywire.types import Buffer
 
-PAGE_NAMES: Final = 1_000  # that a store lists for one request
+PAGE_NAMES: Final = 1_000  # names in one response of a store's list request
 
 _Result = TypeVar("_Result")
 
 
 class Outcome(Enum):
-    """What a request ended with."""
+    """How a request ended."""
 
     DONE = "done"
     REFUSED = "refused"
-    """Its condition did not hold: the name is taken, or the object is another one."""
+    """Its condition failed: the name is taken, or the object has changed."""
     MISSING = "missing"
     FAILED = "failed"
-    """No answer, or an error: what became of it is not known."""
+    """No response, or an error: whether it took effect is unknown."""
 
 
 class Charge(Enum):
-    """Kinds of requests that stores have a price for."""
+    """Kinds of requests that stores price."""
 
     PUT = "put"
     GET = "get"
@@ -52,12 +53,12 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
     "list": Charge.LIST,
     "delete": Charge.DELETE,
 }
-"""By verb."""
+"""Kind by verb."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked of a bucket so far, copied: it changes no more. ``charged`` has a request for every ``PAGE_NAMES`` of a listing."""
+class RequestCounts:
+    """Snapshot of the counters. ``charged`` counts one request for every ``PAGE_NAMES`` of a listing."""
 
     taken: Mapping[tuple[str, Outcome], Durations]
     charged: Mapping[Charge, int]
@@ -66,7 +67,7 @@ class Asked:
 
 
 class Meter:
-    """Counts for any number of buckets, in any threads. Guards: every number is changed under the lock."""
+    """Counters for any number of buckets. Thread-safe: every number changes under the lock."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock: Final = clock
@@ -79,7 +80,7 @@ class Meter:
     def count(
         self, verb: str, outcome: Outcome, seconds: float, *, requests: int = 1, put_bytes: int = 0, got_bytes: int = 0
     ) -> None:
-        """One verb has ended."""
+        """Count one verb that has ended."""
         with self._lock:
             durations = self._taken.get((verb, outcome))
             if durations is None:
@@ -89,15 +90,15 @@ class Meter:
             self._put_bytes += put_bytes
             self._got_bytes += got_bytes
 
-    def asked(self) -> Asked:
-        """Everything so far."""
+    def counts(self) -> RequestCounts:
+        """Return a snapshot of the counters."""
         with self._lock:
             taken = {key: durations.copy() for key, durations in self._taken.items()}
-            return Asked(taken, dict(self._charged), self._put_bytes, self._got_bytes)
+            return RequestCounts(taken, dict(self._charged), self._put_bytes, self._got_bytes)
 
 
 class MeteredObjects:
-    """Implements ``Objects`` over others."""
+    """Implements ``Objects`` by counting and delegating."""
 
     def __init__(self, objects: Objects, meter: Meter) -> None:
         self._objects: Final = objects

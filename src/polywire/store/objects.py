@@ -1,7 +1,10 @@
-"""The port for a bucket: named objects, of which a name can be claimed once and an object replaced by whoever knows it.
+"""The port for a bucket: named objects with conditional create and conditional replace.
 
-Promises: of those who create a name at the same time exactly one succeeds, and so of those who replace the same object; what was written is
-what the next reader finds. ``cluster.probe`` tries whether a store keeps that. Must not know: what an object holds, who repeats a request.
+Guarantees:
+* Of concurrent creates of a name exactly one succeeds; the same holds for concurrent replaces of an object.
+* A read returns the last completed write.
+
+``cluster.probe`` tests whether a store provides this.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from polywire.types import Buffer
 
 
 class ObjectChanged(Exception):
-    """``replace``: the object is not the one that was read, and was not touched."""
+    """``replace``: the object differs from the one that was read; it is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as it was read. ``tag`` names this content of the name, for ``replace``."""
+    """An object as it was read. ``tag`` identifies this content, for ``replace``."""
 
     content: bytes
     tag: str
@@ -31,38 +34,41 @@ class Stored:
 class Objects(Protocol):
     """Objects below the root of one URL. A name is a path of ``a-z A-Z 0-9 _ . -`` and slashes.
 
-    Nothing is repeated in here. Unavailable(STORAGE_FAILED) of a verb that writes says nothing of what became of it: it may have happened, or
-    may happen later. BlobExists of ``create`` is not final either: a store says so while another request on the name is under way. Who wants
-    to know reads.
+    Requests are not retried. If a write raises Unavailable(STORAGE_FAILED) its outcome is unknown: it may have taken
+    effect, or may do so later. BlobExists of ``create`` is not final either, because stores report it while another
+    request on the name is pending. Read the object to find out.
     """
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Store the parts, in order, as one object, if there is none of this name. Raises BlobExists, Unavailable."""
+        """Store the parts, in order, as one object if the name is free; raise BlobExists or Unavailable."""
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
-        """Replace the object that was read with this tag. Raises ObjectChanged, Unavailable."""
+        """Replace the object that was read with this tag; raise ObjectChanged or Unavailable."""
 
     def put(self, name: str, content: Buffer) -> None:
-        """Store an object, whatever the name holds. Raises Unavailable."""
+        """Store an object unconditionally; raise Unavailable."""
 
     def read(self, name: str) -> Stored:
-        """An object and its tag. Raises BlobMissing, Unavailable."""
+        """Return an object and its tag; raise BlobMissing or Unavailable."""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an object, cut at its end. Raises BlobMissing, Unavailable."""
+        """Return bytes [start, stop) of an object, cut at its end; raise BlobMissing or Unavailable."""
 
     def size(self, name: str) -> int:
-        """Bytes of an object. Raises BlobMissing, Unavailable."""
+        """Return the size of an object in bytes; raise BlobMissing or Unavailable."""
 
     def list(self, prefix: str) -> list[str]:
-        """Sorted names that begin with ``prefix``, which ends with a slash. For litter and for people: nothing may rest on it."""
+        """Return the sorted names that begin with ``prefix``, which ends with a slash.
+
+        For garbage collection and for people: lists may be stale, so correctness must not depend on them.
+        """
 
     def delete(self, name: str) -> None:
-        """Remove an object; a name that does not exist is no error. Raises Unavailable."""
+        """Delete an object; a missing name is not an error. Raise Unavailable."""
 
 
 def check_object_name(name: str) -> None:
-    """Refuse a name no bucket may hold. Raises Invalid(INVALID_NAME)."""
+    """Raise Invalid(INVALID_NAME) for a name that no bucket may hold."""
     parts = name.split("/")
     named = all(part.strip(".") and consists_of(part, WORD + "_.-") for part in parts)
     if len(name) > BLOB_NAME_BYTES_MAX or not named:

@@ -1,7 +1,4 @@
-"""Objects of a bucket below one directory of it: who is given these cannot reach any other.
-
-Promises: names are told as they are asked for, without the directory. Must not know: what lies there.
-"""
+"""Restrict a bucket to one directory: callers cannot reach objects outside, and use names relative to it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from polywire.types import Buffer
 
 
 class Rooted:
-    """Implements ``Objects`` over others."""
+    """Implements ``Objects`` below a directory of another bucket."""
 
     def __init__(self, objects: Objects, root: str) -> None:
-        """root: what stands before every name, with a slash at its end."""
+        """root: prefix of every name, with a trailing slash."""
         self._objects: Final = objects
         self._root: Final = root
 

@@ -1,8 +1,4 @@
-"""Files and directory entries as the operating system has them.
-
-Promises: the port of ``files``, each verb a call or two of the system; nothing is kept of what was read or written. Must not know: what the
-files hold.
-"""
+"""The port ``files`` on the operating system; each verb is one or two system calls, and nothing is cached."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from polywire.types import Buffer
 
 BEHIND_BYTES_MIN: Final = (
     1024 * 1024
-)  # half a millisecond of a disk: less is written before another thread would have begun
+)  # half a millisecond of disk time: smaller writes finish before another thread would start
 
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -35,7 +31,7 @@ _SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
 _MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
 
 _FLAGS: Final[Mapping[Access, int]] = {
-    Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a pipe where a file should be must not keep us waiting
+    Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a FIFO in place of a file must not block the open
     Access.DIRECT: os.O_RDONLY | _O_DIRECT,
     Access.WRITE: os.O_RDWR,
     Access.KEEP: os.O_RDWR | os.O_CREAT,
@@ -52,14 +48,14 @@ _msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_in
 
 
 def _named(error: OSError, path: str) -> OSError:
-    """Give an error of a descriptor, which knows no name, the path of its file."""
+    """Add the file's path to an error of a descriptor."""
     error.filename = path
     return error
 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Give errors of what happens inside the path of a file; not for calls that are made often."""
+    """Add a file's path to errors raised inside; not for frequent calls."""
     try:
         yield
     except OSError as error:
@@ -82,8 +78,12 @@ class SystemMapping:
         return self._map.find(pattern, start)
 
     def flush(self, start: int, stop: int) -> None:
-        """``fdatasync`` writes every changed page of a file. A journal slot that was sealed and is used again may have many that nobody
-        needs; ``msync`` of a shared mapping writes those of a range, with the same guarantee (Linux: both end in ``vfs_fsync_range``)."""
+        """Sync a range with ``msync``.
+
+        ``fdatasync`` would write every dirty page of the file. A reused journal slot may have many that are not needed;
+        ``msync`` of a shared mapping writes those of a range, with the same guarantee (on Linux both end in
+        ``vfs_fsync_range``).
+        """
         if _msync is None:
             with _naming(self._path):
                 os.fdatasync(self._descriptor)
@@ -94,13 +94,15 @@ class SystemMapping:
             raise OSError(code, os.strerror(code), self._path)
 
     def forget(self) -> None:
-        with suppress(OSError, AttributeError, ValueError):  # advice only
+        with suppress(OSError, AttributeError, ValueError):  # only a hint
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class SystemFile:
-    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock. ``_past_cache``: writes pass the page cache by.
-    ``_behind``: what ``_writer`` is writing."""
+    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock.
+
+    ``_past_cache``: writes bypass the page cache. ``_behind``: the views that ``_writer`` is writing.
+    """
 
     __slots__ = ("_behind", "_descriptor", "_locked", "_past_cache", "_path", "_writer")
 
@@ -138,7 +140,9 @@ class SystemFile:
             raise _named(error, self._path) from None
 
     def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write past the page cache, much of it in a thread of its own: the disk is at work while the next parts are made."""
+        """Write bypassing the page cache, mostly in a separate thread: the disk works while the next parts are
+        prepared.
+        """
         self._settle()
         if not self._past_cache:
             self._pass_by(True)
@@ -159,20 +163,20 @@ class SystemFile:
             except OSError as error:
                 if error.errno != EINVAL or not self._past_cache:
                     raise _named(error, self._path) from None
-                self._pass_by(False)  # the file system takes no such writes, or not behind one that was cut short
+                self._pass_by(False)  # the file system does not support direct writes, or not after a short one
                 continue
             position += count
             take_off(views, count)
 
     def _settle(self) -> None:
-        """Wait for what is being written. Raises OSError where it could not be."""
+        """Wait for pending writes; raise OSError if one failed."""
         behind, self._behind = self._behind, None
         if behind is not None:
             behind.result()
 
     def _pass_by(self, past_cache: bool) -> None:
-        """Have writes pass the page cache by, or not; where the file system cannot, they do not."""
-        with suppress(OSError):  # the write itself reports what is wrong
+        """Switch direct writes on or off, if the file system supports them."""
+        with suppress(OSError):  # the write itself reports errors
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _O_DIRECT if past_cache else flags & ~_O_DIRECT)
             self._past_cache = past_cache and bool(_O_DIRECT)
@@ -202,9 +206,9 @@ class SystemFile:
             if _sync_file_range is not None:
                 _sync_file_range(
                     self._descriptor, start, size, _SYNC_FILE_RANGE_WRITE
-                )  # what fails here fails the sync
+                )  # an error here would fail the sync, too
             return
-        with suppress(OSError, AttributeError):  # AttributeError: this system takes no hints
+        with suppress(OSError, AttributeError):  # AttributeError: the system has no such hints
             os.posix_fadvise(self._descriptor, start, size, getattr(os, _ADVICE[hint]))
 
     def lock(self) -> None:
@@ -217,7 +221,7 @@ class SystemFile:
         if take is None or os.fstat(self._descriptor).st_nlink > 0:
             return None
         try:
-            fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)  # Linux gives the lease to the only one
+            fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)  # Linux grants the lease only to the sole user of a file
             fcntl.fcntl(self._descriptor, take, give_back)
         except OSError as error:
             return True if error.errno in (EAGAIN, EACCES) else None
@@ -225,7 +229,7 @@ class SystemFile:
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.shutdown()  # it must not write to what has this descriptor next
+            self._writer.shutdown()  # it must not write to the next file that gets this descriptor
         if self._locked:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)

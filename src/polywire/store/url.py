@@ -1,7 +1,4 @@
-"""Which bucket a URL means.
-
-Promises: what cannot be a bucket is refused before anything is asked of it. Must not know: what the bucket is for.
-"""
+"""Open the bucket that a URL names; invalid URLs are refused before any request."""
 
 from __future__ import annotations
 
@@ -20,36 +17,44 @@ from polywire.store.system_files import SYSTEM_FILES
 
 FILE: Final = "file"
 ENDPOINT: Final = "endpoint"
-ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # where the library looks for a server other than Amazon's
+# variables in which the library looks for an endpoint other than Amazon's
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 def open_bucket(
     url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, options: Mapping[str, str] | None = None, make: bool = True
 ) -> Objects:
-    """The objects below a URL. Raises Invalid, OSError.
+    """Return the objects below a URL.
 
     Args:
-        url: s3://, gs://, az:// or file:///, a bucket and a prefix.
+        url: s3://, gs:// or az:// with bucket and prefix, or file:///absolute/path.
         timeout_s: longest wait for one request, in seconds.
-        options: of the client library, by its names; they go before what the environment says.
-        make: make the directory of a file:/// URL where there is none.
+        options: of the client library, by its names; they override the environment.
+        make: create the directory of a file:/// URL if it does not exist.
+
+    Raises:
+        Invalid: the URL is wrong.
+        OSError: the directory cannot be created.
     """
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "a bucket's URL has no credentials and no options: they come from the environment",
+            "bucket URL contains credentials or options: set them in the environment",
         )
     if parts.scheme == FILE:
         root = Path(unquote(parts.path))
         if parts.netloc or not root.is_absolute():
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a directory is file:///absolute/path got={url!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid directory URL (use file:///absolute/path) url={url!r}")
         if make:
             make_directories(SYSTEM_FILES, root)
         return FileObjects(root)
     if parts.scheme not in SCHEMES or not parts.netloc:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a bucket is s3://, gs://, az:// or file:/// and a name got={url!r}")
-    given = dict(options or {})
-    endpoints = [given[ENDPOINT]] if ENDPOINT in given else [os.environ.get(name, "") for name in ENDPOINTS]
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"invalid bucket URL (use s3://, gs:// or az:// with a bucket name, or file:///) url={url!r}",
+        )
+    settings = dict(options or {})
+    endpoints = [settings[ENDPOINT]] if ENDPOINT in settings else [os.environ.get(name, "") for name in ENDPOINTS]
     plain = any(endpoint.startswith("http://") for endpoint in endpoints)
-    return connect(url, timeout_s=timeout_s, allow_http=plain, options=given)
+    return connect(url, timeout_s=timeout_s, allow_http=plain, options=settings)

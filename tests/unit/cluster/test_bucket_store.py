@@ -81,10 +81,10 @@ def test_a_blob_is_put_and_read_from_memory_where_that_holds_it(tmp_path: Path, 
         store.put_new(name, pieces)
         assert objects.read(SHARD + name).content == content
         out = bytearray(len(content))
-        assert store.open(name).is_kept == (memory_bytes > 2 * len(content))
+        assert store.open(name).is_cached == (memory_bytes > 2 * len(content))
         assert store.open(name).pread_into(out, 0) == len(content)
         assert out == content
-    names = [name for name in contents if store.open(name).is_kept]
+    names = [name for name in contents if store.open(name).is_cached]
     assert names == (list(contents) if memory_bytes > 10_000 * KIB else []), "the large one needs what others had"
     for name in names:
         (directory / name).write_bytes(b"")

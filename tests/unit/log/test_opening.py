@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Busy, Unavailable
-from polywire.store.mark import MARK_FILE
+from polywire.store.data_directory import MARK_FILE
 from tests.unit.log.rig import Rig
 
 

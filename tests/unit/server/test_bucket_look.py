@@ -50,7 +50,7 @@ def test_a_bucket_for_one_process_is_left_to_it(config: ServeConfig, processes: 
 
 def test_what_is_wrong_is_told_as_it_was_found(config: ServeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket_of(config).put(NAME, b"[]")
-    with pytest.raises(Invalid, match="no log of ours"):
+    with pytest.raises(Invalid, match="another program's object"):
         look(config)
 
     def silent(*_: object, **__: object) -> Objects:

@@ -26,8 +26,8 @@ from polywire.spark.options import Headers
 from polywire.spark.planning import ReadRange
 from polywire.spark.schema import arrow_schema, source_schema
 from polywire.spark.sealed import SealedAccess, Tally, read_range
+from polywire.store.data_directory import MARK_FILE
 from polywire.store.file import FileBlob
-from polywire.store.mark import MARK_FILE
 from tests.unit.client.served import Served
 
 SLOTS = LogSettings(slot_bytes=256 * 1024, slot_count_max=4, sync_interval_ms=2, disk_reserve_bytes=0)

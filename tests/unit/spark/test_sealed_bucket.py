@@ -28,9 +28,9 @@ from polywire.spark.options import SourceOptions, read_options
 from polywire.spark.planning import ReadRange
 from polywire.spark.sealed import SealedAccess, Tally, read_range
 from polywire.spark.sealed_plan import located
+from polywire.store.data_directory import BlobRoot
 from polywire.store.file_objects import FileObjects
 from polywire.store.identity import NAME, find_identity, make_identity
-from polywire.store.mark import BlobRoot
 from polywire.types import Level
 from tests.unit.client.served import Served
 from tests.unit.spark.test_sealed import SCHEMA, SLOTS, TOPIC, Files, Rows

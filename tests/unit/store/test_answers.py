@@ -135,7 +135,7 @@ def test_an_answer_means_one_thing_to_a_verb(store: Store, status: int, verb: st
 def test_a_page_is_not_taken_for_a_stored_object(store: Store, verb: str, tag: str) -> None:
     """A proxy that answers every request with 200 and a page of its own has stored nothing."""
     store.answer(200, PAGE, tag)
-    with pytest.raises(Unavailable, match="not stored" if tag else "ETag"):
+    with pytest.raises(Unavailable, match="object is missing" if tag else "ETag"):
         VERBS[verb](store.objects)
 
 

@@ -21,13 +21,13 @@ from polywire.store import system_files
 from polywire.store.address import address_of
 from polywire.store.base import BLOCK_BYTES as PAGE
 from polywire.store.base import BlobExists, aligned_buffer
+from polywire.store.blob_cache import BlobCache
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
 from polywire.store.files import Access
-from polywire.store.kept import KeptBlobs
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.clock import SimulatedClock
 
-STRETCH_BYTES = KeptBlobs(0).stretch_bytes
+STRETCH_BYTES = BlobCache(0).stretch_bytes
 
 
 def descriptors(directory: Path) -> int:
@@ -236,16 +236,16 @@ def test_the_newest_blobs_stay_in_memory_and_the_oldest_make_way_for_them(tmp_pa
     store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
     for name in "abcd":
         store.put_new(name, [bytes(4 * PAGE)])
-    assert [name for name in "abcd" if store.open(name).is_kept] == ["a", "b", "c", "d"]
+    assert [name for name in "abcd" if store.open(name).is_cached] == ["a", "b", "c", "d"]
     store.put_new("e", [bytes(PAGE + 1)])
-    assert [name for name in "abcde" if store.open(name).is_kept] == ["b", "c", "d", "e"]
+    assert [name for name in "abcde" if store.open(name).is_cached] == ["b", "c", "d", "e"]
     store.delete("c")
     store.put_new("f", [bytes(4 * PAGE)])
-    assert [name for name in "abdef" if store.open(name).is_kept] == ["b", "d", "e", "f"], (
+    assert [name for name in "abdef" if store.open(name).is_cached] == ["b", "d", "e", "f"], (
         "what is deleted counts no more"
     )
     store.put_new("g", [bytes(16 * PAGE)])
-    assert not store.open("g").is_kept, "there is no space to write the next from"
+    assert not store.open("g").is_cached, "there is no space to write the next from"
     assert store.get("g") == bytes(16 * PAGE)
 
 
@@ -259,7 +259,7 @@ def test_nothing_stays_in_memory_where_nothing_is_to_be_kept(tmp_path: Path, mon
     store = FileStore(tmp_path)
     store.put_new("a.pws", [bytes(10)])
     assert forgotten == [".a"]
-    assert not store.open("a.pws").is_kept
+    assert not store.open("a.pws").is_cached
 
 
 def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_what_is_kept_is_read_without_a_disk(tmp_path: Path, monkeypatch: pytest
     assert store.get("a", 5) == content[5:]
     assert not blob.read_now(bytearray(2), len(content) - 1), "it ends there"
     store.delete("a")
-    assert not blob.is_kept
+    assert not blob.is_cached
     assert not blob.read_now(bytearray(1), 0)
 
 
@@ -289,7 +289,7 @@ class SlowMemory:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.made = 0.0, 0
-        monkeypatch.setattr("polywire.store.kept.touch", self._touch)
+        monkeypatch.setattr("polywire.store.blob_cache.touch", self._touch)
 
     def _touch(self, _: memoryview) -> None:
         self.now += 1.0
@@ -310,16 +310,16 @@ def test_memory_that_takes_long_grows_while_there_is_time_for_it(
     for number in range(40):
         store.put_new(f"b{number}", [bytes(4 * PAGE)])
     assert memory.made == 12, "as much as is needed to write from"
-    assert [number for number in range(40) if store.open(f"b{number}").is_kept] == list(range(28, 40))
+    assert [number for number in range(40) if store.open(f"b{number}").is_cached] == list(range(28, 40))
     memory.now += 1000.0
     for number in range(40, 60):
         store.put_new(f"b{number}", [bytes(4 * PAGE)])
     assert memory.made == 16
-    assert [number for number in range(60) if store.open(f"b{number}").is_kept] == list(range(44, 60))
+    assert [number for number in range(60) if store.open(f"b{number}").is_cached] == list(range(44, 60))
 
 
 def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
-    kept = KeptBlobs(16 * PAGE, SimulatedClock())
+    kept = BlobCache(16 * PAGE, SimulatedClock())
     blocks = [kept.take() for _ in range(16)]
     assert None not in blocks
     assert kept.take() is None, "all of it is taken"
@@ -334,7 +334,7 @@ def test_memory_is_not_used_again_while_somebody_reads_from_it() -> None:
     blocks.clear()
     found = [kept.take() for _ in range(16)]
     assert found.count(None) == 1
-    assert not reading.are_there, "it made way"
+    assert not reading.is_valid, "it made way"
     assert bytes(view) == b"x" * 10
     del view
     assert kept.take() is not None
@@ -356,7 +356,7 @@ def test_without_memory_a_blob_is_written_all_the_same(tmp_path: Path, monkeypat
     for name in "ab":
         store.put_new(name, parts)
         assert (tmp_path / name).read_bytes() == content
-        assert not store.open(name).is_kept
+        assert not store.open(name).is_cached
 
 
 # Writes past the page cache
@@ -435,7 +435,7 @@ def test_a_disk_that_fails_while_the_next_stretch_is_gathered(
     assert descriptors(tmp_path) == before
     store.put_new("a", [b"sound"])
     assert store.get("a") == b"sound"
-    assert store.open("a").is_kept
+    assert store.open("a").is_cached
 
 
 def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(
@@ -446,7 +446,7 @@ def test_a_new_name_that_another_was_quicker_to_take_is_not_kept(
     monkeypatch.setattr("polywire.store.file.exists", lambda *_: False)
     with pytest.raises(BlobExists):
         store.put_new("a", [b"ours"])
-    assert not store.open("a").is_kept
+    assert not store.open("a").is_cached
 
 
 def test_memory_for_many_reads_lies_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:

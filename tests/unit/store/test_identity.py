@@ -69,5 +69,5 @@ def test_processes_know_each_other_by_one_key() -> None:
 def test_a_key_that_is_none_is_refused() -> None:
     objects = MemoryObjects()
     objects.put(KEY_NAME, b"short")
-    with pytest.raises(Invalid, match="no key of ours"):
+    with pytest.raises(Invalid, match="key in the bucket is malformed"):
         make_key(objects, secrets.token_bytes)

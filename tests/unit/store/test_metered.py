@@ -10,12 +10,12 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
-from polywire.store.metered import Asked, Charge, Meter, MeteredObjects, Outcome
+from polywire.store.metered import Charge, Meter, MeteredObjects, Outcome, RequestCounts
 from polywire.store.objects import ObjectChanged
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 
 
-def counts(asked: Asked) -> dict[tuple[str, str], int]:
+def counts(asked: RequestCounts) -> dict[tuple[str, str], int]:
     return {(verb, outcome.value): durations.count for (verb, outcome), durations in asked.taken.items()}
 
 
@@ -40,7 +40,7 @@ def test_every_verb_is_counted_by_its_outcome() -> None:
     with pytest.raises(Unavailable):
         objects.create("a/three", [b"lost"])
     objects.delete("a/two")
-    asked = meter.asked()
+    asked = meter.counts()
     assert counts(asked) == {
         ("create", "done"): 1,
         ("create", "refused"): 1,
@@ -66,14 +66,14 @@ def test_a_long_listing_is_charged_by_its_pages() -> None:
 
     meter = Meter(SystemClock())
     assert len(MeteredObjects(Many(), meter).list("a/")) == 2_001
-    assert meter.asked().charged[Charge.LIST] == 3
-    assert counts(meter.asked()) == {("list", "done"): 1}
+    assert meter.counts().charged[Charge.LIST] == 3
+    assert counts(meter.counts()) == {("list", "done"): 1}
 
 
 def test_what_was_told_does_not_change() -> None:
     meter = Meter(SystemClock())
     meter.count("read", Outcome.DONE, 0.1)
-    asked = meter.asked()
+    asked = meter.counts()
     meter.count("read", Outcome.DONE, 0.1)
     assert counts(asked) == {("read", "done"): 1}
 
@@ -89,8 +89,8 @@ def test_threads_lose_no_count() -> None:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
-    assert counts(meter.asked()) == {("create", "done"): 3, ("create", "refused"): 8 * 200 - 3}
-    assert meter.asked().put_bytes == 6
+    assert counts(meter.counts()) == {("create", "done"): 3, ("create", "refused"): 8 * 200 - 3}
+    assert meter.counts().put_bytes == 6
 
 
 def test_a_failure_passes_as_it_is() -> None:
@@ -101,4 +101,4 @@ def test_a_failure_passes_as_it_is() -> None:
     meter = Meter(SystemClock())
     with pytest.raises(Unavailable, match="nobody there"):
         MeteredObjects(Broken(), meter).size("a/one")
-    assert counts(meter.asked()) == {("size", "failed"): 1}
+    assert counts(meter.counts()) == {("size", "failed"): 1}

@@ -19,7 +19,7 @@ from polywire.log.pending import Pending, pending
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
 LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop

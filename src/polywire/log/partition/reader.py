@@ -28,7 +28,7 @@ from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.records.fields import header_fields
 from polywire.store.base import blob_corrupt
-from polywire.store.mark import BlobRoot
+from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
 FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve

@@ -267,7 +267,7 @@ class KeyOffsetMap:
         else:
             columns, limits = [0] * 54, [0, 0]
         if fill_layout(lent.p, 0, lent.size, columns) < 0:
-            raise ValueError("no whole plain batch")
+            raise ValueError("batch is truncated or compressed")
         limits[0] = noted_end
         limits[1] = null_time_us
         count: cython.longlong = load_record_count(lent.p, 0)

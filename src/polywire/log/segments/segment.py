@@ -325,7 +325,7 @@ class Segment:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):
             return None  # the read that follows opens it once more, and reports it
-        if only_known and self._is_new_to_the_cache and not blob.is_kept:
+        if only_known and self._is_new_to_the_cache and not blob.is_cached:
             return None
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None

@@ -14,7 +14,7 @@ from polywire.log.partition import lookup
 from polywire.log.partition.partition import FilePartition
 from polywire.log.pending import Pending
 from polywire.records.batch import read_header, walk
-from polywire.store.mark import DataDirectory
+from polywire.store.data_directory import DataDirectory
 from tests.unit.log.partition.test_lookup import delete_blobs, fill_slot
 from tests.unit.log.rig import Rig
 

@@ -107,7 +107,7 @@ class Decay:
         # What was read before the bit was flipped may arrive after it.
         self._process.until(lambda: not reader._cold._asked)
         reader.forget(partition)
-        if self._lives(flip.name) and self._store.open(flip.name).is_kept:
+        if self._lives(flip.name) and self._store.open(flip.name).is_cached:
             read_back(self._process, flip.kept)  # what memory has of it is sound
             self._store.forget(flip.name)
             self._process.until(lambda: not reader._cold._asked)

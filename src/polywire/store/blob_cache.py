@@ -1,7 +1,9 @@
-"""What was written last, kept in memory for who reads it soon (decision 0016).
+"""Cache of recently written blobs, for readers that follow the log closely (decision 0016).
 
-Promises: memory for as many bytes as were asked for, or to write from if that is more; the oldest blobs make way first; memory is used
-again only when nobody reads from it any more. Must not know: files, what a blob holds.
+Guarantees:
+* It uses as many bytes as requested, or as many as writing needs if that is more.
+* The oldest blobs are evicted first.
+* Memory is reused only when no reader uses it.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from polywire.store.base import BLOCK_BYTES
 from polywire.store.copying import copy_into, touch
 from polywire.types import Buffer
 
-STRETCH_BLOCKS: Final = 4  # written at once: 8 MiB keep a disk at work while the processor has none for the next write
-WRITTEN_BLOCKS_MIN: Final = 3 * STRETCH_BLOCKS  # to write from: one is gathered while another is written, or just was
-LITTLE_SHARE: Final = 16  # little memory is made of so many blocks: one blob leaves some of them to others
+STRETCH_BLOCKS: Final = 4  # written at once: 8 MiB keep a disk busy until the processor has time for the next write
+# for writing: one stretch is filled while another is written, or was just written
+WRITTEN_BLOCKS_MIN: Final = 3 * STRETCH_BLOCKS
+LITTLE_SHARE: Final = 16  # a small cache is divided into this many blocks, so that one blob does not take all of them
 GROWING_SHARE: Final = (
-    0.125  # of the time since the first blob, for pages that are new: on a virtual machine 2 MiB of them may take 4 ms
+    # share of the time since the first blob, for allocating: on a virtual machine, 2 MiB of new pages may take 4 ms
+    0.125
 )
 
 
-class KeptBytes:
-    """One blob's bytes in memory, until they make way. Any thread may use it."""
+class CachedBlob:
+    """One blob's bytes in memory until it is evicted. Thread-safe."""
 
     __slots__ = ("_block_bytes", "_blocks", "_size")
 
@@ -38,13 +42,13 @@ class KeptBytes:
         self._size: Final = size
 
     @property
-    def are_there(self) -> bool:
-        """Whether they have not made way yet."""
+    def is_valid(self) -> bool:
+        """Whether the blob is still cached."""
         return bool(self._blocks)
 
     def read(self, out: Buffer, position: int) -> bool:
-        """Fill the writable ``out`` from ``position``; False where the blob ends before, or its bytes have made way."""
-        blocks = self._blocks  # who holds them keeps them from being used again
+        """Fill ``out`` from ``position``; False if the blob ends before or was evicted."""
+        blocks = self._blocks  # this reference keeps the blocks from being reused
         rest = memoryview(out).cast("B")
         if not blocks or position + len(rest) > self._size:
             return False
@@ -56,16 +60,16 @@ class KeptBytes:
             rest = rest[len(piece) :]
         return True
 
-    def make_way(self) -> None:
-        """The memory is wanted for something else, once those who read from it have done so."""
+    def evict(self) -> None:
+        """Evict the blob: its memory is reused once its readers have finished."""
         self._blocks = ()
 
 
-class KeptBlobs:
-    """The blobs that are kept, oldest first. Any thread may use it. ``stretch_bytes`` are written at once.
+class BlobCache:
+    """Cached blobs, oldest first. Thread-safe. ``stretch_bytes`` are written at once.
 
-    Guards: memory beyond what is needed to write from is made only while it has taken no more than its share of the time; until then older
-    blobs make way although there might be more.
+    Allocating memory beyond what writing needs is limited to a share of the time. Until the cache has grown, older
+    blobs are evicted although the limit would allow more.
     """
 
     __slots__ = (
@@ -81,40 +85,40 @@ class KeptBlobs:
     )
 
     def __init__(self, bytes_max: int, clock: Clock = SYSTEM_CLOCK) -> None:
-        """bytes_max: 0 keeps none, and has memory to write from all the same."""
+        """bytes_max: 0 caches nothing, but still provides memory to write from."""
         little = -(-bytes_max // LITTLE_SHARE // BLOCK_BYTES) * BLOCK_BYTES
         self.block_bytes: Final = min(little or LARGE_PAGE_BYTES, LARGE_PAGE_BYTES)
         self.stretch_bytes: Final = STRETCH_BLOCKS * self.block_bytes
         self._bytes_max: Final = bytes_max
         blocks_max = max(bytes_max // self.block_bytes, WRITTEN_BLOCKS_MIN)
         self._arena: Final = Arena(block_bytes=self.block_bytes, blocks_max=blocks_max)
-        self._blobs: Final[OrderedDict[str, KeptBytes]] = OrderedDict()
+        self._blobs: Final[OrderedDict[str, CachedBlob]] = OrderedDict()
         self._lock: Final = Lock()
         self._clock = clock
         self._begun_at: float | None = None
         self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
-        """A block to be filled, for which the oldest blobs make way; None where there is no memory for it."""
+        """Return a block to fill, evicting the oldest blobs if necessary; None without memory."""
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
             grown = self._grow() if self._has_time_to_grow() else None
-            if grown is not None or not self._make_way():
+            if grown is not None or not self._evict():
                 return grown or self._grow()
         return block
 
     def _has_time_to_grow(self) -> bool:
-        assert self._begun_at is not None, "somebody takes memory"
+        assert self._begun_at is not None, "take() sets it first"
         is_needed = self._arena.block_count < WRITTEN_BLOCKS_MIN
         return is_needed or self._growing_s <= GROWING_SHARE * (self._clock.monotonic() - self._begun_at)
 
     def _grow(self) -> memoryview | None:
-        """A block of new memory, if there is any, and there may be more."""
+        """Allocate a block if the limit and the system allow it."""
         begun_at = self._clock.monotonic()
         try:
             block = self._arena.take_free(self.block_bytes)
-        except (OSError, MemoryError):  # what others have of it will do
+        except (OSError, MemoryError):  # out of memory: the existing blocks suffice
             return None
         if block is not None:
             touch(block)
@@ -122,30 +126,30 @@ class KeptBlobs:
         return block
 
     def may_grow(self, size: int) -> bool:
-        """Whether a blob of this size may be kept, and a stretch more of it."""
+        """Return whether a blob may be cached that has this size now and grows by one stretch."""
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:
-        """A blob was written from these blocks."""
+        """Add a blob that was written from these blocks."""
         with self._lock:
-            self._blobs[name] = KeptBytes(blocks, size)
+            self._blobs[name] = CachedBlob(blocks, size)
 
-    def find(self, name: str) -> KeptBytes | None:
-        """A blob's bytes, where it is kept."""
+    def find(self, name: str) -> CachedBlob | None:
+        """Return a blob's cached bytes, or None."""
         return self._blobs.get(name)
 
     def drop(self, name: str) -> None:
-        """A blob is deleted."""
+        """Remove a deleted blob."""
         with self._lock:
             blob = self._blobs.pop(name, None)
         if blob is not None:
-            blob.make_way()
+            blob.evict()
 
-    def _make_way(self) -> bool:
-        """The oldest blob gives its memory back; False where there is none."""
+    def _evict(self) -> bool:
+        """Evict the oldest blob; False if there is none."""
         with self._lock:
             if not self._blobs:
                 return False
             _, oldest = self._blobs.popitem(last=False)
-        oldest.make_way()
+        oldest.evict()
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.store.mark import MARK_FILE, DataDirectory
+from polywire.store.data_directory import MARK_FILE, DataDirectory
 
 
 @pytest.fixture

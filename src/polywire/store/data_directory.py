@@ -1,0 +1,75 @@
+"""Check whether a path is the data directory of a given broker.
+
+A client may know a directory by its path, on another machine, in a container, or where a copy was restored. The broker
+writes a new token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then
+finds the broker's token there, the blob is the broker's. Anything else means "not here" and is never an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from polywire.store.files import Files, read_file
+from polywire.store.system_files import SYSTEM_FILES
+
+MARK_FILE: Final = "LOCK"
+MARK_BYTES: Final = 16
+_CONTENT_BYTES_MAX: Final = 128  # a process id, a token and two line breaks, with space to spare
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRoot:
+    """Location of blobs, for processes that read them without the broker.
+
+    Attributes:
+        address: absolute path of a directory, or URL of a bucket.
+        token: distinguishes it from every other location.
+        prefix: precedes the names of blobs there.
+    """
+
+    address: str
+    mark: bytes
+    prefix: str = ""
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether the address is a bucket's URL."""
+        return bool(self.address) and not self.address.startswith("/")
+
+    @property
+    def is_on_a_machine(self) -> bool:
+        """Whether the address is valid on one machine only."""
+        return not self.is_bucket or self.address.startswith("file:")
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """Absolute path of a data directory, and the token of the broker run that owns it."""
+
+    path: str
+    mark: bytes
+
+    @property
+    def root(self) -> BlobRoot:
+        """The location as clients receive it."""
+        return BlobRoot(self.path, self.mark)
+
+    @classmethod
+    def owned(cls, directory: Path, files: Files = SYSTEM_FILES) -> DataDirectory:
+        """Return the directory that this process has just locked, with a new token."""
+        return cls(str(directory.resolve()), files.token(MARK_BYTES))
+
+    def content(self, owner: int) -> bytes:
+        """Return the content of the file: the process id, for people, and the token."""
+        return f"{owner}\n{self.mark.hex()}\n".encode("ascii")
+
+    def is_here(self) -> bool:
+        """Return whether this process sees the directory and the same owner still holds it."""
+        try:
+            content = read_file(SYSTEM_FILES, Path(self.path) / MARK_FILE, _CONTENT_BYTES_MAX)
+        except (OSError, ValueError):  # the system rejects the path
+            return False
+        lines = content.split(b"\n")
+        return len(self.mark) == MARK_BYTES and lines[1:2] == [self.mark.hex().encode("ascii")]
