@@ -1,7 +1,6 @@
-"""Documentation that can be followed: every link between our own pages leads somewhere.
+"""Check the documentation's links: each one between our own pages has a target, and every page is linked from an index.
 
-Promises: a broken link is named with its page and line; what a link to a module calls by name is defined there. Links out of the project
-are not fetched.
+Links to other sites are not fetched.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CODE_LINK: Final = re.compile(r"\[`([\w.]+)`\]\(([^)\s#]+\.py)\)")
 
 
 def words_of_heading(heading: str) -> str:
-    """The anchor that Markdown renderers make of a heading."""
+    """Return the anchor that Markdown renderers give a heading."""
     kept = re.sub(r"[^\w\s-]", "", heading.strip().lower())
     return re.sub(r"\s", "-", kept)
 
@@ -61,14 +60,28 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def linked_pages(index: Path) -> set[Path]:
+    """Return the pages that an index links to, and those of the indexes of sections among them."""
+    found: set[Path] = set()
+    waiting = [index]
+    while waiting:
+        page = waiting.pop()
+        for _, link in links(page):
+            target = (page.parent / unquote(link).partition("#")[0]).resolve()
+            if target.name == "index.md" and target not in found and target.exists():
+                waiting.append(target)
+            found.add(target)
+    return found
+
+
 def test_index_names_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
-    assert not [page for page in pages if page != "index.md" and f"({page})" not in index]
+    index = (ROOT / "docs" / "index.md").resolve()
+    linked = linked_pages(index) | {index}
+    assert not [page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md") if page.resolve() not in linked]
 
 
 def definitions(body: list[ast.stmt], within: str = "") -> Iterator[str]:
-    """Names that a module, or a class in it, defines, with dots between."""
+    """Yield the dotted names that a module, and the classes in it, define."""
     for node in body:
         match node:
             case ast.ClassDef(name=name):

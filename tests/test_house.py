@@ -326,7 +326,7 @@ def test_nothing_built_is_committed() -> None:
 
 
 def test_decision_records_are_numbered_without_gaps() -> None:
-    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     assert [path.name[:4] for path in records] == [f"{number:04}" for number in range(len(records))]
     for path in records:
         text = path.read_text(encoding="utf-8")

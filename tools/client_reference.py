@@ -49,7 +49,7 @@ def client_page() -> Iterator[str]:
     """The page, line by line."""
     yield "# The Python client, call by call"
     yield ""
-    yield "The [guide](../client/guide.md) says how they go together."
+    yield "The [guide](../develop/python.md) says how they go together."
     for name, call in (*FUNCTIONS, *TABLES, *TESTING):
         yield from _call(f"`{name}{_signature(call)}`", call, level=2)
     for kind in CLASSES:

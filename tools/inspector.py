@@ -219,7 +219,7 @@ def unused() -> Iterator[Finding]:
     """Definitions that nothing in the package, its tools or examples uses; tests do not count, pages for users do."""
     used, pages = (
         names_used(),
-        set(re.findall(r"\w+", texts_in("docs/protocols", "docs/spark", "docs/operate", "docs/start"))),
+        set(re.findall(r"\w+", texts_in("docs/protocols", "docs/spark", "docs/operate", "docs/get-started"))),
     )
     for module in modules("src"):
         called = is_called_by_others(module)

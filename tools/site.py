@@ -1,8 +1,12 @@
-"""``python -m tools.site [place]``: the documentation as a site of static pages (``make site``).
+"""Build the documentation as a static site: ``python -m tools.site [folder]`` or ``make site``.
 
-Promises: the navigation is what docs/index.md says; every page of docs is in it, and the pages at the root of the project that are linked;
-a link that leads to no page of the site is text there, since sources are not part of it. Anything that does not fit together fails. Needs
-zensical (requirements/site.lock). Must not know: what the pages say.
+Guarantees:
+
+* The navigation follows the index pages: docs/index.md links to the index.md of each section, which links to the section's pages.
+* Links to files that are not on the site, such as source code, become plain text.
+* A page without a place in the navigation, or a broken link, fails the build.
+
+Requires zensical (requirements/site.lock).
 """
 
 from __future__ import annotations
@@ -23,14 +27,18 @@ PLACE: Final = ROOT / "build" / "site"
 PROJECT: Final = PurePosixPath("project")  # where pages of the root are, on the site
 TITLE: Final = "Polywire"
 LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
-SECTION: Final = re.compile(r"^\* \*\*(?P<name>[^*]+)\*\*(?P<text>.*?)(?=^\* |\Z)", re.M | re.S)
+HEADING: Final = re.compile(r"^# (.+)$", re.M)
+INDEX: Final = "index.md"
+PICTURES: Final = ("*.png", "*.svg")
 FENCE: Final = "```"
 
-Navigation = list[dict[str, str | list[dict[str, str]]]]
+Entry = dict[
+    str, "str | list[Entry]"
+]  # a title, and its page or its entries; the index of a section is an entry without a title
 
 
 def page_of(target: str, source: PurePosixPath) -> PurePosixPath | None:
-    """The place on the site of what a link in ``source`` (below the project's root) leads to; None where the site does not have it."""
+    """Return the page of the site that a link in ``source`` leads to, or None if the site has no such page."""
     path = PurePosixPath(normpath(str(source.parent / target)))
     if path.suffix != ".md" or not (ROOT / path).exists():
         return None
@@ -40,7 +48,7 @@ def page_of(target: str, source: PurePosixPath) -> PurePosixPath | None:
 
 
 def site_links(text: str, source: PurePosixPath, page: PurePosixPath) -> str:
-    """A page's text with links as they are on the site, where it is ``page``."""
+    """Rewrite the links of a page for its location on the site, which is ``page``."""
 
     def link(match: re.Match[str]) -> str:
         target, mark, anchor = match["target"].partition("#")
@@ -57,7 +65,7 @@ def site_links(text: str, source: PurePosixPath, page: PurePosixPath) -> str:
 
 
 def sources() -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
-    """Each page below the project's root, and where it is on the site."""
+    """Yield each page, relative to the project's root, with its location on the site."""
     for path in sorted((ROOT / DOCS).rglob("*.md")):
         source = PurePosixPath(path.relative_to(ROOT).as_posix())
         yield source, source.relative_to(DOCS)
@@ -65,28 +73,40 @@ def sources() -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
         yield PurePosixPath(name), PROJECT / name.lower()
 
 
-def navigation(index: str) -> Navigation:
-    """The sections of docs/index.md, and the pages that each names."""
-    found: Navigation = [{"Home": "index.md"}]
-    seen = {"index.md"}
-    for section in SECTION.finditer(index):
-        pages: list[dict[str, str]] = []
-        for match in LINK.finditer(section["text"]):
-            page = page_of(match["target"].partition("#")[0], DOCS / "index.md")
-            if page is not None and str(page) not in seen:
-                seen.add(str(page))
-                pages.append({_capital(match["text"]): str(page)})
-        if pages:
-            found.append({section["name"]: pages})
-    return found
+def navigation() -> list[Entry]:
+    """Return the home page and one entry for each section that docs/index.md links to.
+
+    A section holds the pages of its folder that its index.md links to, the pages of the project's root, and an entry for each index.md.
+    """
+    seen = {PurePosixPath(INDEX)}
+    return [{"Home": INDEX}, *_entries(PurePosixPath(INDEX), seen)]
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _entries(index: PurePosixPath, seen: set[PurePosixPath]) -> Iterator[Entry]:
+    text = (ROOT / DOCS / index).read_text("utf-8")
+    targets = [page_of(match["target"].partition("#")[0], DOCS / index) for match in LINK.finditer(text)]
+    is_home = index == PurePosixPath(INDEX)
+    for page in targets:
+        if page is None or page in seen:
+            continue
+        if page.name == INDEX:
+            seen.add(page)
+            yield {title(page): [{"": str(page)}, *_entries(page, seen)]}
+        elif page.is_relative_to(PROJECT) or (not is_home and page.is_relative_to(index.parent)):
+            seen.add(page)
+            yield {title(page): str(page)}
 
 
-def configuration(nav: Navigation) -> str:
-    """What zensical reads. Values are written as JSON, which TOML's strings and arrays are, too."""
+def title(page: PurePosixPath) -> str:
+    """Return the first heading of a page."""
+    source = page.name.upper().replace(".MD", ".md") if page.is_relative_to(PROJECT) else DOCS / page
+    found = HEADING.search((ROOT / source).read_text("utf-8"))
+    assert found, f"{page} has no heading"
+    return found[1].replace("`", "")
+
+
+def configuration(nav: list[Entry]) -> str:
+    """Return the settings file of zensical. Strings and arrays are written as JSON, which is valid TOML."""
     inline = ", ".join(_table(entry) for entry in nav)
     return (
         f"[project]\nsite_name = {json.dumps(TITLE)}\ndocs_dir = 'pages'\nsite_dir = 'html'\n"
@@ -98,30 +118,29 @@ def configuration(nav: Navigation) -> str:
     )
 
 
-def _table(entry: dict[str, str | list[dict[str, str]]]) -> str:
+def _table(entry: Entry) -> str:
     [(name, value)] = entry.items()
-    inner = json.dumps(value) if isinstance(value, str) else f"[{', '.join(_table(dict(page)) for page in value)}]"
-    return f"{{ {json.dumps(name)} = {inner} }}"
+    inner = json.dumps(value) if isinstance(value, str) else f"[{', '.join(_table(page) for page in value)}]"
+    return f"{{ {json.dumps(name)} = {inner} }}" if name else inner
 
 
 def build(place: Path) -> None:
-    """Write the site below a folder, which is emptied first. Raises CalledProcessError, and ValueError for a site that is not whole."""
+    """Empty a folder and write the site to it. Raises CalledProcessError if zensical fails."""
     shutil.rmtree(place, ignore_errors=True)
     for source, page in sources():
         target = place / "pages" / page
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(site_links((ROOT / source).read_text("utf-8"), source, page), "utf-8")
-    for picture in (ROOT / DOCS).rglob("*.png"):
+    for picture in (path for pattern in PICTURES for path in (ROOT / DOCS).rglob(pattern)):
         target = place / "pages" / picture.relative_to(ROOT / DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(picture, target)
-    nav = navigation((ROOT / DOCS / "index.md").read_text("utf-8"))
-    (place / "zensical.toml").write_text(configuration(nav), "utf-8")
+    (place / "zensical.toml").write_text(configuration(navigation()), "utf-8")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=place, check=True)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Build, and say where it is."""
+    """Build the site and print its location."""
     place = Path(arguments[0]).resolve() if arguments else PLACE
     build(place)
     print(f"the site is in {place / 'html'}: open index.html")

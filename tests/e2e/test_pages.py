@@ -11,17 +11,17 @@ from tests.e2e.followed_page import ROOT, follow, matches, read_page
 
 PAGES: Final = (
     "operate/backup",
-    "start/ten-minutes",
-    "start/application",
-    "start/tests",
-    "start/operator",
+    "get-started/quickstart",
+    "get-started/application",
+    "get-started/tests",
+    "get-started/operator",
     "migrate/cursus",
     "migrate/flux",
     "migrate/iggy",
     "migrate/kafka",
     "migrate/kafka07",
 )
-SPARK_PAGES: Final = ("start/spark",)
+SPARK_PAGES: Final = ("get-started/spark",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,7 +47,7 @@ def test_every_page_for_newcomers_is_followed() -> None:
     docs = ROOT / "docs"
     there = {
         page.relative_to(docs).with_suffix("").as_posix()
-        for folder in ("start", "migrate")
+        for folder in ("get-started", "migrate")
         for page in (docs / folder).glob("*.md")
     }
     assert there == {*PAGES, *SPARK_PAGES} - {"operate/backup"}

@@ -1,4 +1,4 @@
-"""What must hold of every history (concepts: guarantees#what-a-crash-may-take, guarantees#delivery, guarantees#groups-and-positions).
+"""What must hold of every history (concepts: durability#what-a-crash-may-take, durability#delivery, durability#groups-and-positions).
 
 Each checker is a function of a history to what is wrong with it, a sentence each; none where nothing is. Promises: pure. Must not know: how
 a history came about.

@@ -1,21 +1,19 @@
-"""The documentation's site: every page has its place, links between pages stay links, and links into sources become text."""
+"""Test the documentation site: every page is in the navigation, and links to files that are not on the site become text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Final
 
 import pytest
 
-from tools.site import ROOT, configuration, navigation, site_links, sources
-
-INDEX: Final = PurePosixPath("docs/index.md")
+from tools.site import Entry, configuration, navigation, site_links, sources
 
 
 @pytest.mark.parametrize(
     ("source", "page", "text", "expected"),
     [
-        ("docs/index.md", "index.md", "[a](client/guide.md#records)", "[a](client/guide.md#records)"),
+        ("docs/index.md", "index.md", "[a](develop/python.md#records)", "[a](develop/python.md#records)"),
         ("docs/index.md", "index.md", "[a](../CONTRIBUTING.md)", "[a](project/contributing.md)"),
         ("docs/operate/serve.md", "operate/serve.md", "[a](../../SECURITY.md#b)", "[a](../project/security.md#b)"),
         ("CONTRIBUTING.md", "project/contributing.md", "[a](docs/index.md)", "[a](../index.md)"),
@@ -29,11 +27,23 @@ def test_links_on_the_site(source: str, page: str, text: str, expected: str) -> 
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    nav = navigation((ROOT / INDEX).read_text("utf-8"))
-    named = {page for section in nav for value in section.values() for entry in _pages(value) for page in entry}
-    assert {str(page) for _, page in sources()} - named == set()
+    nav = navigation()
+    assert {str(page) for _, page in sources()} - set(_pages(nav)) == set()
     assert configuration(nav).startswith("[project]")
 
 
-def _pages(value: str | list[dict[str, str]]) -> list[list[str]]:
-    return [[value]] if isinstance(value, str) else [list(entry.values()) for entry in value]
+def test_a_section_begins_with_its_index() -> None:
+    sections = [value for entry in navigation() for value in entry.values() if isinstance(value, list)]
+    assert [next(iter(section[0].values())) for section in sections][:2] == [
+        "get-started/index.md",
+        "concepts/index.md",
+    ]
+
+
+def _pages(entries: list[Entry]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from _pages(value)

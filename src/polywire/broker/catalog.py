@@ -26,7 +26,7 @@ from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
-INTERNAL_PREFIX = "__"  # names that begin so are the broker's own and not listed (concepts: data-model#names)
+INTERNAL_PREFIX = "__"  # names that begin so are the broker's own and not listed (concepts: records#names)
 
 
 def is_internal(name: TopicName) -> bool:

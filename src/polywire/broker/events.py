@@ -1,4 +1,4 @@
-"""Event sourcing: events of aggregates with versions without gaps, and their snapshots (concepts: data-model#event-fields, decision 0011).
+"""Event sourcing: events of aggregates with versions without gaps, and their snapshots (concepts: records#event-fields, decision 0011).
 
 Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is
 by offset, never by scanning. Must not know: wires.

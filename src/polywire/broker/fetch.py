@@ -1,6 +1,6 @@
 """Reading: bounds of partitions.
 
-Promises: bounds are answered after a sync, so what a reader plans on cannot vanish (concepts: guarantees#what-a-crash-may-take).
+Promises: bounds are answered after a sync, so what a reader plans on cannot vanish (concepts: durability#what-a-crash-may-take).
 Must not know: wires.
 """
 

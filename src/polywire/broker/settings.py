@@ -143,7 +143,7 @@ class TopicSettings:
     """What may be set for one topic; kept as given, because clients ask for it again.
 
     replication_factor: as the client gave it; one broker keeps one copy.
-    key_hash: overrides every wire's own function, so that equal keys meet (concepts: data-model#keys-and-partitions); None leaves the wire's.
+    key_hash: overrides every wire's own function, so that equal keys meet (concepts: records#keys-and-partitions); None leaves the wire's.
     retention_age_us, retention_bytes: per partition; None takes the broker's default, 0 keeps for ever.
     compaction: keep the newest record of each key only.
     compression: how the bodies of its batches are compressed when they leave the journal.

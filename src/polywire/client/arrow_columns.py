@@ -192,7 +192,7 @@ def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) 
 
 
 def _event_headers(event: Event | None) -> Iterator[Header]:
-    """Readers without the notion see event fields as headers (concepts: data-model#event-fields)."""
+    """Readers without the notion see event fields as headers (concepts: records#event-fields)."""
     if event is None:
         return
     yield _event_header(b"type", event.type.encode())

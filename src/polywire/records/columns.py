@@ -138,7 +138,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event-sourcing fields of a record; only Cursus sets them (concepts: data-model#event-fields)."""
+    """Event-sourcing fields of a record; only Cursus sets them (concepts: records#event-fields)."""
 
     type: str
     schema_version: int

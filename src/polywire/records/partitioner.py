@@ -1,6 +1,6 @@
 """Map keys to partitions with the hash functions of real clients, for one key or a whole array of spans.
 
-Results equal those of each protocol's clients (concepts: data-model#keys-and-partitions): seed 0, unsigned, modulo the
+Results equal those of each protocol's clients (concepts: records#keys-and-partitions): seed 0, unsigned, modulo the
 partition count. A null key counts as an empty one. Iggy's oldest dialect uses MurmurHash3 x64 128.
 """
 

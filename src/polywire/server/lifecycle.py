@@ -347,7 +347,7 @@ class Server:
             raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll: leave --driver out")
 
     def storage_failed(self, error: BrokerError) -> None:
-        """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
+        """The log can no longer keep its promises; nothing is retried (concepts: durability#what-a-crash-may-take)."""
         if self._config.bucket and self._stopping.is_set():
             return  # the last objects found no way into the bucket: nothing of them was acknowledged
         if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):

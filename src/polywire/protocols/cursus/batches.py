@@ -19,7 +19,7 @@ from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
-"""What an acknowledgement means (concepts: guarantees#levels), by the acks that ask for it in lower case."""
+"""What an acknowledgement means (concepts: durability#levels), by the acks that ask for it in lower case."""
 
 DIGITS_MAX: Final = 10  # of a partition's number
 

@@ -31,7 +31,7 @@ def _bits(*columns: Column) -> int:
     return sum([1 << column for column in columns])
 
 
-# What only the broker or another wire may set: events are Cursus's (concepts: data-model#event-fields), a CRC column says that somebody
+# What only the broker or another wire may set: events are Cursus's (concepts: records#event-fields), a CRC column says that somebody
 # verified it, and deltas exist only in what compaction left over.
 REFUSED_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
