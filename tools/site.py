@@ -3,7 +3,7 @@
 Guarantees:
 
 * The navigation follows the index pages: docs/index.md links to the index.md of each section, which links to the section's pages.
-* Links to files that are not on the site, such as source code, become plain text.
+* Links to files that are not on the site, such as source code, become plain text. Images stay.
 * A page without a place in the navigation, or a broken link, fails the build.
 
 Requires zensical (requirements/site.lock).
@@ -26,7 +26,7 @@ DOCS: Final = PurePosixPath("docs")
 PLACE: Final = ROOT / "build" / "site"
 PROJECT: Final = PurePosixPath("project")  # where pages of the root are, on the site
 TITLE: Final = "Polywire"
-LINK: Final = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
+LINK: Final = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 HEADING: Final = re.compile(r"^# (.+)$", re.M)
 INDEX: Final = "index.md"
 PICTURES: Final = ("*.png", "*.svg")

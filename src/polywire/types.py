@@ -36,7 +36,7 @@ def host_of(address: str) -> str:
 
 
 class Level(IntEnum):
-    """Durability that an acknowledgement guarantees (concepts: guarantees#levels).
+    """Durability that an acknowledgement guarantees (concepts: durability#levels).
 
     MEMORY: the broker accepted the records. WRITTEN: the operating system has them. SYNCED: they are on the disk.
     STORED: they are in the bucket; without a bucket, the same as SYNCED.

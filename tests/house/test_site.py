@@ -19,6 +19,7 @@ from tools.site import Entry, configuration, navigation, site_links, sources
         ("CONTRIBUTING.md", "project/contributing.md", "[a](docs/index.md)", "[a](../index.md)"),
         ("docs/index.md", "index.md", "[`a`](../src/polywire/errors.py) [b](#c)", "`a` [b](#c)"),
         ("docs/index.md", "index.md", "[a](https://b.example)", "[a](https://b.example)"),
+        ("docs/concepts/a.md", "concepts/a.md", "![a](../assets/a.svg)", "![a](../assets/a.svg)"),
         ("docs/index.md", "index.md", "```\n[a](../x.py)\n```\n", "```\n[a](../x.py)\n```\n"),
     ],
 )
