@@ -281,8 +281,7 @@ def from_spans(
         record_flags: u8 array, one per span (not per row).
         columns: further ready-made columns, one entry per row; not keys, values or record flags.
 
-    Raises ValueError for a row or span out of range, Invalid(RECORD_TOO_LARGE) above the largest batch, and
-    Invalid(INVALID_BATCH) for no records or a column that does not fit.
+    Raises ValueError for a row or span out of range, and Invalid as ``allocate`` or for a column that does not fit.
     """
     lent_source: Lent = lend(source)
     lent_spans: Lent = lend(spans)
