@@ -86,7 +86,7 @@ def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certi
                 assert met.startswith(b"V1|1|")
             await asyncio.to_thread(_renew, tmp_path, certificates, one, two)
             words = "takeover", url, "--shard", "1", "--node", "one"
-            assert "one-0001 leads now" in await asyncio.to_thread(_cluster, *words)
+            assert "one-0001 is now the leader" in await asyncio.to_thread(_cluster, *words)
             await go_on(producers, len(producers))
 
         asyncio.run(produced([one, two], work))

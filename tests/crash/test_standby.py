@@ -161,20 +161,20 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
     """And what the command line tells of who is there."""
     url = f"file://{tmp_path / 'bucket'}"
-    assert "no log in this bucket" in _cluster("status", url, code=1)
+    assert "the bucket has no log" in _cluster("status", url, code=1)
     _cluster("init", url)
     with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
         asyncio.run(_produce(one, b"before"))
         assert _states(url) == {"one": ("leads", 1), "two": ("stands by", None)}
-        assert "it leads already" in _cluster("takeover", url, "--node", "one", code=1)
-        assert "two leads now start=2" in _cluster("takeover", url)
+        assert "the broker is already the leader" in _cluster("takeover", url, "--node", "one", code=1)
+        assert "two is now the leader start=2" in _cluster("takeover", url)
         until(lambda: stands_by(one, 1))
         assert _states(url) == {"one": ("stands by", None), "two": ("leads", 2)}
         asyncio.run(_produce(one, b"after"))
         assert asyncio.run(_values(two)) == [b"before", b"after"]
         os.kill(one.pid, signal.SIGSTOP)
         assert _states(url)["one"][0] == "silent"
-        assert "nobody stands by" in _cluster("takeover", url, code=1)
+        assert "there is no standby" in _cluster("takeover", url, code=1)
         os.kill(one.pid, signal.SIGCONT)
         assert one.stop() == 0, one.log_text()
         assert _states(url) == {"two": ("leads", 2)}, "who has ended is forgotten"

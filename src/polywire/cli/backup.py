@@ -1,6 +1,9 @@
-"""``polywire backup``: copies of a data directory, taken while its broker runs, listed, verified and put back.
+"""``polywire backup``: create, list, verify and restore backups of a data directory.
 
-Promises: nothing in the data directory is changed; a restore goes to a directory that holds nothing. Must not know: how the log is stored.
+Guarantees:
+
+* A backup can be taken while the broker runs, and does not change the data directory.
+* A restore never overwrites data: its target must be empty or missing.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ LIST_COLUMNS: Final = (
     "copied_bytes",
     "damaged",
 )
-DAMAGED: Final = {EXIT_DAMAGED: "something is damaged, the rest can be restored"}
+DAMAGED: Final = {EXIT_DAMAGED: "something is damaged; the rest can be restored"}
 
 app = App(
     name="backup",
@@ -41,14 +44,14 @@ app = App(
         "polywire backup restore backups --data-dir restored",
     ),
 )
-Shelf = Annotated[Path, Parameter(help="Directory of backups, best on another disk.")]
-Chosen = Annotated[Path, Parameter(help="A backup, or a directory of backups, of which the newest is taken.")]
+Shelf = Annotated[Path, Parameter(help="Directory of backups, preferably on another disk.")]
+BackupPath = Annotated[Path, Parameter(help="A backup, or a directory of backups, of which the newest is used.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @app.command(help_epilogue=examples("polywire backup create /mnt/backups --data-dir polywire-data", exits=DAMAGED))
 def create(shelf: Shelf, *, data_dir: DataDir) -> int:
-    """Copy a data directory, whether a broker runs there or not. Segments that an earlier backup has are not copied again."""
+    """Back up a data directory, whether a broker is running or not. Segments that an earlier backup contains are not copied again."""
     make_private()
     close_to_others(shelf, marks=(f"*/{FACTS}",))
     with loop() as running:
@@ -65,15 +68,15 @@ def create(shelf: Shelf, *, data_dir: DataDir) -> int:
     name="list", help_epilogue=examples("polywire backup list backups", "polywire backup list backups -o json")
 )
 def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
-    """List backups, oldest first, and how much each has added."""
+    """List backups, oldest first, with the segments and bytes that each one copied."""
     if not shelf.is_dir():
-        raise Failed(f"no such directory of backups path={str(shelf)!r}")
+        raise Failed(f"directory of backups does not exist path={str(shelf)!r}")
     rows = []
     for name in list_backups(shelf):
         facts = read_facts(shelf / name)
         copied = (facts.copied_segments, facts.copied_bytes)
-        told = (name, facts.taken_at, facts.through, facts.segments, facts.bytes, *copied, len(facts.damaged))
-        rows.append(dict(zip(LIST_COLUMNS, told, strict=True)))
+        values = (name, facts.taken_at, facts.through, facts.segments, facts.bytes, *copied, len(facts.damaged))
+        rows.append(dict(zip(LIST_COLUMNS, values, strict=True)))
     print_list(rows, columns=LIST_COLUMNS, form=output)
 
 
@@ -82,8 +85,8 @@ def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
         "polywire backup verify backups", "polywire backup verify backups/20260102T030405Z -o jsonl", exits=EXITS
     )
 )
-def verify(backup: Chosen, *, output: Output = ListFormat.TABLE) -> int:
-    """Read every byte of a backup, and list what does not verify."""
+def verify(backup: BackupPath, *, output: Output = ListFormat.TABLE) -> int:
+    """Read all of a backup and list damaged files and records."""
     path = find_backup(backup)
     with opened(path) as offline:
         findings = examine(offline)
@@ -95,8 +98,8 @@ def verify(backup: Chosen, *, output: Output = ListFormat.TABLE) -> int:
 
 
 @app.command(help_epilogue=examples("polywire backup restore backups --data-dir restored", exits=DAMAGED))
-def restore(backup: Chosen, *, data_dir: DataDir) -> int:
-    """Make a new data directory of a backup, verified, from which a broker starts."""
+def restore(backup: BackupPath, *, data_dir: DataDir) -> int:
+    """Restore a backup into a new data directory, and verify it."""
     path = find_backup(backup)
     make_private()
     with loop() as running:
@@ -107,17 +110,17 @@ def restore(backup: Chosen, *, data_dir: DataDir) -> int:
 
 @contextmanager
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop for what is played back; what the log tells goes to standard error."""
-    made = asyncio.new_event_loop()
+    """Yield an event loop for replaying the log, with log lines on standard error."""
+    event_loop = asyncio.new_event_loop()
     try:
         with logs_on_stderr():
-            yield made
+            yield event_loop
     finally:
-        made.close()
+        event_loop.close()
 
 
 def damages(findings: Sequence[Finding]) -> int:
-    """Tell of damage that was copied as it is; returns the exit code."""
+    """Print damage that was copied unchanged, and return the exit code."""
     for finding in unsound(findings):
         note(f"damaged path={finding.path!r} {finding.message}", style="red")
     return exit_code(findings)

@@ -1,15 +1,18 @@
-"""Backups of a data directory, taken while a broker writes it, and put back (decision 0061).
+"""Create and restore backups of a data directory while its broker writes to it (decision 0061).
 
-Promises: a backup holds everything that was acknowledged before it began, and is one moment of the log; under its name it is whole and on
-the disk, or it is not there; nothing in the data directory is changed. Must not know: topics, how anything is printed.
+Guarantees:
+
+* A backup is one consistent state of the log, and contains everything acknowledged before it began.
+* A backup under its final name is complete and synced.
+* The data directory is not changed.
 
 ```
-shelf/                     a directory of backups, one each:
-  20260102T030405Z/          a data directory, as a start would find it after a power loss
-    journal/  snapshots/       the groups that are in no segment yet, and what they go on from
-    segments/                  files that several backups need are the same file under several names
-    backup.json                facts for people
-  .unfinished/               one that is being taken, or was when its process died; the next one goes on from its segments
+shelf/                     a directory of backups:
+  20260102T030405Z/          a data directory, as a broker would find it after a power loss
+    journal/  snapshots/       journal groups that are not in a segment yet, and the snapshot before them
+    segments/                  hard links to the same files as in other backups, where both need a segment
+    backup.json                facts about the backup
+  .unfinished/               a backup in progress, or one whose process died; the next backup reuses its segments
 ```
 """
 
@@ -53,7 +56,7 @@ from polywire.store.system_files import SYSTEM_FILES
 
 FACTS: Final = "backup.json"
 UNFINISHED: Final = ".unfinished"
-COPIES_MAX: Final = 50  # of the journal, until one of them is whole; each takes a fraction of what a slot takes to fill
+COPIES_MAX: Final = 50  # attempts; one copy takes a fraction of the time in which the broker fills a journal file
 _COPIED: Final = "copied"
 _PAUSE_SECONDS: Final = 0.02
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -61,14 +64,17 @@ _NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPN
 MakeReplay = Callable[[], Replay]
 
 
-class _Moved(Exception):
-    """The broker went on meanwhile, so that what was copied is no single moment."""
+class _LogChanged(Exception):
+    """The broker changed the log during the copy, so the copy is not one consistent state. The backup tries again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is told of a backup. ``through`` is the journal's last group in it, ``copied_bytes`` what no earlier backup had; ``damaged`` are
-    the segments that did not verify, which the data directory had so."""
+    """Facts about a backup, stored in ``backup.json``.
+
+    through: sequence number of the last journal group in it. copied_segments, copied_bytes: what no earlier backup had. damaged: names of
+    segments that were already damaged in the data directory.
+    """
 
     taken_at: str
     through: int
@@ -81,7 +87,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A backup that was taken, and what is to be said of the bytes that were copied for it."""
+    """A new backup, with the findings about the segments that were copied for it."""
 
     path: Path
     facts: Facts
@@ -89,57 +95,60 @@ class Taken:
 
 
 def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop, clock: Clock) -> Taken:
-    """Take a backup of a data directory, whether a broker runs there or not.
+    """Back up a data directory, whether a broker is running or not.
 
-    Raises Unavailable where no data directory is, Corrupt where no broker would start from it, Busy(BUSY) where another backup is being
-    taken or the journal changes too fast, OSError.
+    Raises Unavailable if ``directory`` is not a data directory, Corrupt if a broker could not start from it, Busy(BUSY) if another backup
+    is in progress or the journal changes too fast, and OSError.
     """
     if not exists(SYSTEM_FILES, directory / JOURNAL):
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
+        raise Unavailable(
+            ErrorCode.STORAGE_FAILED, f"the directory is not a broker's data directory path={str(directory)!r}"
+        )
     make_directories(SYSTEM_FILES, shelf)
     with _locked(shelf):
-        taking = _Taking(directory, shelf, replay, loop)
+        taking = _BackupInProgress(directory, shelf, replay, loop)
         for _ in range(COPIES_MAX):
             try:
                 return taking.take(datetime.fromtimestamp(clock.now_us() // 1_000_000, UTC))
-            except _Moved as moved:
-                reason = str(moved)
+            except _LogChanged as change:
+                reason = str(change)
                 time.sleep(_PAUSE_SECONDS)
         raise Busy(
             ErrorCode.BUSY,
-            f"the log is written faster than its journal can be copied tries={COPIES_MAX} reason={reason!r}",
+            f"the journal changes faster than it can be copied attempts={COPIES_MAX} reason={reason!r}",
         )
 
 
 def list_backups(shelf: Path) -> list[str]:
-    """Names of the finished backups, oldest first."""
+    """Return the names of the complete backups, oldest first."""
     if not shelf.is_dir():
         return []
     return sorted(path.name for path in shelf.iterdir() if not path.name.startswith(".") and _is_backup(path))
 
 
 def find_backup(path: Path) -> Path:
-    """A backup by its own path, or the newest on a shelf. Raises Invalid."""
+    """Return ``path`` if it is a backup, else the newest backup in it. Raises Invalid."""
     if _is_backup(path):
         return path
     names = list_backups(path)
     if not names:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"no backup here path={str(path)!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"no backup found path={str(path)!r}")
     return path / names[-1]
 
 
 def read_facts(backup: Path) -> Facts:
-    """What is told of a backup. Raises OSError, Corrupt."""
+    """Return the facts of a backup. Raises OSError, Corrupt."""
     try:
         return Facts(**json.loads((backup / FACTS).read_bytes()))
     except (ValueError, TypeError) as error:
-        raise Corrupt(ErrorCode.CORRUPT, f"facts of the backup are unreadable path={str(backup)!r}") from error
+        raise Corrupt(ErrorCode.CORRUPT, f"{FACTS} of the backup is unreadable path={str(backup)!r}") from error
 
 
 def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: Loop) -> list[Finding]:
-    """Make a data directory of a backup, from which a broker starts; returns what is to be said of each file.
+    """Restore a backup into a data directory, and return the findings about each file.
 
-    Raises Invalid where the directory holds anything, Corrupt where no broker would start from the backup, OSError; then nothing is there.
+    Raises Invalid if the directory is not empty, Corrupt if a broker could not start from the backup, and OSError. The directory is created
+    only on success.
     """
     directory = directory.absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -148,8 +157,8 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
     if unfinished.exists():
         shutil.rmtree(unfinished)
     make_directories(SYSTEM_FILES, unfinished)
-    with ExitStack() as undone:
-        undone.callback(shutil.rmtree, unfinished, ignore_errors=True)
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
         for folder in (SEGMENTS, SNAPSHOTS, JOURNAL):
             make_directories(SYSTEM_FILES, unfinished / folder)
             for name in _names(backup / folder):
@@ -159,8 +168,9 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
         broken = [finding for finding in findings if finding.severity is Severity.BROKEN]
         if broken:
             reason = f"{broken[0].message} path={str(backup / broken[0].path)!r}"
-            raise Corrupt(ErrorCode.CORRUPT, f"no broker would start from this backup: {reason}")
-        undone.pop_all()
+            raise Corrupt(ErrorCode.CORRUPT, f"a broker could not start from this backup: {reason}")
+        undo.pop_all()
+    # The files are synced before the directory gets its name, and the parent after: a crash leaves the whole directory or none.
     SYSTEM_FILES.sync_directory(unfinished)
     SYSTEM_FILES.rename(unfinished, directory)
     SYSTEM_FILES.sync_directory(directory.parent)
@@ -168,7 +178,7 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
 
 
 def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Finding]:
-    """Read everything of a directory that no broker knows, and say what is to be said of each file."""
+    """Read all of a directory that no broker uses, and return the findings about each file."""
     offline = OfflineLog(directory, replay, loop)
     try:
         return examine(offline)
@@ -176,8 +186,8 @@ def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Findin
         offline.close()
 
 
-class _Taking:
-    """One backup that is being taken. Guards: what lies under a segment's name in ``unfinished`` is whole and on the disk."""
+class _BackupInProgress:
+    """A backup in progress. A file with a segment's name in ``.unfinished`` is always complete and synced."""
 
     def __init__(self, directory: Path, shelf: Path, replay: MakeReplay, loop: Loop) -> None:
         self._directory = directory
@@ -186,21 +196,21 @@ class _Taking:
         self._loop = loop
         self._unfinished = shelf / UNFINISHED
         self._copied: dict[str, int] = {}
-        """Bytes of the segments that were copied, not linked."""
+        """Size in bytes of each segment that was copied instead of linked."""
 
     def take(self, taken_at: datetime) -> Taken:
-        """Raises _Moved, and what ``take_backup`` does."""
+        """Try once. Raises _LogChanged, and the errors of ``take_backup``."""
         if (self._unfinished / _COPIED).exists():
             shutil.rmtree(self._unfinished / _COPIED)
         for folder in (SEGMENTS, SNAPSHOTS, f"{_COPIED}/{JOURNAL}", f"{_COPIED}/{SNAPSHOTS}"):
             make_directories(SYSTEM_FILES, self._unfinished / folder)
-        with ExitStack() as held:
+        with ExitStack() as locks:
             try:
-                held.callback(lock_directory(self._directory))
-                runs = False
-            except Busy:  # a broker runs, or another tool looks
-                runs = True
-            segments, through = self._copy_moment(runs)
+                locks.callback(lock_directory(self._directory))
+                is_in_use = False
+            except Busy:  # by a broker, or by another offline tool
+                is_in_use = True
+            segments, through = self._copy_state(is_in_use)
         self._check(through)
         store = FileStore(self._unfinished)
         copied = sorted(segments & set(self._copied))
@@ -217,22 +227,26 @@ class _Taking:
         )
         return Taken(self._finish(facts, taken_at), facts, findings)
 
-    # One moment
+    # One consistent state
 
-    def _copy_moment(self, runs: bool) -> tuple[set[str], int]:
-        """Copy the journal, then what it names; returns the segments and the last group. Raises _Moved, Corrupt."""
+    def _copy_state(self, is_in_use: bool) -> tuple[set[str], int]:
+        """Copy the journal and the files it refers to. Return the segments and the sequence number of the last group.
+
+        Raises _LogChanged, Corrupt.
+        """
         try:
-            # A slot may name a snapshot that is new since, and one that was there may be gone as soon as the next slot is full.
+            # Snapshots are copied before and after the journal: the journal can refer to one that is written meanwhile, and the broker
+            # deletes old ones when it begins its next journal file.
             self._copy_snapshots()
             self._copy_journal()
             self._copy_snapshots()
             copied = self._unfinished / _COPIED
             offline = OfflineLog(copied, self._replay, self._loop, _LiveStore(self._directory, copied))
         except FileNotFoundError as error:
-            raise _Moved("a file of the journal was replaced") from error
+            raise _LogChanged("a journal file was replaced") from error
         try:
-            chain, segments = self._played(offline, runs)
-            self._keep_journal(chain, offline.slots, offline.journal.seed)
+            chain, segments = self._recover(offline, is_in_use)
+            self._write_journal(chain, offline.slots, offline.journal.seed)
         finally:
             offline.close()
         snapshots = set() if chain.snapshot is None else {chain.snapshot}
@@ -241,51 +255,55 @@ class _Taking:
         shutil.rmtree(self._unfinished / _COPIED)
         try:
             for name in sorted(segments):
-                self._keep_segment(name)
+                self._add_segment(name)
         except FileNotFoundError as error:
-            raise _Moved("a segment that the journal names was deleted") from error
-        self._tidy(SEGMENTS, segments)
-        self._tidy(SNAPSHOTS, snapshots)
+            raise _LogChanged("a segment of the journal was deleted") from error
+        self._remove_unneeded(SEGMENTS, segments)
+        self._remove_unneeded(SNAPSHOTS, snapshots)
         return segments, chain.sequence
 
     def _copy_snapshots(self) -> None:
-        """Those that are there now; few, and small."""
+        """Copy the current snapshots, which are few and small."""
         source, target = self._directory / SNAPSHOTS, self._unfinished / _COPIED / SNAPSHOTS
         for name in _names(source):
             with suppress(FileNotFoundError):
                 shutil.copyfile(source / name, target / name)
 
     def _copy_journal(self) -> None:
-        """The journal's files as they are while the broker writes them, page by page. The one that it writes comes last: where it goes on in
-        another one meanwhile, no group of that is seen, and none is missing before it."""
+        """Copy the journal files while the broker may be writing to one of them.
+
+        The file with the latest change is copied last. If the broker moves to another file meanwhile, the copy ends with the groups before
+        the move, without a gap.
+        """
         source, target = self._directory / JOURNAL, self._unfinished / _COPIED / JOURNAL
         for name in sorted(_names(source), key=lambda name: (source / name).stat().st_mtime_ns):
             shutil.copyfile(source / name, target / name)
 
-    def _played(self, offline: OfflineLog, runs: bool) -> tuple[Chain, set[str]]:
-        """Recover what was copied; it is one moment if every group in it follows from what it names.
+    def _recover(self, offline: OfflineLog, is_in_use: bool) -> tuple[Chain, set[str]]:
+        """Replay the copy, and return its chain of journal groups and its segments. Raises _LogChanged, Corrupt.
 
-        A group that was overwritten or not yet there when its page was copied leaves a gap before the newest one, and no chain crosses it.
+        The copy is consistent if the chain reaches the newest group: a group that was overwritten or incomplete when its page was copied
+        leaves a gap, and a chain ends before a gap.
         """
         try:
             diagnosis = offline.diagnose()
             chain = find_chain(offline.slots) if diagnosis.reason is None else None
             reason = diagnosis.reason
         except BrokerError as error:
-            if not runs:
+            if not is_in_use:
                 raise
-            raise _Moved(error.message) from error
+            raise _LogChanged(error.message) from error
         if chain is None or diagnosis.log_state is None:
             message = "no group of the journal verifies" if reason is None else reason.message
-            if runs:
-                raise _Moved(message)
+            if is_in_use:
+                raise _LogChanged(message)
             raise Corrupt(ErrorCode.CORRUPT, message)
-        if runs and chain.sequence != max(newest_groups(offline.slots)):
-            raise _Moved("groups are missing before the newest")
+        if is_in_use and chain.sequence != max(newest_groups(offline.slots)):
+            raise _LogChanged("groups are missing before the newest group")
         return chain, {item.segment.name for item in diagnosis.log_state.segments.by_location.values()}
 
-    def _keep_journal(self, chain: Chain, slots: Sequence[Slot], seed: int) -> None:
-        """The groups of the chain where they lay, and nothing around them."""
+    def _write_journal(self, chain: Chain, slots: Sequence[Slot], seed: int) -> None:
+        """Write the groups of the chain at their positions, and nothing else."""
         folder = self._unfinished / JOURNAL
         make_directories(SYSTEM_FILES, folder)
         for name in _names(folder):
@@ -307,33 +325,33 @@ class _Taking:
 
     # Blobs
 
-    def _keep_segment(self, name: str) -> None:
-        """Have a segment among the others: it is there, another backup has it, or it is copied."""
+    def _add_segment(self, name: str) -> None:
+        """Add a segment: reuse the file of an earlier attempt, link that of another backup, or copy it."""
         source, target = self._directory / name, self._unfinished / name
         if target.exists():
             if _is_same(source, target):
-                if target.stat().st_nlink == 1:  # copied by a try that ended before it was read again
+                if target.stat().st_nlink == 1:  # copied by an attempt that ended before it verified the file
                     self._copied[name] = target.stat().st_size
                 return
             remove(SYSTEM_FILES, target)
         for backup in reversed(list_backups(self._shelf)):
-            kept = self._shelf / backup / name
-            if kept.exists() and _is_same(source, kept) and name not in read_facts(self._shelf / backup).damaged:
-                if _link(kept, target):
+            earlier = self._shelf / backup / name
+            if earlier.exists() and _is_same(source, earlier) and name not in read_facts(self._shelf / backup).damaged:
+                if _link(earlier, target):
                     return
                 break
         self._copy(self._directory, name)
         self._copied[name] = target.stat().st_size
 
     def _copy(self, source: Path, name: str) -> None:
-        """Copy a file, whole and on the disk before it has its name."""
+        """Copy a file and sync it before it gets its name."""
         target = self._unfinished / name
         temporary = target.with_name(f".{target.name}")
         copy_file(SYSTEM_FILES, source / name, temporary)
         SYSTEM_FILES.rename(temporary, target)
 
-    def _tidy(self, folder: str, needed: set[str]) -> None:
-        """Remove what this backup does not need: an earlier try has left it."""
+    def _remove_unneeded(self, folder: str, needed: set[str]) -> None:
+        """Remove files of earlier attempts that this backup does not need."""
         for name in os.listdir(self._unfinished / folder):
             if f"{folder}/{name}" not in needed:
                 remove(SYSTEM_FILES, self._unfinished / folder / name)
@@ -342,17 +360,19 @@ class _Taking:
     # The end
 
     def _check(self, through: int) -> None:
-        """Recover what was kept, as a start would. Raises Corrupt."""
+        """Replay the backup as a starting broker would. Raises Corrupt."""
         offline = OfflineLog(self._unfinished, self._replay, self._loop)
         try:
-            found = offline.diagnose()
+            diagnosis = offline.diagnose()
         finally:
             offline.close()
-        if found.reason is not None or found.through != through:
-            raise Corrupt(ErrorCode.CORRUPT, f"backup does not verify through={found.through} expected={through}")
+        if diagnosis.reason is not None or diagnosis.through != through:
+            raise Corrupt(
+                ErrorCode.CORRUPT, f"the backup does not verify through={diagnosis.through} expected={through}"
+            )
 
     def _finish(self, facts: Facts, taken_at: datetime) -> Path:
-        """Give the backup its name."""
+        """Give the backup its final name, which makes it complete."""
         content = json.dumps(asdict(facts), indent=2).encode() + b"\n"
         path = self._unfinished / FACTS
         replace_file(SYSTEM_FILES, path, [content], temporary=path.with_name(f".{FACTS}"), mode=NEW_MODE)
@@ -367,7 +387,7 @@ class _Taking:
 
 
 class _LiveStore(FileStore):
-    """Segments as the broker has them, snapshots as they were copied."""
+    """Reads segments from the data directory, and snapshots from their copies, because the broker may delete them at any time."""
 
     __slots__ = ("_snapshots",)
 
@@ -382,13 +402,13 @@ class _LiveStore(FileStore):
 
 @contextmanager
 def _locked(shelf: Path) -> Iterator[None]:
-    """Keep other backups from this shelf meanwhile. Raises Busy."""
+    """Hold the lock of a directory of backups. Raises Busy."""
     file = SYSTEM_FILES.open(shelf, Access.READ)
     try:
         file.lock()
     except BlockingIOError:
         file.close()
-        raise Busy(ErrorCode.BUSY, f"another backup is being taken here path={str(shelf)!r}") from None
+        raise Busy(ErrorCode.BUSY, f"another backup is in progress path={str(shelf)!r}") from None
     try:
         yield
     finally:
@@ -400,18 +420,21 @@ def _is_backup(path: Path) -> bool:
 
 
 def _names(folder: Path) -> list[str]:
-    """Files of a folder, those left out that are being made."""
+    """Return the names of the files of a folder, without temporary files."""
     return [name for name in SYSTEM_FILES.names(folder) if not name.startswith(".")] if folder.is_dir() else []
 
 
-def _is_same(source: Path, kept: Path) -> bool:
-    """Whether two files are the same segment. Segments of logs that went apart, one restored from the other's backup, may share a name, but
-    not their footers, which hold the times of their records."""
-    size = kept.stat().st_size
-    return source.stat().st_size == size and _end(source, size) == _end(kept, size)
+def _is_same(source: Path, other: Path) -> bool:
+    """Return whether two files are the same segment.
+
+    A broker that was restored from a backup reuses segment names, so names do not identify a segment. Footers do: they contain the times of
+    the records.
+    """
+    size = other.stat().st_size
+    return source.stat().st_size == size and _last_block(source, size) == _last_block(other, size)
 
 
-def _end(path: Path, size: int) -> bytes:
+def _last_block(path: Path, size: int) -> bytes:
     file = SYSTEM_FILES.open(path, Access.READ)
     try:
         block = bytearray(min(size, BLOCK_BYTES))
@@ -421,10 +444,10 @@ def _end(path: Path, size: int) -> bytes:
         file.close()
 
 
-def _link(kept: Path, target: Path) -> bool:
-    """One more name for a file; False where the file system has no such thing."""
+def _link(source: Path, target: Path) -> bool:
+    """Create a hard link. Return False if the file system does not support it."""
     try:
-        SYSTEM_FILES.link(kept, target)
+        SYSTEM_FILES.link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -1,7 +1,7 @@
-"""``polywire bench``: how fast a broker stores and hands out records over a wire, and how late they are, measured from here.
+"""``polywire bench``: measure produce throughput, consume throughput and end-to-end latency of a broker.
 
-Promises: a measurement is made by the client that applications use, on a topic of its own that goes with it; a lateness counts from when a
-record was due, not from when there was time to send it. Must not know: any wire.
+Measurements use the public client, on a new topic that is deleted afterwards. Latency counts from when a record was due to be sent, so that
+a slow broker cannot hide its latency by delaying the sender.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ IN_FLIGHT_MAX: Final = 1_000
 
 
 class BenchFormat(Enum):
-    """Form of what was measured."""
+    """Format of the results."""
 
     TABLE = "table"
     JSON = "json"
@@ -56,34 +56,39 @@ app = App(
     help_epilogue=examples("polywire bench produce", "polywire bench latency --address kafka://127.0.0.1:9094"),
 )
 
-Records = Annotated[int, Parameter(name=("--records", "-n"), help="Records.", validator=Number(gte=1, lte=RECORDS_MAX))]
-Size = Annotated[int, Parameter(help="Bytes of a record's value.", validator=Number(gte=1, lte=SIZE_MAX))]
-Batch = Annotated[int, Parameter(help="Records handed over at once.", validator=Number(gte=1, lte=BATCH_MAX))]
+Records = Annotated[
+    int, Parameter(name=("--records", "-n"), help="Number of records.", validator=Number(gte=1, lte=RECORDS_MAX))
+]
+Size = Annotated[int, Parameter(help="Size of a record's value in bytes.", validator=Number(gte=1, lte=SIZE_MAX))]
+Batch = Annotated[int, Parameter(help="Number of records in a batch.", validator=Number(gte=1, lte=BATCH_MAX))]
 InFlight = Annotated[
-    int, Parameter(help="Batches that wait for their acknowledgement.", validator=Number(gte=1, lte=IN_FLIGHT_MAX))
+    int, Parameter(help="Maximum number of unacknowledged batches.", validator=Number(gte=1, lte=IN_FLIGHT_MAX))
 ]
 Partitions = Annotated[
-    int, Parameter(help="Partitions of the topic, where the wire creates topics.", validator=Number(gte=1, lte=1_000))
+    int,
+    Parameter(
+        help="Number of partitions of the topic, if the protocol can create topics.", validator=Number(gte=1, lte=1_000)
+    ),
 ]
 Output = Annotated[BenchFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @dataclass(slots=True)
 class Measured:
-    """What came of a measurement: figures by name, each with its unit."""
+    """Results of a measurement: values by name, each with its unit."""
 
     settings: Mapping[str, object]
     figures: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def rate(self, records: int, bytes_: int, seconds: float, processor_seconds: float) -> None:
-        """How many records and bytes there were in so much time, and what they cost this process."""
+        """Add record rate, byte rate, and the client's processor time for a record."""
         self.figures["records"] = (records, "")
         self.figures["rate"] = (round(records / seconds), "records/s")
         self.figures["throughput"] = (round(bytes_ / seconds / MEBI, 1), "MiB/s")
         self.figures["client_processor_time"] = (round(1e6 * processor_seconds / records, 3), "us/record")
 
     def latencies(self, seconds: Sequence[float]) -> None:
-        """Percentiles of times, and the longest."""
+        """Add percentiles of latencies, and the maximum."""
         ordered = sorted(seconds)
         for percent in PERCENTILES:
             at = min(ceil(len(ordered) * percent / 100), len(ordered)) - 1
@@ -104,7 +109,7 @@ def produce(
     output: Output = BenchFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Produce records as fast as they are acknowledged. Latency is from handing a batch over to its acknowledgement."""
+    """Measure how fast records are produced and acknowledged. Latency is the time from sending a batch to its acknowledgement."""
     settings: dict[str, object] = {
         "records": records,
         "size": size,
@@ -121,7 +126,7 @@ def produce(
         measured.rate(records, records * size, seconds, time.process_time() - processor)
         measured.latencies(times)
 
-    _on_topic_of_its_own(address, partitions, work)
+    _with_new_topic(address, partitions, work)
     _print(measured, output)
 
 
@@ -134,7 +139,7 @@ def consume(
     output: Output = BenchFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Consume records, which are produced first and not counted, as fast as they come."""
+    """Measure how fast records are consumed. The records are produced before the measurement starts."""
     settings: dict[str, object] = {"records": records, "size": size, "partitions": partitions}
     measured = _measured("consume", address, settings)
 
@@ -145,12 +150,14 @@ def consume(
             while left:
                 found = await consumer.batch(10_000, timeout_s=QUIET_SECONDS)
                 if not found:
-                    raise Unavailable(ErrorCode.STOPPING, f"records do not come any more missing={left}")
+                    raise Unavailable(
+                        ErrorCode.STOPPING, f"no record arrived in time seconds={QUIET_SECONDS:g} missing={left}"
+                    )
                 left -= len(found)
         seconds = time.perf_counter() - begun
         measured.rate(records, records * size, seconds, time.process_time() - processor)
 
-    _on_topic_of_its_own(address, partitions, work)
+    _with_new_topic(address, partitions, work)
     _print(measured, output)
 
 
@@ -159,20 +166,22 @@ def consume(
 )
 def latency(
     *,
-    rate: Annotated[int, Parameter(help="Records a second.", validator=Number(gte=1, lte=100_000))] = 100,
-    seconds: Annotated[int, Parameter(help="How long.", validator=Number(gte=1, lte=86_400))] = 10,
+    rate: Annotated[int, Parameter(help="Records per second.", validator=Number(gte=1, lte=100_000))] = 100,
+    seconds: Annotated[
+        int, Parameter(help="Duration of the measurement in seconds.", validator=Number(gte=1, lte=86_400))
+    ] = 10,
     size: Size = 100,
     output: Output = BenchFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Send records at a steady rate, one by one, and read them. Latency is from when a record was due to be sent to when it was read."""
+    """Measure end-to-end latency at a steady rate. Latency is the time from when a record was due to be sent to when it was read."""
     settings: dict[str, object] = {"rate": rate, "seconds": seconds, "size": size}
     measured = _measured("latency", address, settings)
 
     async def work(topic: str) -> None:
         count = rate * seconds
         async with Producer(address, linger_ms=0) as producer:
-            await producer.send_and_wait(topic, b"." * size)  # what is done once for a topic is not counted
+            await producer.send_and_wait(topic, b"." * size)  # not measured: the first record of a topic sets it up
             async with Consumer(address, topic) as consumer:
                 await consumer.batch(1, timeout_s=QUIET_SECONDS)
                 begun = time.perf_counter()
@@ -181,19 +190,19 @@ def latency(
         measured.figures["records"] = (count, "")
         measured.latencies(times)
 
-    _on_topic_of_its_own(address, 1, work)
+    _with_new_topic(address, 1, work)
     _print(measured, output)
 
 
 def _measured(measurement: str, address: str, settings: Mapping[str, object]) -> Measured:
-    """Nothing yet; the address without its login."""
+    """Return empty results, with the settings and the address without its login."""
     return Measured({"measurement": measurement, "address": split_login(address)[1], **settings})
 
 
 async def _produce(url: str, topic: str, records: int, *, size: int, batch: int, in_flight: int) -> array[float]:
-    """Store so many records; returns how long the acknowledgement of each batch took."""
+    """Produce records, and return the latency of each batch in seconds."""
     times = array("d")
-    value = os.urandom(size).hex()[:size].encode()  # some wires carry text only
+    value = os.urandom(size).hex()[:size].encode()  # hexadecimal, because some protocols accept text only
     left = records
 
     async def keep_one_in_flight(producer: Producer) -> None:
@@ -211,7 +220,7 @@ async def _produce(url: str, topic: str, records: int, *, size: int, batch: int,
 
 
 async def _send_when_due(producer: Producer, topic: str, begun: float, count: int, *, rate: int, size: int) -> None:
-    """Send so many records, each when it is due, or at once where it is late."""
+    """Send each record when it is due, and late ones at once."""
     sent = 0
     while sent < count:
         await asyncio.sleep(max(0.0, begun + sent / rate - time.perf_counter()))
@@ -222,19 +231,21 @@ async def _send_when_due(producer: Producer, topic: str, begun: float, count: in
 
 
 async def _read_all(consumer: Consumer, begun: float, count: int, *, rate: int) -> array[float]:
-    """How late each of so many records was read."""
+    """Read all records, and return for each the seconds from when it was due to when it was read."""
     times = array("d")
     while len(times) < count:
         found = await consumer.batch(10_000, timeout_s=QUIET_SECONDS + 1 / rate)
         if not found:
-            raise Unavailable(ErrorCode.STOPPING, f"records do not come any more missing={count - len(times)}")
+            raise Unavailable(
+                ErrorCode.STOPPING, f"no record arrived in time seconds={QUIET_SECONDS:g} missing={count - len(times)}"
+            )
         now = time.perf_counter()
         times.extend(now - begun - (len(times) + number) / rate for number in range(len(found)))
     return times
 
 
-def _on_topic_of_its_own(address: str, partitions: int, work: Callable[[str], Awaitable[None]]) -> None:
-    """Do it on a new topic, which goes afterwards where the wire deletes topics."""
+def _with_new_topic(address: str, partitions: int, work: Callable[[str], Awaitable[None]]) -> None:
+    """Run ``work`` on a new topic, and delete the topic if the protocol can."""
 
     async def connected(client: WireClient) -> None:
         topic = f"bench-{secrets.token_hex(4)}"
@@ -246,13 +257,13 @@ def _on_topic_of_its_own(address: str, partitions: int, work: Callable[[str], Aw
             if Ability.DELETE_TOPIC in client.abilities:
                 await client.delete_topic(topic)
             else:
-                note(f"this wire cannot delete the topic that was measured on topic={topic}")
+                note(f"the protocol cannot delete topics: the topic of the measurement remains topic={topic}")
 
     run_with_client(address, connected)
 
 
 def _machine() -> dict[str, object]:
-    """What this process ran on, and as."""
+    """Return facts about the machine and the client."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
@@ -265,9 +276,9 @@ def _machine() -> dict[str, object]:
 def _print(measured: Measured, form: BenchFormat) -> None:
     figures = [(name, value, unit) for name, (value, unit) in measured.figures.items()]
     if form is BenchFormat.JSON:
-        told = {"machine": _machine(), "settings": dict(measured.settings)}
-        told["figures"] = {name: {"value": value, "unit": unit} for name, value, unit in figures}
-        sys.stdout.write(escaped_json(json.dumps(told, indent=2)) + "\n")
+        results = {"machine": _machine(), "settings": dict(measured.settings)}
+        results["figures"] = {name: {"value": value, "unit": unit} for name, value, unit in figures}
+        sys.stdout.write(escaped_json(json.dumps(results, indent=2)) + "\n")
         return
     for facts in (measured.settings, _machine()):
         note(" ".join(f"{name}={value}" for name, value in facts.items()))

@@ -1,7 +1,4 @@
-"""``polywire cluster``: the log in a bucket, seen from outside.
-
-Promises: nothing is changed that a running broker rests on. Must not know: how the log is stored.
-"""
+"""``polywire cluster``: check and create a log in a bucket, list its brokers and shards, and move leadership."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ app = App(
     ),
 )
 
-Url = Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")]
+Url = Annotated[str, Parameter(help="Bucket and prefix of the log: s3://, gs://, az:// or file:///.")]
 app.command(
     "polywire.cli.cluster_import:app",
     name="import",
-    help="Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users.\n\n"
-    "The directory stays as it is. An import that was broken off is run again, and goes on; no broker leads the bucket before its end.",
+    help="Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users.\n\n"
+    "The directory is not changed. Run an interrupted import again to resume it. No broker can lead before the import is complete.",
 )
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
@@ -53,11 +50,11 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
     help_epilogue=examples(
         "polywire cluster check s3://my-bucket/polywire",
         "polywire cluster check file:///srv/polywire",
-        exits={EXIT_UNFIT: "the bucket does not have them"},
+        exits={EXIT_UNFIT: "the bucket does not support the conditional writes that a log needs"},
     )
 )
 def check(url: Url, *, output: Output = ListFormat.TABLE) -> int:
-    """Check whether a bucket has the conditional writes that a log needs. Exits with 0 if it has, with 3 if not."""
+    """Check that a bucket supports the conditional writes that a log needs. Exits with 0 if it does, with 3 if not."""
     findings = probe(open_bucket(url))
     rows = [{"check": finding.what, "result": finding.defect or "ok"} for finding in findings]
     print_list(rows, columns=("check", "result"), form=output)
@@ -68,7 +65,7 @@ def check(url: Url, *, output: Output = ListFormat.TABLE) -> int:
     help_epilogue=examples(
         "polywire cluster init s3://my-bucket/polywire",
         "polywire cluster init s3://my-bucket/polywire --shards 8",
-        exits={EXIT_UNFIT: "the bucket does not have the conditional writes that a log needs"},
+        exits={EXIT_UNFIT: "the bucket does not support the conditional writes that a log needs"},
     )
 )
 def init(
@@ -77,27 +74,26 @@ def init(
     shards: Annotated[
         int,
         Parameter(
-            help="Number of shards that have the topics between them, each led by one broker at a time; it stays as it is for ever. A "
-            "machine serves with a process for each.",
+            help="Number of shards to divide the topics among. Each shard has one leader, and each machine runs a process for each "
+            "shard. The number cannot be changed later.",
             validator=Number(gte=1, lte=SHARDS_MAX),
         ),
     ] = 1,
 ) -> int:
-    """Check a bucket, and make it one that holds a log, which brokers do at their first start as well.
+    """Check a bucket and create an empty log in it. Brokers do the same at their first start.
 
-    A bucket that holds a log already is left as it is; one with another number of shards is an error.
+    If the bucket already has a log, nothing is changed; a different number of shards is an error.
     """
     objects = open_bucket(url)
     defects = [f"{finding.what}: {finding.defect}" for finding in probe(objects) if finding.defect]
     if defects:
-        note(f"this bucket cannot hold a log: {defects[0]}", style="red")
+        note(f"the bucket cannot store a log: {defects[0]}", style="red")
         return EXIT_UNFIT
-    identity, made = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=shards)
+    identity, is_new = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=shards)
     if identity.shards != shards and shards != 1:
-        raise Failed(
-            f"there is a log in this bucket with another number of shards id={identity.id} shards={identity.shards}"
-        )
-    note(f"{'made' if made else 'there is'} a log in this bucket id={identity.id} shards={identity.shards}")
+        raise Failed(f"the bucket has a log with another number of shards id={identity.id} shards={identity.shards}")
+    outcome = "created a log in the bucket" if is_new else "the bucket already has a log"
+    note(f"{outcome} id={identity.id} shards={identity.shards}")
     return 0
 
 
@@ -107,9 +103,10 @@ def init(
     )
 )
 def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the brokers of a bucket: who leads, stands by, was deposed, is silent. Looks until all have said something, some seconds at most.
+    """List the brokers of a bucket with their state (leads, stands by, deposed or silent).
 
-    A broker is silent that has said nothing meanwhile; one that leads is followed when it has been silent for 8 seconds.
+    Waits a few seconds for a heartbeat of every broker; a broker without one is silent. A standby takes over from a leader that is silent for
+    8 seconds.
     """
     objects = open_bucket(url)
     identity = _identity(objects)
@@ -126,7 +123,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     ]
     print_list(rows, columns=NODE_COLUMNS, form=output)
     if output is ListFormat.TABLE:
-        note(f"log id={identity.id} made={format_time(identity.created_at_us)} shards={identity.shards}")
+        note(f"log id={identity.id} created={format_time(identity.created_at_us)} shards={identity.shards}")
 
 
 @app.command(
@@ -136,7 +133,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     ),
 )
 def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the shards of a bucket: who leads each, under which start, and who stands by for it. Looks as status does."""
+    """List the shards of a bucket with their leader, its start number, and the standbys. Waits for heartbeats as status does."""
     objects = open_bucket(url)
     identity, seen = _identity(objects), seen_nodes(objects)
     rows = []
@@ -147,7 +144,7 @@ def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
                 "shard": shard_name(shard),
                 "leader": None if leader is None else leader.name,
                 "start": None if leader is None else leader.start,
-                "standing_by": " ".join(_able(seen, shard)),
+                "standing_by": " ".join(_standbys(seen, shard)),
             }
         )
     print_list(rows, columns=SHARD_COLUMNS, form=output)
@@ -163,42 +160,46 @@ def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
 def takeover(
     url: Url,
     *,
-    node: Annotated[str | None, Parameter(help="Who is to lead; without it the first of those that stand by.")] = None,
-    shard: Annotated[
-        int | None, Parameter(help="Number of the shard; needed where there are several.", validator=Number(gte=0))
+    node: Annotated[
+        str | None, Parameter(help="Name of the standby that becomes the leader. Defaults to the first one.")
     ] = None,
-    timeout_s: Annotated[float, Parameter(help="How long to wait for it.", validator=Number(gt=0, lte=3600))] = 60.0,
+    shard: Annotated[
+        int | None, Parameter(help="Number of the shard; required if there are several.", validator=Number(gte=0))
+    ] = None,
+    timeout_s: Annotated[
+        float, Parameter(help="Seconds to wait for the takeover.", validator=Number(gt=0, lte=3600))
+    ] = 60.0,
 ) -> None:
-    """Have a broker that stands by lead instead of the one that does, for instance before its machine is looked after.
+    """Make a standby the leader, for instance before maintenance of the leader's machine.
 
-    What was acknowledged stays; clients of both connect anew.
+    Acknowledged records are not lost. Clients of both brokers have to reconnect.
     """
     objects = open_bucket(url)
     identity = _identity(objects)
     if not 0 <= (shard or 0) < identity.shards or (shard is None and identity.shards > 1):
-        raise Failed(f"name one of the bucket's shards: --shard 0 to {identity.shards - 1}")
+        raise Failed(f"shard number is required (use --shard 0 to --shard {identity.shards - 1})")
     candidate = Candidate(node or "", shard or FIRST, identity.shards)
     node = None if node is None else candidate.name
     nodes, seen = Nodes(objects, candidate), seen_nodes(objects)
-    leader, able = _leader(seen, candidate.shard), _able(seen, candidate.shard)
+    leader, standbys = _leader(seen, candidate.shard), _standbys(seen, candidate.shard)
     if leader is None:
-        raise Failed("nobody leads: whoever stands by does so by itself")
+        raise Failed("the shard has no leader (a healthy standby takes over on its own)")
     if node == leader.name:
-        raise Failed(f"it leads already node={node}")
-    if not able or (node is not None and node not in able):
+        raise Failed(f"the broker is already the leader node={node}")
+    if not standbys or (node is not None and node not in standbys):
         raise Failed(
-            "nobody stands by" if node is None else f"this broker does not stand by, or is drained node={node}"
+            "there is no standby" if node is None else f"the broker is not a standby, or is drained node={node}"
         )
-    chosen = node or able[0]
+    chosen = node or standbys[0]
     nodes.wish(Wish(chosen, leader.start))
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        found = max(nodes.read(), key=lambda one: one.start, default=None)
-        if found is not None and found.start > leader.start:
-            note(f"{found.name} leads now start={found.start}")
+        latest = max(nodes.read(), key=lambda broker: broker.start, default=None)
+        if latest is not None and latest.start > leader.start:
+            note(f"{latest.name} is now the leader start={latest.start}")
             return
         time.sleep(POLL_S)
-    raise Failed(f"nobody has taken over node={chosen} timeout_s={timeout_s:g}")
+    raise Failed(f"no broker has taken over node={chosen} timeout_s={timeout_s:g}")
 
 
 @app.command(
@@ -206,94 +207,97 @@ def takeover(
         "polywire cluster drain s3://my-bucket/polywire broker-2",
         "polywire cluster drain s3://my-bucket/polywire broker-2 --no-wait",
         "polywire cluster drain s3://my-bucket/polywire broker-2 --undo",
-        exits={EXIT_LEADS: "the broker still leads shards, until others stand by for them"},
+        exits={EXIT_LEADS: "the broker still leads shards that have no other standby"},
     )
 )
 def drain(
     url: Url,
-    node: Annotated[str, Parameter(help="Name of the broker, as it was started with.")],
+    node: Annotated[str, Parameter(help="Name of the broker: its --node, or its host name.")],
     *,
-    undo: Annotated[bool, Parameter(negative="", help="Let it lead again.")] = False,
-    wait: Annotated[bool, Parameter(help="Whether to wait until it leads nothing, and tell who does.")] = True,
-    timeout_s: Annotated[float, Parameter(help="How long to wait for it.", validator=Number(gt=0, lte=3600))] = 60.0,
+    undo: Annotated[bool, Parameter(negative="", help="Let the broker lead again.")] = False,
+    wait: Annotated[bool, Parameter(help="Wait until the broker leads no shard, and print the new leaders.")] = True,
+    timeout_s: Annotated[
+        float, Parameter(help="Seconds to wait for the standbys.", validator=Number(gt=0, lte=3600))
+    ] = 60.0,
 ) -> int:
-    """Have a broker give all its shards to others that stand by, and be given none, for instance before its machine is looked after.
+    """Hand all shards of a broker to standbys and give it no new ones, for instance before maintenance of its machine.
 
-    It goes on carrying connections. That holds until --undo, or until the broker ends; where nobody else is left it leads nevertheless.
+    The broker still forwards connections. It stays drained until --undo or until it exits. A drained broker still leads if no other broker is
+    left.
     """
     objects = open_bucket(url)
     identity, nodes = _identity(objects), Nodes(objects)
-    known = {one.machine for one in nodes.read()}
+    known = {broker.machine for broker in nodes.read()}
     if node not in known:
         raise unknown("node", node, known)
     if undo:
         nodes.undrain(node)
-        note(f"{node} may lead again")
+        note(f"{node} can lead again")
         return 0
     nodes.drain(node)
     if not wait:
-        note(f"{node} gives away what it leads")
+        note(f"{node} hands over its shards")
         return 0
-    left = _await_drained(nodes, node, identity.shards, timeout_s)
-    if left:
-        note(f"{node} still leads shards: {', '.join(map(shard_name, sorted(left)))}", style="red")
+    still_led = _await_drained(nodes, node, identity.shards, timeout_s)
+    if still_led:
+        note(f"{node} still leads shards: {', '.join(map(shard_name, sorted(still_led)))}", style="red")
         return EXIT_LEADS
-    note(f"{node} leads nothing, and carries connections")
+    note(f"{node} leads no shard and forwards connections")
     return 0
 
 
 def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) -> set[int]:
-    """Tell who follows a machine in the lead of its shards; returns those that it still leads after all that time."""
-    end, given, alone = time.monotonic() + timeout_s, set[int](), False
+    """Wait until a machine leads no shard, and print each new leader. Return the shards that it still leads after ``timeout_s``."""
+    end, awaited, has_warned = time.monotonic() + timeout_s, set[int](), False
     while True:
-        found = nodes.read()
-        leaders = {
-            shard: max((node for node in found if node.shard == shard), key=lambda node: node.start, default=None)
+        brokers = nodes.read()
+        latest = {
+            shard: max((node for node in brokers if node.shard == shard), key=lambda node: node.start, default=None)
             for shard in range(shards)
         }
-        led = {shard: leader for shard, leader in leaders.items() if leader is not None and leader.start > 0}
-        left = {shard for shard, leader in led.items() if leader.machine == machine}
-        for shard in sorted(given & led.keys() - left):
-            note(f"{led[shard].name} leads shard {shard_name(shard)} now start={led[shard].start}")
-        given = left | (given - led.keys())  # who follows may be recovering
-        others = {node.machine for node in found if not node.drained}
-        if left and not others and not alone:
-            note("nobody else is there to take over", style="yellow")
-            alone = True
-        if not given or time.monotonic() >= end:
-            return left
+        leaders = {shard: node for shard, node in latest.items() if node is not None and node.start > 0}
+        still_led = {shard for shard, leader in leaders.items() if leader.machine == machine}
+        for shard in sorted(awaited & leaders.keys() - still_led):
+            note(f"{leaders[shard].name} is now the leader of shard {shard_name(shard)} start={leaders[shard].start}")
+        awaited = still_led | (awaited - leaders.keys())  # a new leader that is still recovering is in neither set
+        others = {node.machine for node in brokers if not node.drained}
+        if still_led and not others and not has_warned:
+            note("there is no other broker that could take over", style="yellow")
+            has_warned = True
+        if not awaited or time.monotonic() >= end:
+            return still_led
         time.sleep(POLL_S)
 
 
 def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
-    """Who leads a shard."""
-    return next((one for one, state in seen if one.shard == shard and state is NodeState.LEADS), None)
+    """Return the leader of a shard."""
+    return next((node for node, state in seen if node.shard == shard and state is NodeState.LEADS), None)
 
 
-def _able(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
-    """Names of those who stand by for a shard, on machines that may lead."""
-    return [one.name for one, state in seen if one.shard == shard and state is NodeState.STANDS_BY and not one.drained]
+def _standbys(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
+    """Return the names of the standbys of a shard, without those of drained machines."""
+    return [
+        node.name for node, state in seen if node.shard == shard and state is NodeState.STANDS_BY and not node.drained
+    ]
 
 
 def _identity(objects: Objects) -> Identity:
-    """What the bucket is. Raises Failed."""
-    found = find_identity(objects)
-    if found is None:
-        raise Failed(
-            "there is no log in this bucket: polywire cluster init makes one, and so does a broker's first start"
-        )
-    return found
+    """Return the identity of the bucket's log. Raises Failed if the bucket has no log."""
+    identity = find_identity(objects)
+    if identity is None:
+        raise Failed("the bucket has no log (create one with polywire cluster init, or start a broker)")
+    return identity
 
 
 def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
-    """Everybody, and what they do: as soon as all have been heard of, at the latest when those who live must have been."""
+    """Return all brokers with their states, after a heartbeat of each, or after the time in which a live broker sends one."""
     nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
-    found, begun = nodes.read(), clock.monotonic()
-    watch.see(found, begun)
+    brokers, begun = nodes.read(), clock.monotonic()
+    watch.see(brokers, begun)
     now, heard = begun, set[str]()
-    while now < begun + LOOK_S and not heard.issuperset(node.name for node in found):
+    while now < begun + LOOK_S and not heard.issuperset(node.name for node in brokers):
         time.sleep(POLL_S)
-        found, now = nodes.read(), clock.monotonic()
-        watch.see(found, now)
-        heard.update(node.name for node in found if watch.silent_s(node) == 0)
-    return states(found, heard)
+        brokers, now = nodes.read(), clock.monotonic()
+        watch.see(brokers, now)
+        heard.update(node.name for node in brokers if watch.silent_s(node) == 0)
+    return states(brokers, heard)

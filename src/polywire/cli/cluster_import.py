@@ -1,7 +1,4 @@
-"""``polywire cluster import``: a stopped broker's data directory becomes the beginning of a log in a bucket.
-
-Promises: the directory is not changed; how far it is, is told. Must not know: how the log is stored.
-"""
+"""``polywire cluster import``: copy the data directory of a stopped broker into a bucket, without changing the directory."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from polywire.cluster.probe import check
 from polywire.server.shard_directories import count_shards
 from polywire.store.url import open_bucket
 
-TIMEOUT_S: Final = 120  # of one segment
-TOLD_S: Final = 2.0  # between two lines about how far it is
+TIMEOUT_S: Final = 120  # for one segment
+REPORT_S: Final = 2.0  # between two progress lines
 
 app = App(
     name="import",
@@ -34,34 +31,34 @@ app = App(
 
 @app.default
 def import_data(
-    data_dir: Annotated[Path, Parameter(help="Data directory of a broker that was stopped.")],
-    url: Annotated[str, Parameter(help="Root of the cluster: s3://, gs://, az:// or file:///, a bucket and a prefix.")],
+    data_dir: Annotated[Path, Parameter(help="Data directory of a stopped broker.")],
+    url: Annotated[str, Parameter(help="Bucket and prefix of the log: s3://, gs://, az:// or file:///.")],
 ) -> None:
-    """Bring a data directory into a bucket without a log: topics, records and offsets, groups and their positions, users."""
-    found = count_shards(data_dir)
-    if found > 1:
+    """Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users."""
+    shards = count_shards(data_dir)
+    if shards > 1:
         raise Failed(
-            f"a directory of one process is brought into a bucket, the topics of this one lie in several shards={found}"
+            f"data directory has several shards (only a directory of one process can be imported) shards={shards}"
         )
     objects, blobs = open_bucket(url), open_bucket(url, timeout_s=TIMEOUT_S)
     check(objects)
     with opened(data_dir) as offline:
-        done = import_directory(offline, objects, blobs, SystemClock(), _Told())
-    what = "this directory is in the bucket" if done.again else "imported"
-    note(f"{what} id={done.identity.id} segments={done.segments} bytes={done.bytes}")
+        imported = import_directory(offline, objects, blobs, SystemClock(), _ProgressLine())
+    outcome = "this directory was already imported" if imported.again else "imported"
+    note(f"{outcome} id={imported.identity.id} segments={imported.segments} bytes={imported.bytes}")
     note(f"next: polywire serve --bucket {url} --data-dir (another directory, for the cache)")
 
 
-class _Told:
-    """Tells people how far it is. Guards: not more often than they can read."""
+class _ProgressLine:
+    """Prints the progress of an import every ``REPORT_S`` seconds."""
 
     def __init__(self) -> None:
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now >= self._told_at + TOLD_S or progress.segments == progress.segments_all:
-            self._told_at = now
+        if now >= self._printed_at + REPORT_S or progress.segments == progress.segments_all:
+            self._printed_at = now
             note(
                 f"{progress.step.value} segments={progress.segments} of={progress.segments_all} bytes={progress.bytes}"
             )

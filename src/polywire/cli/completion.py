@@ -1,7 +1,4 @@
-"""``polywire completion``: scripts that complete commands and options in shells.
-
-Promises: prints a script, changes no file. Must not know: any noun.
-"""
+"""``polywire completion``: shell scripts that complete commands and options."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from cyclopts import App, Parameter
 
 from polywire.cli.usage import examples
 
-Shell = Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell that is to read it.")]
+Shell = Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Shell to print the script for.")]
 
 _ZSH_ENDING: Final = """
 if [[ ${{zsh_eval_context[-1]}} == loadautofunc ]]; then
@@ -23,8 +20,8 @@ fi
 """
 
 
-def completion_of(whole: App) -> App:
-    """The command that prints the completion of a command line."""
+def completion_of(program_app: App) -> App:
+    """Return the command that prints completion scripts for ``program_app``."""
     app = App(
         name="completion",
         help_epilogue=examples(
@@ -37,24 +34,27 @@ def completion_of(whole: App) -> App:
     @app.default
     def completion(shell: Shell) -> None:
         """Print a script that completes commands and options in a shell."""
-        program = whole.name[0]
-        script = whole.generate_completion(prog_name=program, shell=shell).rstrip("\n")
-        sys.stdout.write(f"{script}\n{_ending(whole, program, shell)}")
+        program = program_app.name[0]
+        script = program_app.generate_completion(prog_name=program, shell=shell).rstrip("\n")
+        sys.stdout.write(f"{script}\n{_ending(program_app, program, shell)}")
 
     return app
 
 
-def _ending(whole: App, program: str, shell: str) -> str:
-    """What the generated script lacks: zsh reads a file on its path as the body of a function, which then has to do the work, and a script
-    that is read by hand has to say what it completes; fish offers files where a command is to be named."""
+def _ending(program_app: App, program: str, shell: str) -> str:
+    """Return lines that the generated script lacks.
+
+    zsh runs a file of its function path as the body of the function, but a sourced script has to register its function. fish offers file
+    names where a subcommand is expected, unless -f is set.
+    """
     if shell == "zsh":
         return _ZSH_ENDING.format(program=program)
     if shell == "fish":
-        places = ["", *(f" {name}" for name in _words(whole) if _words(whole[name]))]
-        return "".join(f"complete -c {program} -n '__fish_{program}_using_command{place}' -f\n" for place in places)
+        prefixes = ["", *(f" {name}" for name in _subcommands(program_app) if _subcommands(program_app[name]))]
+        return "".join(f"complete -c {program} -n '__fish_{program}_using_command{prefix}' -f\n" for prefix in prefixes)
     return ""
 
 
-def _words(app: App) -> list[str]:
-    """The commands in this one."""
+def _subcommands(app: App) -> list[str]:
+    """Return the names of the subcommands."""
     return [name for name in app if not name.startswith("-")]

@@ -1,7 +1,6 @@
-"""``polywire config``: which settings a broker would have, where each comes from, and whether it would start with them.
+"""``polywire config``: show the settings that ``polywire serve`` would use, with their sources, and check them.
 
-Promises: what is shown is what ``polywire serve`` would make of the same options, environment and file; nothing is opened or changed that
-belongs to a broker. Must not know: what a setting means.
+Options, environment and file are resolved by the same code as in ``polywire serve``. No data directory is opened or changed.
 """
 
 from __future__ import annotations
@@ -34,31 +33,29 @@ app = App(
 OPTION: Final = "option"
 DEFAULT: Final = "default"
 
-ServeOptions = Annotated[
-    str, Parameter(allow_leading_hyphen=True, help="Options as they would be given to polywire serve.")
-]
+ServeOptions = Annotated[str, Parameter(allow_leading_hyphen=True, help="Options of polywire serve.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and the arguments that they were made of."""
+    """Settings, and the command line arguments they come from."""
 
     config: ServeConfig
     arguments: ArgumentCollection
 
 
 def resolve(words: tuple[str, ...]) -> Resolved:
-    """What ``polywire serve`` would be told by these words, the environment and the file. Raises CycloptsError, and OSError for the file."""
-    seen: list[ArgumentCollection] = []
+    """Resolve options, environment and file as ``polywire serve`` does. Raises CycloptsError, and OSError if the file cannot be read."""
+    collections: list[ArgumentCollection] = []
 
-    def keep(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        seen.append(arguments)
+    def record_arguments(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        collections.append(arguments)
 
-    same = App(name="serve", config=(*SOURCES, keep), help_flags=[], version_flags=[])
-    same.default(serve)
-    _, bound, _ = same.parse_args(words, exit_on_error=False, print_error=False)
+    parser = App(name="serve", config=(*SOURCES, record_arguments), help_flags=[], version_flags=[])
+    parser.default(serve)
+    _, bound, _ = parser.parse_args(words, exit_on_error=False, print_error=False)
     bound.apply_defaults()
-    return Resolved(config_of(**bound.arguments), seen[0])
+    return Resolved(config_of(**bound.arguments), collections[0])
 
 
 @app.command(
@@ -69,7 +66,7 @@ def show(
     origin: Annotated[bool, Parameter(negative="", help="Show where each value comes from.")] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
-    """List every setting of polywire serve with its value: option over environment over file over default."""
+    """List every setting of polywire serve with its value: from an option, else the environment, the file or the default."""
     columns = ("setting", "value", *(("origin",) if origin else ()))
     rows = [_row(argument) for argument in resolve(options).arguments if not argument.children]
     print_list([{column: row[column] for column in columns} for row in rows], columns=columns, form=output)
@@ -100,7 +97,7 @@ def _origin(argument: Argument) -> str:
 
 @app.command(help_epilogue=examples("polywire config check", "polywire config check --config staging.toml"))
 def check(*options: ServeOptions) -> None:
-    """Check that polywire serve would accept its settings: values, addresses, users file and certificates. Exits with 1 or 2 if not."""
+    """Check that polywire serve accepts its settings: values, addresses, users file and certificates. Exits with 1 or 2 if not."""
     resolved = resolve(options)
     check_variables(os.environ, {argument.name.removeprefix("--") for argument in resolved.arguments})
     config = resolved.config

@@ -1,8 +1,4 @@
-"""The broker that a command talks to: its address option, and one place where clients are opened and closed.
-
-Promises: every noun reaches brokers through here, so the address option reads and behaves the same everywhere.
-Must not know: any noun.
-"""
+"""The ``--address`` option, and the client that a command runs with."""
 
 from __future__ import annotations
 
@@ -24,16 +20,16 @@ Result = TypeVar("Result")
 
 ADDRESS_DEFAULT: Final = "polywire://127.0.0.1:9555"
 CONNECT_VARIABLE: Final = "POLYWIRE_CONNECT_S"
-QUIET_S: Final = 1.0  # before it is reported that a command waits for its broker
+QUIET_S: Final = 1.0  # before a command reports that it waits for its broker
 
 Address = Annotated[
     str,
     Parameter(
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
-        help="Broker address as scheme://host:port; the scheme selects the wire (polywire, flux, cursus, iggy, "
-        "kafka, kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD. A broker that does not "
-        "listen yet is waited for, up to POLYWIRE_CONNECT_S seconds (10).",
+        help="Broker address as scheme://host:port. The scheme selects the protocol: polywire, flux, cursus, iggy, "
+        "kafka or kafka07. With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD. Connecting is retried for "
+        "POLYWIRE_CONNECT_S seconds (10).",
     ),
 ]
 
@@ -41,27 +37,29 @@ Address = Annotated[
 def run_with_client(
     address: str, work: Callable[[WireClient], Awaitable[Result]], *, topic: str | None = None, group: str | None = None
 ) -> Result:
-    """Connect, run ``work``, close. Where ``topic`` or ``group`` does not exist, the error names those that do.
+    """Connect, run ``work``, close, and return the result of ``work``.
 
-    Waits for a broker that does not listen yet as ``polywire.connect`` does, and reports that it waits. Raises Failed when none answers
-    in time, and the kinds of ``polywire.errors``.
+    If ``topic`` or ``group`` does not exist, the error lists those that do. Connecting is retried as in ``polywire.connect``, and the wait is
+    reported.
+
+    Raises Failed if no broker answers in time, and the kinds of ``polywire.errors``.
     """
     limit_s = connect_limit_s()
 
     async def connected() -> Result:
         link = Link(address, connect_s=limit_s)
-        where = address.rpartition("@")[2]  # without a password
-        waits = asyncio.get_running_loop().call_later(
-            QUIET_S, note, f"waiting for a broker address={where} seconds={limit_s:g}"
+        without_login = address.rpartition("@")[2]
+        reminder = asyncio.get_running_loop().call_later(
+            QUIET_S, note, f"waiting for a broker address={without_login} seconds={limit_s:g}"
         )
         try:
             await link.open()
             client = await link.wire()
         except Unavailable as error:
-            words = "" if error.message.startswith("cannot connect") else "cannot connect: "
-            raise Failed(f"{words}{error.message} code={error.code.value}") from error
+            prefix = "" if error.message.startswith("cannot connect") else "cannot connect: "
+            raise Failed(f"{prefix}{error.message} code={error.code.value}") from error
         finally:
-            waits.cancel()
+            reminder.cancel()
         try:
             return await work(client)
         except Missing as error:
@@ -77,19 +75,19 @@ def run_with_client(
 
 
 def connect_limit_s() -> float:
-    """Return how many seconds a command waits for its broker. Raises Failed for a setting that is no such number."""
-    given = os.environ.get(CONNECT_VARIABLE) or CONNECT_S
+    """Return how many seconds a command retries to connect. Raises Failed if the variable is not a number of seconds."""
+    setting = os.environ.get(CONNECT_VARIABLE) or CONNECT_S
     try:
-        limit_s = float(given)
+        limit_s = float(setting)
     except ValueError:
         limit_s = -1.0
     if not 0 <= limit_s < float("inf"):
-        raise Failed(f"invalid number of seconds {CONNECT_VARIABLE}={given!r}")
+        raise Failed(f"connect timeout is not a number of seconds {CONNECT_VARIABLE}={setting!r}")
     return limit_s
 
 
-def polywire_only(client: WireClient, what: str) -> PolywireClient:
-    """The client, for what no other wire has words for. Raises Invalid."""
+def polywire_only(client: WireClient, action: str) -> PolywireClient:
+    """Return the client as one of the polywire protocol, which ``action`` ("list groups") needs. Raises Invalid for other protocols."""
     if not isinstance(client, PolywireClient):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} over the polywire wire only: use a polywire:// address")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"only the polywire protocol can {action} (use a polywire:// address)")
     return client

@@ -1,7 +1,8 @@
 """``polywire serve --detach`` and ``polywire stop``: a broker in the background.
 
-A detached broker has three files beside its data directory, named after it: ``.log`` with what it logs, ``.ready`` with its addresses while
-it accepts connections, and ``.pid``, which it keeps locked while it lives: a process id that the system uses again is not mistaken for it.
+A detached broker has three files next to its data directory, with the name of the directory and a suffix: ``.log`` for its log lines,
+``.ready`` with its addresses while it accepts connections, and ``.pid`` with its process id. The broker holds a lock on the ``.pid`` file
+until it exits, so that another process that got the same id is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from polywire.server.config import ServeConfig
 
 PRIVATE_MODE: Final = 0o600
 POLL_S: Final = 0.02
-QUIET_S: Final = 1.0  # of a start or a stop before it is reported that it takes longer
+QUIET_S: Final = 1.0  # before a start or stop reports that it is still waiting
 REPORTS_S: Final = 10.0  # between two such reports
-PID_BYTES_MAX: Final = 9  # of the file of the process id: systems number processes up to 2^22
-STOP_S_MAX: Final = 60.0  # for a broker to answer what it has received and to sync its log
+PID_BYTES_MAX: Final = 9  # in the .pid file; process ids are at most 2^22
+STOP_S_MAX: Final = 60.0  # enough for a broker to send pending responses and to sync its log
 
 app = App(
     name="stop",
@@ -42,35 +43,36 @@ def stop(
     *,
     data_dir: Annotated[Path, Parameter(help="Data directory of the broker.")] = Path("polywire-data"),
 ) -> int:
-    """Stop a broker that was started with polywire serve --detach, and wait until it has ended."""
+    """Stop a broker that was started with polywire serve --detach, and wait until it has exited."""
     pid = running(data_dir)
     if pid is None:
         raise Failed(
-            f"no detached broker is running data_dir={str(data_dir)!r} (start one with polywire serve --detach)"
+            f"no detached broker is running (start one with polywire serve --detach) data_dir={str(data_dir)!r}"
         )
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if not _wait(lambda: running(data_dir) is None, "stopping", limit_s=STOP_S_MAX):
-        raise Failed(f"the broker is still running pid={pid} seconds={STOP_S_MAX:g} (see {beside(data_dir, '.log')})")
+        raise Failed(f"the broker is still running (see {beside(data_dir, '.log')}) pid={pid} seconds={STOP_S_MAX:g}")
     note(f"stopped pid={pid}")
     return 0
 
 
 def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> int:
-    """Run ``serve`` in a process of its own and return once it accepts connections. Raises Failed where it does not start."""
+    """Run ``serve`` in a child process and return once it accepts connections. Raises Failed if it does not start."""
     data_dir = config.data_dir
     log, ready = beside(data_dir, ".log"), config.ready_file or beside(data_dir, ".ready")
     data_dir.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with _locked(data_dir) as held, open(log, "ab", opener=_open_private) as lines:
+    with _locked(data_dir) as pid_file, open(log, "ab", opener=_open_private) as log_file:
         ready.unlink(missing_ok=True)
-        start = lines.tell()
+        start = log_file.tell()
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _become_broker(replace(config, ready_file=ready), serve, lines.fileno())
+            _become_broker(replace(config, ready_file=ready), serve, log_file.fileno())
         try:
-            os.write(held, b"%d\n" % child)  # here, so that the broker can be stopped from its first moment on
+            # The parent writes it, so that polywire stop works before the child has done anything.
+            os.write(pid_file, b"%d\n" % child)
         except OSError as error:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -83,16 +85,17 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
         os.kill(child, signal.SIGTERM)
         raise
     if not ready.exists():
-        said = log.read_bytes()[start:].decode("utf-8", "replace").splitlines()
-        last = next((line for line in reversed(said) if "level=error" in line), said[-1] if said else "it said nothing")
+        lines = log.read_bytes()[start:].decode("utf-8", "replace").splitlines()
+        fallback = lines[-1] if lines else "it logged nothing"
+        last = next((line for line in reversed(lines) if "level=error" in line), fallback)
         raise Failed(f"the broker did not start: {last.partition(' reason=')[2] or last} log={str(log)!r}")
-    where = "" if data_dir == Path("polywire-data") else f" --data-dir {data_dir}"
-    note(f"ready pid={child} log={str(log)!r}; end it with: polywire stop{where}")
+    option = "" if data_dir == Path("polywire-data") else f" --data-dir {data_dir}"
+    note(f"ready pid={child} log={str(log)!r}; end it with: polywire stop{option}")
     return 0
 
 
 def running(data_dir: Path) -> int | None:
-    """Return the process id of the detached broker of a data directory, None when there is none."""
+    """Return the process id of the detached broker of a data directory, or None if none is running."""
     with suppress(FileNotFoundError), open(beside(data_dir, ".pid"), "rb", opener=_open_pid) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -103,32 +106,32 @@ def running(data_dir: Path) -> int | None:
 
 
 def beside(data_dir: Path, suffix: str) -> Path:
-    """Return the path of a file beside a data directory. Raises Failed for the root directory, which nothing is beside."""
-    if data_dir.name in ("", ".."):  # "." and the like, which have no name of their own
+    """Return the path of a file next to a data directory. Raises Failed for the root directory, which has no parent."""
+    if data_dir.name in ("", ".."):  # "." and the like do not contain the directory's name
         data_dir = Path(os.path.abspath(data_dir))
     if not data_dir.name:
-        raise Failed(f"the root directory cannot be a data directory data_dir={str(data_dir)!r} (use --data-dir)")
+        raise Failed(f"the root directory cannot be a data directory (use --data-dir) data_dir={str(data_dir)!r}")
     return data_dir.with_name(data_dir.name + suffix)
 
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """Lock the file of the process id, and yield it open. A child has the lock, too, until it ends. Raises Failed."""
+    """Lock the .pid file and yield its descriptor. A forked child shares the lock and holds it until it exits. Raises Failed."""
     with open(beside(data_dir, ".pid"), "ab", opener=_open_pid) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             facts = f"pid={running(data_dir) or 'unknown'} data_dir={str(data_dir)!r}"
-            raise Failed(f"a detached broker is already running {facts} (polywire stop ends it)") from None
+            raise Failed(f"a detached broker is already running (stop it with polywire stop) {facts}") from None
         file.truncate(0)
         yield file.fileno()
 
 
 def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int) -> None:
-    """Serve in this process, which was just forked; never returns."""
+    """Run the broker in this forked process, and exit with its code."""
     code = 1
     try:
-        os.setsid()  # a terminal that closes ends its own processes only
+        os.setsid()  # so that closing the terminal does not kill the broker
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -143,13 +146,13 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _open_pid(path: str, flags: int) -> int:
-    """Open the file of the process id. Raises Failed for a symbolic link: the file that it names would be truncated."""
+    """Open the .pid file. Raises Failed for a symbolic link, because its target would be truncated."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, PRIVATE_MODE)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise Failed(f"the file of the process id is a symbolic link (remove it) path={path!r}") from None
+        raise Failed(f"the .pid file is a symbolic link (remove it) path={path!r}") from None
 
 
 def _has_ended(child: int) -> bool:
@@ -158,16 +161,16 @@ def _has_ended(child: int) -> bool:
     return True
 
 
-def _wait(reached: Callable[[], bool], what: str, *, limit_s: float | None = None) -> bool:
-    """Wait until it is so, and report now and then that it is not yet; return whether it is, within the limit."""
+def _wait(condition: Callable[[], bool], activity: str, *, limit_s: float | None = None) -> bool:
+    """Wait for a condition and report progress. Return whether it became true within the limit."""
     begun = time.monotonic()
     report_s = QUIET_S
-    while not reached():
+    while not condition():
         passed_s = time.monotonic() - begun
         if limit_s is not None and passed_s > limit_s:
             return False
         if passed_s > report_s:
-            note(f"{what} … seconds={passed_s:.0f}")
+            note(f"{activity} … seconds={passed_s:.0f}")
             report_s += REPORTS_S
         time.sleep(POLL_S)
     return True

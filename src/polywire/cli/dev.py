@@ -1,6 +1,6 @@
-"""``polywire dev``: a broker to try things with: all wires, and a topic that has records and gets more.
+"""``polywire dev``: a local broker with all protocols and a sample topic that receives records.
 
-Promises: without a directory of one's own nothing is left of it when it ends. Must not know: how serving works, any wire.
+Without ``--data-dir`` the data is deleted at the end.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from polywire.types import spell_address
 SAMPLE: Final = "sample"
 SAMPLE_PARTITIONS: Final = 3
 SAMPLE_RECORDS: Final = 100
-SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest that every wire's largest request fits
+SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest that fits the largest request of every protocol
 READY_POLL_S: Final = 0.02
-ANYWHERE: Final = "127.0.0.1:0"
+FREE_PORT: Final = "127.0.0.1:0"
 
 app = App(
     name="dev",
@@ -49,71 +49,75 @@ app = App(
 def dev(
     *,
     data_dir: Annotated[
-        Path | None, Parameter(help="Data directory; a temporary one that is removed at the end, if not set.")
+        Path | None, Parameter(help="Data directory. Defaults to a temporary directory that is deleted at the end.")
     ] = None,
-    free_ports: Annotated[bool, Parameter(negative="", help="Listen on free ports instead of the usual ones.")] = False,
+    free_ports: Annotated[
+        bool, Parameter(negative="", help="Listen on free ports instead of the default ports.")
+    ] = False,
     rate: Annotated[
         float,
-        Parameter(help="Records per second that are added to the topic sample.", validator=Number(gte=0, lte=1000)),
+        Parameter(help="Records per second to produce to the topic sample.", validator=Number(gte=0, lte=1000)),
     ] = 2.0,
 ) -> int:
-    """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records."""
+    """Run a local broker for development until SIGTERM or SIGINT, with all protocols and a sample topic."""
     with ExitStack() as stack:
-        made = Path(stack.enter_context(TemporaryDirectory(prefix="polywire-dev-")))
-        ready = made / "ready.json"
-        config = ServeConfig(data_dir=data_dir or made / "data", ready_file=ready, slot_bytes=SLOT_BYTES)
+        temporary = Path(stack.enter_context(TemporaryDirectory(prefix="polywire-dev-")))
+        ready = temporary / "ready.json"
+        config = ServeConfig(data_dir=data_dir or temporary / "data", ready_file=ready, slot_bytes=SLOT_BYTES)
         if free_ports:
             config = _on_free_ports(config)
-        over = threading.Event()
-        sampler = threading.Thread(target=_sample, args=(ready, rate, over), name="polywire-sample", daemon=True)
+        stopping = threading.Event()
+        sampler = threading.Thread(target=_sample, args=(ready, rate, stopping), name="polywire-sample", daemon=True)
         sampler.start()
         try:
             return startup.run(config)
         finally:
-            over.set()
+            stopping.set()
             sampler.join()
 
 
 def _on_free_ports(config: ServeConfig) -> ServeConfig:
-    """The same, with every listener where the system chooses."""
-    at = ANYWHERE
+    """Return the settings with a port chosen by the system for every listener."""
+    at = FREE_PORT
     return replace(config, flux=at, cursus=at, kafka=at, kafka07=at, iggy=at, polywire=at, http=at)
 
 
-def _sample(ready: Path, rate: float, over: threading.Event) -> None:
-    """Once the broker listens, fill the topic and say where everything is; then go on at this rate."""
+def _sample(ready: Path, rate: float, stopping: threading.Event) -> None:
+    """Wait for the broker, create the sample topic, print the addresses, and produce records at this rate."""
     while not ready.exists():
-        if over.wait(READY_POLL_S):
+        if stopping.wait(READY_POLL_S):
             return
     listeners = json.loads(ready.read_text(encoding="utf-8"))
     url = _url("polywire", listeners["polywire"])
     try:
-        asyncio.run(_feed(url, listeners, rate, over))
+        asyncio.run(_produce_samples(url, listeners, rate, stopping))
     except BrokerError as error:
-        if not over.is_set():
-            note(f"no more samples: {error.message}")
+        if not stopping.is_set():
+            note(f"stopped producing sample records: {error.message}")
 
 
-def _url(wire: str, at: dict[str, Any]) -> str:
-    """Where a listener of the ready file is, for clients."""
-    return f"{wire}://{spell_address(at['host'], at['port'])}"
+def _url(wire: str, listener: dict[str, Any]) -> str:
+    """Return the client address of a listener of the ready file."""
+    return f"{wire}://{spell_address(listener['host'], listener['port'])}"
 
 
-async def _feed(url: str, listeners: dict[str, dict[str, Any]], rate: float, over: threading.Event) -> None:
+async def _produce_samples(
+    url: str, listeners: dict[str, dict[str, Any]], rate: float, stopping: threading.Event
+) -> None:
     client = await connect(url)
     try:
-        number = await _fill(client)
-        print(json.dumps({name: _url(name, at) for name, at in listeners.items()}), flush=True)
+        number = await _create_sample_topic(client)
+        print(json.dumps({name: _url(name, listener) for name, listener in listeners.items()}), flush=True)
         note(f"ready topic={SAMPLE} records={number}; try: polywire record tail {SAMPLE} --address {url}")
-        while not await asyncio.to_thread(over.wait, 1 / rate if rate else None):
+        while not await asyncio.to_thread(stopping.wait, 1 / rate if rate else None):
             await client.produce(SAMPLE, [_record(number)])
             number += 1
     finally:
         await client.close()
 
 
-async def _fill(client: WireClient) -> int:
-    """Make the topic with its first records, unless a directory has it from before; returns how many there are."""
+async def _create_sample_topic(client: WireClient) -> int:
+    """Create the topic with its first records, unless the data directory has it already; return the number of records."""
     try:
         await client.create_topic(SAMPLE, SAMPLE_PARTITIONS)
         await client.produce(SAMPLE, [_record(number) for number in range(SAMPLE_RECORDS)])
@@ -123,6 +127,6 @@ async def _fill(client: WireClient) -> int:
 
 
 def _record(number: int) -> Record:
-    """An order that nobody placed."""
+    """Return an invented order."""
     value = {"order": number, "customer": f"customer-{number % 7}", "total": round(5 + number * 7.3 % 95, 2)}
     return Record(json.dumps(value).encode(), f"customer-{number % 7}".encode())

@@ -1,6 +1,6 @@
-"""``polywire doctor``: what a data directory or a bucket holds, what of it is damaged, and second copies made anew.
+"""``polywire doctor``: check a data directory or a bucket, and rewrite damaged second copies with ``--rebuild``.
 
-Promises: nothing is changed without ``--rebuild``; the exit code tells the worst that was found. Must not know: how the log is stored.
+The exit code reports the worst finding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polywire.store.url import open_bucket
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
 SEGMENT_TIMEOUT_S: Final = 120
-EXITS: Final = {EXIT_DAMAGED: "something is damaged, a broker starts", EXIT_BROKEN: "no broker would start"}
+EXITS: Final = {EXIT_DAMAGED: "something is damaged; a broker still starts", EXIT_BROKEN: "a broker would not start"}
 
 app = App(
     name="doctor",
@@ -47,7 +47,9 @@ Directory = Annotated[
     Path | None,
     Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir."),
 ]
-Bucket = Annotated[str | None, Parameter(help="Log in a bucket instead: s3://, gs://, az:// or file:///. Only read.")]
+Bucket = Annotated[
+    str | None, Parameter(help="Check a log in a bucket instead, read-only: s3://, gs://, az:// or file:///.")
+]
 
 
 @app.default
@@ -56,18 +58,18 @@ def doctor(
     data_dir: Directory = None,
     bucket: Bucket = None,
     rebuild_copies: Annotated[
-        bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged second copies.")
+        bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged second copies from intact first ones.")
     ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Check a data directory offline, or a log in a bucket, which brokers may be using."""
+    """Check a data directory offline, or a log in a bucket while brokers use it."""
     if bucket is not None:
         if rebuild_copies:
-            raise Failed("nothing is rebuilt in a bucket: its store keeps copies of its own")
+            raise Failed("--rebuild does not apply to a bucket (the object store replicates its data itself)")
         found = examined(bucket)
         print_examined(found, output)
         return exit_code([finding for part in found for finding in part.findings])
-    data_dir = needed(data_dir)
+    data_dir = required(data_dir)
     with opened(data_dir) as offline:
         findings = examine(offline)
         rebuilt = rebuild(offline, findings) if rebuild_copies else []
@@ -81,23 +83,23 @@ def doctor(
     return exit_code(findings)
 
 
-def needed(data_dir: Path | None) -> Path:
-    """The directory that was named. Raises Failed."""
+def required(data_dir: Path | None) -> Path:
+    """Return the data directory. Raises Failed if neither it nor a bucket was selected."""
     if data_dir is None:
-        raise Failed("name what is to be looked at: --data-dir, or --bucket")
+        raise Failed("nothing to check (use --data-dir or --bucket)")
     return data_dir
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A part of a log: every finding about it, and the state of its broker, which knows the topics."""
+    """The findings about a part of a log, and the broker state that maps partitions to topics."""
 
     state: Replay
     findings: Sequence[Finding]
 
 
 def examined(url: str) -> list[Examined]:
-    """What a bucket is, each of its shards, and its brokers. Raises BrokerError."""
+    """Check a bucket, each of its shards, and its brokers. Raises BrokerError."""
     from polywire.cli.cluster import seen_nodes
     from polywire.cluster.doctor import BucketDoctor
 
@@ -106,27 +108,27 @@ def examined(url: str) -> list[Examined]:
         MeteredObjects(open_bucket(url, timeout_s=timeout_s, make=False), meter)
         for timeout_s in (REQUEST_TIMEOUT_S, SEGMENT_TIMEOUT_S)
     )
-    patient = BucketDoctor(objects, blobs)
+    bucket_doctor = BucketDoctor(objects, blobs)
     with logs_on_stderr():
         seen = seen_nodes(objects)
-        found = [Examined(empty_state(), [patient.examine_identity()])]
-        for shard in patient.shards:
+        found = [Examined(empty_state(), [bucket_doctor.examine_identity()])]
+        for shard in bucket_doctor.shards:
             findings, state = shard.examine(), empty_state()
             shard.replay_into(state)
             found.append(Examined(state, findings))
-        found.append(Examined(empty_state(), list(patient.brokers(seen))))
-    note(_requests(meter.counts()))
+        found.append(Examined(empty_state(), list(bucket_doctor.brokers(seen))))
+    note(_request_counts(meter.counts()))
     return found
 
 
-def _requests(counts: RequestCounts) -> str:
-    """What looking at a bucket has taken of it, for it is not free."""
+def _request_counts(counts: RequestCounts) -> str:
+    """Return the requests that the check sent to the bucket, because object stores charge for them."""
     charged = " ".join(f"{charge.value}={count}" for charge, count in counts.charged.items() if count)
     return f"requests to the bucket: {charged} got_mib={counts.got_bytes / 2**20:.1f}"
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """What a command that found this ends with."""
+    """Return the exit code for the worst of the findings."""
     found = {finding.severity for finding in findings}
     if Severity.BROKEN in found:
         return EXIT_BROKEN
@@ -134,7 +136,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def unsound(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that somebody should look at."""
+    """Return the findings that need attention."""
     return [finding for finding in findings if finding.severity is not Severity.SOUND]
 
 
@@ -144,7 +146,7 @@ def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat)
 
 
 def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:
-    """Print one row for each."""
+    """Print one row for each finding."""
     print_examined([Examined(state, findings)], output)
 
 
@@ -154,7 +156,7 @@ def print_examined(found: Sequence[Examined], output: ListFormat) -> None:
 
 
 def _overview(offline: OfflineLog) -> str:
-    """What is there, as far as the journal could be played back."""
+    """Return counts of topics, partitions, groups, segments and journal files, as far as the journal could be replayed."""
     state = offline.state
     assert isinstance(state, State)
     topics = state.catalog.topics(internal=True)

@@ -1,7 +1,4 @@
-"""``polywire group``: who reads what, how far behind, and where they go on.
-
-Promises: looking, and every --dry-run, changes nothing. Must not know: files of the broker.
-"""
+"""``polywire group``: consumer groups, their lag and their committed offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ app = App(
     name="group",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
-OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Move only this partition.")]
+OnlyReset = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Reset only this partition.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
@@ -30,11 +27,11 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
     name="list", help_epilogue=examples("polywire group list", "polywire group list --output jsonl | jq .lag_records")
 )
 def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List groups and their lag, in records and by age of the oldest unread record; a group that has committed nothing has none."""
+    """List groups with their lag, in records and as the age of the oldest unread record. Without committed offsets there is no lag."""
 
     async def work(client: WireClient) -> list[dict[str, object]]:
-        wire = polywire_only(client, "groups are told")
-        return [_summary(group, await lags_of(wire, group)) for group in await wire.groups()]
+        polywire = polywire_only(client, "list groups")
+        return [_summary(group, await lags_of(polywire, group)) for group in await polywire.groups()]
 
     columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds", "owner")
     print_list(run_with_client(address, work), columns=columns, form=output)
@@ -42,7 +39,7 @@ def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
 @app.command(help_epilogue=examples("polywire group describe billing", "polywire group describe billing --output csv"))
 def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show committed offset, lag and assigned member of each partition of a group.
+    """Show the committed offset, lag and assigned member of each partition of a group.
 
     Parameters
     ----------
@@ -51,11 +48,11 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
     """
 
     async def work(client: WireClient) -> list[dict[str, object]]:
-        wire = polywire_only(client, "groups are told")
-        groups = await wire.groups(name)
+        polywire = polywire_only(client, "describe groups")
+        groups = await polywire.groups(name)
         if not groups:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r}")
-        return [row for group in groups for row in _rows(group, await lags_of(wire, group))]
+        return [row for group in groups for row in _rows(group, await lags_of(polywire, group))]
 
     columns = ("topic", "partition", "position", "next_offset", "lag_records", "lag_seconds", "member", "wire")
     print_list(run_with_client(address, work, group=name), columns=columns, form=output)
@@ -78,33 +75,33 @@ def reset(
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Move the committed offsets of a group that has no members, and show where they were and are.
+    """Reset the committed offsets of a group without members, and show the offsets before and after.
 
     Parameters
     ----------
     name
         Name of the group.
     to
-        Where to go on: earliest, latest, an offset (or the nearest one there is), or an ISO 8601 time.
+        Where to resume: earliest, latest, an offset (moved into the range that exists), or an ISO 8601 time.
     dry_run
-        Show what would be moved without moving it.
+        Show the new offsets without committing them.
     """
     start = parse_start(to, option="--to")
 
     async def work(client: WireClient) -> list[dict[str, object]]:
-        wire = polywire_only(client, "committed offsets are moved")
-        known = next((group for group in await wire.groups(name) if group.topic == topic), None)
+        polywire = polywire_only(client, "reset offsets")
+        known = next((group for group in await polywire.groups(name) if group.topic == topic), None)
         if known is not None and known.members:
             raise Conflict(
                 ErrorCode.GROUP_NOT_EMPTY,
-                f"group has members, stop them first group={name!r} members={len(known.members)}",
+                f"group has members (stop them first) group={name!r} members={len(known.members)}",
             )
         before = {} if known is None else known.positions
         rows: list[dict[str, object]] = []
-        for span in await spans(wire, topic, partition=partition, start=start):
+        for span in await spans(polywire, topic, partition=partition, start=start):
             offset = min(span.offset, span.next_offset)
             if not dry_run:
-                await wire.commit(name, topic, span.partition, offset)
+                await polywire.commit(name, topic, span.partition, offset)
             row = {"topic": topic, "partition": span.partition, "position": before.get(span.partition)}
             rows.append(row | {"new_position": offset, "lag_records": span.next_offset - offset})
         return rows
@@ -112,7 +109,7 @@ def reset(
     rows = run_with_client(address, work, topic=topic)
     new = group_offsets.new_groups([row | {"group": name} for row in rows])
     print_list(rows, columns=("topic", "partition", "position", "new_position", "lag_records"), form=output)
-    note(f"{'would move' if dry_run else 'moved'} group={name} topic={topic} partitions={len(rows)}{new}")
+    note(f"{'would reset' if dry_run else 'reset'} group={name} topic={topic} partitions={len(rows)}{new}")
 
 
 @app.command(help_epilogue=examples("polywire group delete billing orders --dry-run"))
@@ -123,7 +120,7 @@ def delete(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Delete a group of a topic with its members and committed offsets. Members that rejoin start over.
+    """Delete a group of a topic with its members and committed offsets. Members that rejoin start without committed offsets.
 
     Parameters
     ----------
@@ -136,18 +133,18 @@ def delete(
     """
 
     async def work(client: WireClient) -> GroupInfo | None:
-        wire = polywire_only(client, "groups are deleted")
-        known = [group for group in await wire.groups(name) if group.topic == topic]
+        polywire = polywire_only(client, "delete groups")
+        known = [group for group in await polywire.groups(name) if group.topic == topic]
         if dry_run and not known:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r} topic={topic!r}")
         if not dry_run:
-            await wire.delete_group(name, topic)
+            await polywire.delete_group(name, topic)
         return known[0] if known else None
 
     group = run_with_client(address, work, topic=topic, group=name)
-    members, positions = (0, 0) if group is None else (len(group.members), len(group.positions))
-    done = "would delete" if dry_run else "deleted"
-    note(f"{done} group={name} topic={topic} members={members} positions={positions}")
+    members, offsets = (0, 0) if group is None else (len(group.members), len(group.positions))
+    outcome = "would delete" if dry_run else "deleted"
+    note(f"{outcome} group={name} topic={topic} members={members} offsets={offsets}")
 
 
 app.command(group_offsets.app)

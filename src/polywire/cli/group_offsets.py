@@ -1,7 +1,9 @@
-"""``polywire group offsets``: committed offsets one by one: shown, set, written out and read back.
+"""``polywire group offsets``: show, set, export and import committed offsets.
 
-Promises: what ``export`` prints ``import`` reads, over any of these forms; nothing is moved before everything that was given made sense, and
-nothing of a group that has members. Must not know: files of the broker.
+Guarantees:
+
+* ``import`` reads what ``export`` prints, in every format.
+* No offset is committed unless every entry is valid and none of the groups has members.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from polywire.client.base import WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 
-ENTRIES_MAX: Final = 1_000_000  # of one import: a line each, held until all of them were read
-LINE_CHARS_MAX: Final = 10_000  # three names of 511 bytes and a number, whatever of them is escaped
+ENTRIES_MAX: Final = 1_000_000  # of one import, which holds all entries in memory to check them first
+LINE_CHARS_MAX: Final = 10_000  # enough for three names of 511 bytes, all escaped, and a number
 COLUMNS: Final = ("group", "topic", "partition", "offset")
-NEEDED: Final = frozenset(COLUMNS) - {"group"}
+REQUIRED: Final = frozenset(COLUMNS) - {"group"}
 
 app = App(
     name="offsets",
@@ -39,11 +41,11 @@ app = App(
 
 Group = Annotated[str, Parameter(help="Name of the group.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
-DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Show what would be set without setting it.")]
+DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Show the new offsets without committing them.")]
 
 
 class ExportFormat(Enum):
-    """Form of exported offsets."""
+    """Format of exported offsets."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -51,7 +53,7 @@ class ExportFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """The next offset that a group reads of a partition."""
+    """The next offset that a group reads from a partition."""
 
     group: str
     topic: str
@@ -80,16 +82,16 @@ def show(group: Group, *, output: Output = ListFormat.TABLE, address: Address = 
 def set_offsets(
     group: Group,
     topic: Topic,
-    *places: Annotated[str, Parameter(help="PARTITION=OFFSET, the next offset to read of a partition.")],
+    *places: Annotated[str, Parameter(help="PARTITION=OFFSET: the next offset to read from the partition.")],
     dry_run: DryRun = False,
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Set committed offsets of a group that has no members."""
-    wanted = [CommittedOffset(group, topic, *_place(text)) for text in places]
-    if not wanted:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "no offset is given: PARTITION=OFFSET")
-    _apply(address, wanted, dry_run=dry_run, output=output)
+    """Set committed offsets of a group without members."""
+    offsets = [CommittedOffset(group, topic, *_partition_and_offset(text)) for text in places]
+    if not offsets:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "no offset to set (use PARTITION=OFFSET)")
+    _apply(address, offsets, dry_run=dry_run, output=output)
 
 
 @app.command(
@@ -98,12 +100,12 @@ def set_offsets(
     )
 )
 def export(
-    group: Annotated[str | None, Parameter(help="Name of the group; all groups without it.")] = None,
+    group: Annotated[str | None, Parameter(help="Name of the group. Defaults to all groups.")] = None,
     *,
     output: Annotated[ExportFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ExportFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Print committed offsets as import reads them."""
+    """Print committed offsets in a format that import reads."""
     found = run_with_client(address, lambda client: _committed(client, group), group=group)
     print_list([_row(entry) for entry in found], columns=COLUMNS, form=ListFormat(output.value))
     note(f"exported offsets={len(found)} groups={len({entry.group for entry in found})}")
@@ -118,17 +120,17 @@ def export(
 )
 def import_offsets(
     *,
-    group: Annotated[str | None, Parameter(help="Group to set, instead of those that the lines name.")] = None,
+    group: Annotated[str | None, Parameter(help="Group to set, instead of the groups named in the input.")] = None,
     dry_run: DryRun = False,
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Set committed offsets from standard input, lines of JSON or CSV as export prints them."""
+    """Set committed offsets from standard input, in JSON lines or CSV as export prints them."""
     _apply(address, read_offsets(sys.stdin, group=group), dry_run=dry_run, output=output)
 
 
 def read_offsets(lines: Iterable[str], *, group: str | None) -> list[CommittedOffset]:
-    """Committed offsets of lines, JSON objects or CSV below a header; ``group`` None: each line names its own. Raises Invalid."""
+    """Parse JSON lines, or CSV with a header. ``group`` replaces the group of every line unless it is None. Raises Invalid."""
     names: Sequence[str] | None = None
     found: list[CommittedOffset] = []
     for number, line in enumerate(lines, 1):
@@ -136,11 +138,14 @@ def read_offsets(lines: Iterable[str], *, group: str | None) -> list[CommittedOf
         if not text:
             continue
         if len(text) > LINE_CHARS_MAX or len(found) >= ENTRIES_MAX:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"too long line={number} lines_max={ENTRIES_MAX}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"input is too large line={number} lines_max={ENTRIES_MAX} line_chars_max={LINE_CHARS_MAX}",
+            )
         if names is None and not text.startswith("{"):
             names = _cells(text, number)
-            if not set(names) >= NEEDED:
-                raise _unreadable(number, f"a header has {','.join(COLUMNS)}")
+            if not set(names) >= REQUIRED:
+                raise _unreadable(number, f"the header must name {','.join(COLUMNS)}")
             continue
         members = _members(text, number) if names is None else dict(zip(names, _cells(text, number), strict=False))
         found.append(_entry(members, group, number))
@@ -165,31 +170,34 @@ def _members(text: str, number: int) -> Mapping[str, object]:
 
 
 def _entry(members: Mapping[str, object], group: str | None, number: int) -> CommittedOffset:
-    named = members.get("group") if group is None else group
+    group_name = members.get("group") if group is None else group
     topic = members.get("topic")
-    if not isinstance(named, str) or not named or not isinstance(topic, str) or not topic:
+    if not isinstance(group_name, str) or not group_name or not isinstance(topic, str) or not topic:
         raise _unreadable(number, "group or topic is missing")
-    return CommittedOffset(named, topic, _number(members, "partition", number), _number(members, "offset", number))
+    return CommittedOffset(
+        group_name, topic, _integer(members, "partition", number), _integer(members, "offset", number)
+    )
 
 
-def _number(members: Mapping[str, object], name: str, number: int) -> int:
-    given = members.get(name)
-    text = str(given) if isinstance(given, int | str) and not isinstance(given, bool) else ""
+def _integer(members: Mapping[str, object], name: str, number: int) -> int:
+    value = members.get(name)
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise _unreadable(number, f"{name} is no number")
+        raise _unreadable(number, f"{name} is not a number")
     return int(text)
 
 
 def _unreadable(number: int, reason: str) -> Invalid:
     return Invalid(
-        ErrorCode.INVALID_REQUEST, f"a line is not an offset as export prints them line={number} reason={reason!r}"
+        ErrorCode.INVALID_REQUEST,
+        f"line is not a committed offset in the format of group offsets export line={number} reason={reason!r}",
     )
 
 
-def _place(text: str) -> tuple[int, int]:
+def _partition_and_offset(text: str) -> tuple[int, int]:
     partition, equals, offset = text.partition("=")
     if not (equals and text.isascii() and partition.isdigit() and offset.isdigit()):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset is set with PARTITION=OFFSET got={text!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"argument is not PARTITION=OFFSET got={text!r}")
     return int(partition), int(offset)
 
 
@@ -198,9 +206,8 @@ def _row(entry: CommittedOffset) -> dict[str, object]:
 
 
 async def _committed(client: WireClient, group: str | None) -> list[CommittedOffset]:
-    """Return committed offsets of a group, or of all. Raises Missing(GROUP_MISSING)."""
-    wire = polywire_only(client, "groups are listed")
-    groups = await wire.groups(group)
+    """Return the committed offsets of a group, or of all groups. Raises Missing(GROUP_MISSING)."""
+    groups = await polywire_only(client, "list committed offsets").groups(group)
     if group is not None and not groups:
         raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={group!r}")
     return [
@@ -210,14 +217,14 @@ async def _committed(client: WireClient, group: str | None) -> list[CommittedOff
     ]
 
 
-def _apply(address: str, wanted: Sequence[CommittedOffset], *, dry_run: bool, output: ListFormat) -> None:
-    """Check everything, then commit, and show what was and is."""
+def _apply(address: str, offsets: Sequence[CommittedOffset], *, dry_run: bool, output: ListFormat) -> None:
+    """Check all offsets, then commit them and print the offsets before and after."""
 
     async def work(client: WireClient) -> list[dict[str, object]]:
-        wire = polywire_only(client, "committed offsets are moved")
-        before = await _check(wire, wanted)
-        for entry in wanted if not dry_run else ():
-            await wire.commit(entry.group, entry.topic, entry.partition, entry.offset)
+        polywire = polywire_only(client, "set committed offsets")
+        before = await _check(polywire, offsets)
+        for entry in offsets if not dry_run else ():
+            await polywire.commit(entry.group, entry.topic, entry.partition, entry.offset)
         return [
             {
                 "group": entry.group,
@@ -226,7 +233,7 @@ def _apply(address: str, wanted: Sequence[CommittedOffset], *, dry_run: bool, ou
                 "position": before.get((entry.group, entry.topic, entry.partition)),
                 "new_position": entry.offset,
             }
-            for entry in wanted
+            for entry in offsets
         ]
 
     rows = run_with_client(address, work)
@@ -235,28 +242,33 @@ def _apply(address: str, wanted: Sequence[CommittedOffset], *, dry_run: bool, ou
 
 
 def new_groups(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return ``new_groups=…`` for groups that had no position before: their names may be mistyped."""
+    """Return ``new_groups=…`` for groups that had no committed offset before: their names may be mistyped."""
     known = {row["group"] for row in rows if row["position"] is not None}
     new = {str(row["group"]) for row in rows} - known
     return f" new_groups={listed(new)}" if new else ""
 
 
-async def _check(wire: PolywireClient, wanted: Sequence[CommittedOffset]) -> dict[tuple[str, str, int], int]:
-    """What the groups have committed now. Raises Conflict(GROUP_NOT_EMPTY), Missing, and Invalid for an offset beyond the end."""
+async def _check(polywire: PolywireClient, offsets: Sequence[CommittedOffset]) -> dict[tuple[str, str, int], int]:
+    """Check that all offsets can be committed, and return the current ones by group, topic and partition.
+
+    Raises Conflict(GROUP_NOT_EMPTY), Missing, and Invalid for an offset beyond the end of its partition.
+    """
     before: dict[tuple[str, str, int], int] = {}
-    for name in sorted({entry.group for entry in wanted}):
-        moved = {entry.topic for entry in wanted if entry.group == name}
-        for known in await wire.groups(name):
-            if known.members and known.topic in moved:
+    for name in sorted({entry.group for entry in offsets}):
+        topics_to_set = {entry.topic for entry in offsets if entry.group == name}
+        for known in await polywire.groups(name):
+            if known.members and known.topic in topics_to_set:
                 facts = f"group={name!r} topic={known.topic!r} members={len(known.members)}"
-                raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"group has members, stop them first {facts}")
+                raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"group has members (stop them first) {facts}")
             before |= {(name, known.topic, number): offset for number, offset in known.positions.items()}
-    topics = {entry.topic for entry in wanted}
-    known_topics = {info.name for info in await wire.topics()}
+    topics = {entry.topic for entry in offsets}
+    known_topics = {info.name for info in await polywire.topics()}
     for topic in sorted(topics - known_topics):
         raise missing(ErrorCode.TOPIC_MISSING, "topic", topic, known_topics)
-    ends = {(topic, part.partition): part.next_offset for topic in sorted(topics) for part in await wire.bounds(topic)}
-    for entry in wanted:
+    ends = {
+        (topic, part.partition): part.next_offset for topic in sorted(topics) for part in await polywire.bounds(topic)
+    }
+    for entry in offsets:
         end = ends.get((entry.topic, entry.partition))
         facts = f"topic={entry.topic!r} partition={entry.partition}"
         if end is None:
@@ -264,6 +276,6 @@ async def _check(wire: PolywireClient, wanted: Sequence[CommittedOffset]) -> dic
         if entry.offset > end:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"an offset is beyond the end {facts} offset={entry.offset} next_offset={end}",
+                f"offset is beyond the end of the partition {facts} offset={entry.offset} next_offset={end}",
             )
     return before

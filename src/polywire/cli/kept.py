@@ -1,7 +1,4 @@
-"""What the broker remembers by name and forgets when it is told to: one ``list`` and one ``delete`` for every such noun.
-
-Promises: looking changes nothing. Must not know: files of the broker, which nouns there are.
-"""
+"""The commands ``list`` and ``delete`` for named state that the broker retains: transactional ids and writers."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A kind of thing that is remembered.
+    """A kind of named state.
 
-    word: as commands say it. name, names: as sentences do. columns: of the list, the name first. detail: the column that ``delete`` tells of.
-    forget: what ``delete`` does, for its help. example: a name.
+    word: the command, as in ``polywire writer``. name, names: the noun in sentences. delete_help: help of ``delete``. example: a name.
+    columns: of the list, the name first. detail: the column that ``delete`` reports.
     """
 
     word: str
     name: str
     names: str
-    forget: str
+    delete_help: str
     example: str
     columns: tuple[str, ...]
     detail: str
@@ -43,26 +40,26 @@ class Noun:
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
 
     async def rows(self, client: WireClient) -> list[dict[str, object]]:
-        """What there is, as the broker tells it."""
-        return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are listed"))]
+        """Return one row for each, with the broker's values."""
+        return [asdict(found) for found in await self.listed(polywire_only(client, f"list {self.names}"))]
 
     async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
-        """Forget one; what ``detail`` said of it. Raises Missing."""
-        wire = polywire_only(client, f"{self.names} are deleted")
+        """Delete one by name and return its ``detail``. Raises Missing."""
+        polywire = polywire_only(client, f"delete {self.names}")
         key = self.columns[0]
-        rows = await self.rows(wire)
+        rows = await self.rows(polywire)
         known = [row for row in rows if row[key] == name]
         if not known:
             raise missing(self.missing, self.name, name, (str(row[key]) for row in rows))
         if not dry_run:
-            await self.deleted(wire, name)
+            await self.deleted(polywire, name)
         return known[0][self.detail]
 
 
 def commands(noun: Noun) -> App:
-    """``polywire <word> list`` and ``polywire <word> delete``."""
-    one = f"polywire {noun.word} delete {noun.example} --dry-run"
-    app = App(name=noun.word, help_epilogue=examples(f"polywire {noun.word} list", one))
+    """Return the commands ``polywire <word> list`` and ``polywire <word> delete``."""
+    delete_example = f"polywire {noun.word} delete {noun.example} --dry-run"
+    app = App(name=noun.word, help_epilogue=examples(f"polywire {noun.word} list", delete_example))
 
     def list_all(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
         print_list(run_with_client(address, noun.rows), columns=noun.columns, form=output)
@@ -71,11 +68,11 @@ def commands(noun: Noun) -> App:
         name: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
     ) -> None:
         detail = run_with_client(address, lambda client: noun.delete(client, name, dry_run=dry_run))
-        done = "would delete" if dry_run else "deleted"
-        note(f"{done} {noun.name.replace(' ', '_')}={name} {noun.detail}={detail}")
+        outcome = "would delete" if dry_run else "deleted"
+        note(f"{outcome} {noun.name.replace(' ', '_')}={name} {noun.detail}={detail}")
 
-    list_all.__doc__ = f"List {noun.names}: your own, or all of them as an administrator."
-    delete.__doc__ = f"""{noun.forget}
+    list_all.__doc__ = f"List your {noun.names}; administrators see those of all users."
+    delete.__doc__ = f"""{noun.delete_help}
 
     Parameters
     ----------
@@ -87,5 +84,5 @@ def commands(noun: Noun) -> App:
     key = noun.columns[0]
     piped = examples(f"polywire {noun.word} list --output jsonl | jq .{key}")
     app.command(list_all, name="list", help_epilogue=piped)
-    app.command(delete, help_epilogue=examples(one))
+    app.command(delete, help_epilogue=examples(delete_example))
     return app

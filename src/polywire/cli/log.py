@@ -1,6 +1,6 @@
-"""``polywire log``: the operator's way past damage that keeps a broker from starting.
+"""``polywire log``: verify a log, and repair a log whose damage keeps a broker from starting.
 
-Promises: nothing is changed before it was told what is given up, nothing at all with ``--dry-run``. Must not know: how the log is stored.
+A repair lists the records that it gives up before it changes anything.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ app = App(
 
 COLUMNS: Final = ("given_up", "topic", "partition", "first_offset", "next_offset", "count")
 empty_state: Final = partial(State, BrokerSettings())
-"""Makes a broker's state for a log to be played back into."""
+"""Creates the broker state into which a log is replayed."""
 
 
 app.command(
     "polywire.cli.log_verify:app",
     name="verify",
-    help="Read the journal, its snapshots and every stored batch, and list what does not verify: "
-    "of a data directory offline, or of a bucket.",
+    help="Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage.",
 )
 
 
 @contextmanager
 def opened(directory: Path) -> Iterator[OfflineLog]:
-    """A directory that no broker owns meanwhile."""
+    """Open a data directory offline. No broker can use it meanwhile."""
     loop = asyncio.new_event_loop()
     try:
         with logs_on_stderr(), open_offline(directory, empty_state, loop) as offline:
@@ -62,32 +61,34 @@ def opened(directory: Path) -> Iterator[OfflineLog]:
 def repair_log(
     *,
     data_dir: DataDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Show what would be lost without changing anything.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Show the records that would be lost, without changing anything.")
+    ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
-    """Skip a gap or a damaged group in the journal, and list the records lost."""
+    """Skip a gap or a damaged group in the journal, and list the lost records."""
     loop = asyncio.new_event_loop()
     try:
         with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
             diagnosis = offline.diagnose()
             if diagnosis.reason is None:
-                note("nothing to repair: a broker can start from this directory")
+                note("no repair is necessary: a broker can start from this directory")
                 return
             note(f"damage: {diagnosis.reason.message}")
             print_list(list(rows_of(offline, diagnosis.given_up)), columns=COLUMNS, form=output)
             if dry_run:
                 note("dry run: nothing was changed")
                 return
-            aside, slot_bytes = repair(offline, diagnosis), offline.slots[0].size
+            backup, slot_bytes = repair(offline, diagnosis), offline.slots[0].size
         finish(data_dir, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
-        note(f"repaired; original journal files are kept in {aside}")
+        note(f"repaired; the original journal files are in {backup}")
     finally:
         loop.close()
 
 
 @contextmanager
 def logs_on_stderr() -> Iterator[None]:
-    """What the log tells an operator is kept out of the results."""
+    """Send log lines to standard error, because standard output is for results."""
     before = structlog.get_config()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
@@ -97,16 +98,16 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, object]]:
-    """What a repair gives up, one row each."""
+    """Return one row for each thing that a repair gives up."""
     for incarnation, offsets in sorted(given_up.records.items()):
         yield _row("records", offline, incarnation, offsets)
     for incarnation, ranges in sorted(given_up.damaged.items()):
         for offsets in ranges:
-            yield _row("damaged, stay unreadable", offline, incarnation, offsets)
+            yield _row("damaged records (unreadable)", offline, incarnation, offsets)
     counts = {
-        "groups": given_up.groups,
-        "groups of which nothing is known": given_up.unknown,
-        "changes of the broker's state": given_up.changes,
+        "journal groups": given_up.groups,
+        "unreadable journal groups": given_up.unknown,
+        "broker state changes": given_up.changes,
         "staged batches": given_up.staged,
     }
     for name, count in counts.items():
@@ -114,14 +115,14 @@ def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, obj
             yield dict.fromkeys(COLUMNS) | {"given_up": name, "count": count}
 
 
-def _row(what: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
+def _row(kind: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
     topic, number = partition_name(offline.state, incarnation)
     first, end = offsets
-    facts = (what, topic, number, first, end, end - first)
+    facts = (kind, topic, number, first, end, end - first)
     return dict(zip(COLUMNS, facts, strict=True))
 
 
 def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
-    """(topic, partition) of an incarnation; the incarnation itself where the topic is not known any more."""
+    """Return topic and partition of an incarnation; "(deleted)" and the incarnation itself if the topic does not exist any more."""
     found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
     return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

@@ -1,7 +1,4 @@
-"""``polywire log verify``: everything a start and every reader would read of a data directory or a bucket, read and checked.
-
-Promises: nothing is changed. Must not know: how the log is stored.
-"""
+"""``polywire log verify``: read everything a broker would read from a data directory or a bucket, and report damage."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from polywire.cli.doctor import (
     Examined,
     examined,
     exit_code,
-    needed,
     print_examined,
     print_findings,
+    required,
     unsound,
 )
 from polywire.cli.log import opened
@@ -44,13 +41,13 @@ def verify(
     bucket: Bucket = None,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Read the journal, its snapshots and every stored batch, and list what does not verify: of a data directory offline, or of a bucket."""
+    """Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage."""
     if bucket is not None:
         found = examined(bucket)
         print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
         findings = [finding for part in found for finding in part.findings]
     else:
-        with opened(needed(data_dir)) as offline:
+        with opened(required(data_dir)) as offline:
             findings = examine(offline)
             print_findings(offline.state, unsound(findings), output)
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")

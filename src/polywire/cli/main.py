@@ -1,7 +1,7 @@
-"""The command ``polywire``: puts the nouns together and turns errors into messages and exit codes.
+"""The command ``polywire``: assembles the subcommands, and turns errors into messages and exit codes.
 
-Promises: exit code 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted; errors are one line on standard error.
-Must not know: what any command does.
+Guarantees: every error is one line on standard error; the exit codes are 0 for success, 1 for failure, 2 for wrong usage and 130 for an
+interrupt, beside those that a command documents itself.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError, ErrorCode
 
-# In the order of their help. Each is loaded when it is used, since a client needs no broker; so what it is for is told here.
+# In the order of the help. Each module is imported when its command runs, because client commands must not load the broker; so the help text
+# of each command is here.
 NOUNS: Final = {
     "serve": "Run a broker until SIGTERM or SIGINT.",
     "stop": "Stop a broker that was started with polywire serve --detach.",
-    "dev": """Run a broker to try things with until SIGTERM or SIGINT: all wires on this machine alone, and a topic with records.
+    "dev": """Run a local broker for development until SIGTERM or SIGINT, with all protocols and a sample topic.
 
-    Addresses are printed as JSON on standard output once everything listens and the topic is there.
+    Prints the addresses of all listeners as JSON on standard output once the broker is ready and the topic exists.
     """,
     "topic": "List, create, describe, alter and delete topics.",
     "record": "Produce, consume, tail and copy records.",
-    "group": """List, describe, reset and delete consumer groups, and carry their committed offsets.
+    "group": """List, describe, reset and delete consumer groups, and export and import their committed offsets.
 
     Spark queries appear as groups if the option commitGroup is set.
     """,
-    "transaction": """List and delete transactional ids and the state of their latest transaction.
+    "transaction": """List and delete transactional ids, with the state of their latest transaction.
 
-    An id expires seven days after its last use.
+    A transactional id expires seven days after its last use.
     """,
-    "writer": """List and delete writers of staged publishes (such as Spark's sink) and their last sequence number.
+    "writer": """List and delete writers of staged publishes, such as the Spark sink, with their last sequence number.
 
     A writer expires thirty days after its last publish.
     """,
     "pipeline": "Run prebuilt Spark jobs between topics and tables.",
-    "user": "Manage the file of users.",
+    "user": "Manage the users file.",
     "backup": "Take, list, verify and restore backups of a data directory.",
     "segment": "List, inspect and verify the sealed segments of a data directory offline.",
-    "log": "Verify and repair the log of a data directory offline, verify that of a bucket.",
-    "cluster": "Work with a log in a bucket.",
-    "top": """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first.
+    "log": "Verify and repair the log of a data directory offline, or verify the log of a bucket.",
+    "cluster": "Manage a log in a bucket and the brokers that serve it.",
+    "top": """Show a broker's activity live: throughput by protocol, the busiest topics, and the groups with the largest lag.
 
-    Ends with Ctrl-C.
+    With a bucket it also shows the leader, data not yet uploaded, and requests to the bucket. Stop it with Ctrl-C.
     """,
-    "bench": "Measure a broker from here, over any wire: produce, consume and latency.",
-    "doctor": """Check a data directory offline, or a log in a bucket, which brokers may be using.
+    "bench": "Measure produce throughput, consume throughput and latency of a broker, over any protocol.",
+    "doctor": """Check a data directory offline, or a log in a bucket while brokers use it.
 
     Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.
     """,
@@ -60,20 +61,19 @@ NOUNS: Final = {
 }
 
 REMEDIES: Final = {
-    ErrorCode.TOPIC_MISSING: " (polywire topic list shows which there are)",
-    ErrorCode.GROUP_MISSING: " (polywire group list shows which there are)",
-    ErrorCode.TRANSACTION_MISSING: " (polywire transaction list shows which there are)",
-    ErrorCode.WRITER_MISSING: " (polywire writer list shows which there are)",
+    ErrorCode.TOPIC_MISSING: " (list topics with: polywire topic list)",
+    ErrorCode.GROUP_MISSING: " (list groups with: polywire group list)",
+    ErrorCode.TRANSACTION_MISSING: " (list transactional ids with: polywire transaction list)",
+    ErrorCode.WRITER_MISSING: " (list writers with: polywire writer list)",
 }
-"""What helps, where a broker's words cannot name the command."""
+"""Advice on what the broker reported; the broker does not know this command line."""
 
-POSIX_MODULES: Final = frozenset(
-    {"fcntl", "resource"}
-)  # which Windows has not; what serves or opens a log imports them
+# Windows does not have these modules; the broker and the offline tools import them.
+POSIX_MODULES: Final = frozenset({"fcntl", "resource"})
 
 app = App(
     name="polywire",
-    help="One durable streaming log that speaks many wires.",
+    help="A durable log broker that speaks six protocols, Kafka included, over one log.",
     help_format=HELP_FORMAT,
     help_epilogue=examples(
         "polywire serve --detach",
@@ -87,19 +87,19 @@ app = App(
     print_error=False,
 )
 MODULES: Final = {"stop": "detached"}
-"""Modules of nouns that have not their name."""
-for place, (noun, purpose) in enumerate(NOUNS.items()):
-    app.command(f"polywire.cli.{MODULES.get(noun, noun)}:app", name=noun, help=purpose, sort_key=place)
+"""Modules that are named differently from their command."""
+for position, (noun, purpose) in enumerate(NOUNS.items()):
+    app.command(f"polywire.cli.{MODULES.get(noun, noun)}:app", name=noun, help=purpose, sort_key=position)
 app.command(completion_of(app))
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line and exit the process."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out one command and answer its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = app(words)
         sys.stdout.flush()
@@ -113,7 +113,7 @@ def run(words: Sequence[str]) -> int:
         note(f"error: {error.message} code={error.code.value}{REMEDIES.get(error.code, '')}", style="red")
         return EXIT_FAILED
     except BrokenPipeError:
-        # The reader went away (a pager, head): not an error. Python would complain once more while flushing at exit.
+        # A pager or head closed the pipe, which is not an error. Without the dup2, Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except OSError as error:
@@ -123,7 +123,7 @@ def run(words: Sequence[str]) -> int:
         if not {getattr(error, "name", None), getattr(error.__cause__, "name", None)} & POSIX_MODULES:
             raise
         note(
-            "error: this command needs Linux or macOS; on Windows there are the client and what talks to a broker",
+            "error: this command needs Linux or macOS (on Windows, use the client and the commands that connect to a broker)",
             style="red",
         )
         return EXIT_FAILED
@@ -133,7 +133,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _usage_error(error: CycloptsError) -> str:
-    """What is wrong with the words, in those of the help: what is given by its place has no option's name there."""
+    """Return the message for a usage error. Positional arguments are named as the help names them, without dashes."""
     match error:
         case UnusedCliTokensError(unused_tokens=[unused, *_]):
             return f"unexpected argument {unused!r}."
@@ -146,7 +146,7 @@ def _usage_error(error: CycloptsError) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """What the system says of a file, without its number; as it is where there is no file."""
+    """Return the system's message with the file it is about, without the errno; unchanged if there is no file."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror} file={str(error.filename)!r}"

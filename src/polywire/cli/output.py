@@ -1,7 +1,10 @@
-"""How results are printed, lists as table, json, jsonl or csv, and how people are told about the work.
+"""Printing: results to standard output as table, JSON, JSON lines or CSV, messages to standard error.
 
-Promises: results go to standard output, everything said about the work goes to standard error, one line each; nothing that others have
-named or sent controls the terminal: tables, notes and JSON are escaped, and what else is written to a terminal. Must not know: any noun.
+Guarantees:
+
+* Every message is one line.
+* Names and data from a broker cannot control the terminal: tables, messages and JSON are escaped, and CSV and raw values when standard
+  output is a terminal.
 """
 
 from __future__ import annotations
@@ -19,16 +22,16 @@ from rich.text import Text
 
 from polywire.escaping import escaped, escaped_json
 
-TABLE_WIDTH_MAX: Final = 1_000  # a name has at most 511 bytes, a row a few numbers beside
+TABLE_WIDTH_MAX: Final = 1_000  # fits a name of 511 bytes and a few numbers
 notes = Console(stderr=True, highlight=False)
 
 
 class Failed(Exception):
-    """What was asked for did not come about; the message says why, and no broker has answered a code."""
+    """The command failed for a reason that no broker reported. The message is printed and the exit code is 1."""
 
 
 class ListFormat(Enum):
-    """Form of a printed list."""
+    """Format of a printed list."""
 
     TABLE = "table"
     JSON = "json"
@@ -37,12 +40,12 @@ class ListFormat(Enum):
 
 
 def note(text: str, *, style: str | None = None) -> None:
-    """Tell people something, on one line, whatever the text holds and however narrow the terminal is."""
+    """Print a message to standard error, on one line whatever it contains and however narrow the terminal is."""
     notes.print(escaped(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], form: ListFormat) -> None:
-    """Print rows with these columns to standard output; None is a dash in a table, null in JSON and empty in CSV."""
+    """Print rows to standard output. None is a dash in a table, null in JSON and empty in CSV."""
     match form:
         case ListFormat.TABLE:
             _print_table(rows, columns)
@@ -54,18 +57,18 @@ def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], 
         case ListFormat.CSV:
             writer = csv.DictWriter(sys.stdout, fieldnames=list(columns), lineterminator="\n")
             writer.writeheader()
-            writer.writerows([_shown(row) for row in rows])
+            writer.writerows([_for_output(row) for row in rows])
 
 
-def _shown(row: Mapping[str, object]) -> dict[str, object]:
-    """As it is for another program, escaped for a terminal."""
+def _for_output(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the row, with strings escaped if standard output is a terminal."""
     if not sys.stdout.isatty():
         return dict(row)
     return {name: escaped(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Columns as wide as their content: a name cut to fit a terminal could not be copied."""
+    """Print a table with columns as wide as their content, because a shortened name could not be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)

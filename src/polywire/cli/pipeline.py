@@ -1,8 +1,10 @@
-"""``polywire pipeline``: list, describe and run ready-made Spark jobs, and begin a project of Spark's declarative pipelines.
+"""``polywire pipeline``: list, describe and run prebuilt Spark jobs, and create Spark Declarative Pipelines projects.
 
-Promises: a setting that is wrong, or a topic there is not, is refused before Spark is started; what ends a run is told on one line; a run
-that left something out says so and does not end with 0.
-Must not know: what a pipeline does.
+Guarantees:
+
+* Wrong settings and missing topics are reported before Spark starts.
+* An error that ends a run is one line.
+* A run that skipped records reports them, and its exit code is not 0.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXIT_INCOMPLETE: Final = EXIT_FAILED
-OUR_ERRORS: Final = "polywire.errors."  # how a Python trace names them
+OUR_ERRORS: Final = "polywire.errors."  # prefix of Polywire's errors in a Python traceback
 
 app = App(
     name="pipeline",
@@ -60,7 +62,7 @@ def describe(name: Name, *, output: Output = ListFormat.TABLE) -> None:
         {
             "setting": setting.name,
             "takes": " or ".join(kind_name(kind) for kind in setting.kinds),
-            "default": "(needed)" if setting.required else setting.default,
+            "default": "(required)" if setting.required else setting.default,
             "means": setting.meaning,
         }
         for setting in settings_of(pipeline(name).load())
@@ -94,7 +96,7 @@ def run(
     conf
         Spark setting as NAME=VALUE; can be repeated.
     trace
-        Show what Spark logs, and where an error came from.
+        Show Spark's log, and the traceback of an error.
     """
     function = pipeline(name).load()
     settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
@@ -106,24 +108,24 @@ def run(
     from polywire.spark.progress import progress_bar
     from polywire.spark.sessions import session
 
-    borrowed = SparkSession.getActiveSession() is not None
+    is_shared = SparkSession.getActiveSession() is not None  # by a caller that stops it itself
     with notes.status("starting Spark"):
         spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
-    if not trace and not borrowed:
-        spark.sparkContext.setLogLevel("OFF")  # an error is told below, once
+    if not trace and not is_shared:
+        spark.sparkContext.setLogLevel("OFF")  # the error is printed below, on one line
     try:
         if "on_progress" not in inspect.signature(function).parameters:
             with notes.status(f"running {name}"):
-                return _tell(name, function(spark, **settings))
+                return _report(name, function(spark, **settings))
         with progress_bar(name, console=notes) as on_progress:
-            ran = function(spark, **settings, on_progress=on_progress)
-        return _tell(name, ran)
+            run_result = function(spark, **settings, on_progress=on_progress)
+        return _report(name, run_result)
     except PySparkException as error:
         if trace:
             raise
-        raise Failed(f"pipeline failed name={name}: {cause(str(error))} (--trace shows more)") from error
+        raise Failed(f"pipeline failed: {cause(str(error))} (use --trace for details) name={name}") from error
     finally:
-        if not borrowed:
+        if not is_shared:
             spark.stop()
 
 
@@ -131,41 +133,41 @@ def run(
     help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders")
 )
 def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAULT) -> None:
-    """Create a Spark Declarative Pipelines project that reads a topic, counts its records and writes to another.
+    """Create a Spark Declarative Pipelines project that reads a topic, counts its records and writes to another topic.
 
     Parameters
     ----------
     directory
-        Directory to create; must not exist or be empty.
+        Directory to create; it must not exist, or must be empty.
     topic
         Topic to read.
     address
-        Broker to read it from.
+        Address of the broker.
     """
-    made = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
-    note(f"created project={directory} files={','.join(made)}")
+    files = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
+    note(f"created project={directory} files={','.join(files)}")
     note(f"next: cd {directory} && SPARK_CONF_DIR=conf spark-pipelines run (needs pyspark[pipelines])")
 
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"{option} takes NAME=VALUE got={text!r}")
-        found[name.strip()] = value
-    return found
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"value is not NAME=VALUE option={option} got={text!r}")
+        pairs[name.strip()] = value
+    return pairs
 
 
 def _address(function: Any) -> dict[str, str]:
-    """The broker's address where the pipeline has one and none is set."""
+    """Return the default of the setting ``address``, if the pipeline has this setting."""
     if "address" not in inspect.signature(function).parameters:
         return {}
     return {"address": os.environ.get("POLYWIRE_ADDRESS", ADDRESS_DEFAULT).removeprefix("polywire://")}
 
 
 def _check_topics(settings: Mapping[str, Any]) -> None:
-    """Raise Missing(TOPIC_MISSING) for a topic to read that the broker does not have."""
+    """Raise Missing(TOPIC_MISSING) if the broker does not have a topic that the pipeline reads."""
     address, topics = settings.get("address"), settings.get("topic")
     if not isinstance(address, str) or not isinstance(topics, str):
         return
@@ -183,21 +185,22 @@ def _check_topics(settings: Mapping[str, Any]) -> None:
 def _started(start: Callable[[], SparkSession]) -> SparkSession:
     try:
         return start()
-    except Unavailable as error:  # no Java: no broker has said so
+    except Unavailable as error:  # there is no Java; its code would read as if a broker had reported it
         raise Failed(error.message) from error
 
 
 def cause(text: str) -> str:
-    """What a trace of Spark's is about: the error of ours that it quotes, or its first line that says something."""
+    """Return the cause in a traceback of Spark: the last error of Polywire in it, else its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [found for line in lines if (found := line.partition(OUR_ERRORS)[2].partition(": ")[2])]
-    return ours[-1] if ours else lines[0] if lines else "no reason was given"
+    ours = [message for line in lines if (message := line.partition(OUR_ERRORS)[2].partition(": ")[2])]
+    return ours[-1] if ours else lines[0] if lines else "Spark gave no reason"
 
 
-def _tell(name: str, ran: Any) -> int:
-    """Say what was done and answer the exit code."""
-    corrupt = getattr(ran, "corrupt", 0)
-    note(f"ran pipeline={name} records={ran.records} batches={ran.batches}{f' corrupt={corrupt}' if corrupt else ''}")
-    for problem in ran.problems:
+def _report(name: str, run_result: Any) -> int:
+    """Print the result of a run and return the exit code."""
+    corrupt = getattr(run_result, "corrupt", 0)
+    facts = f"records={run_result.records} batches={run_result.batches}{f' corrupt={corrupt}' if corrupt else ''}"
+    note(f"ran pipeline={name} {facts}")
+    for problem in run_result.problems:
         note(f"warning: {problem}", style="yellow")
-    return EXIT_INCOMPLETE if ran.problems else 0
+    return EXIT_INCOMPLETE if run_result.problems else 0

@@ -1,6 +1,9 @@
-"""``polywire record``: produce from standard input, consume and tail to standard output.
+"""``polywire record``: produce records from standard input, and print records to standard output.
 
-Promises: what one prints the other reads; an interrupted command has written whole lines only. Must not know: wires.
+Guarantees:
+
+* ``produce`` reads what ``consume`` prints.
+* An interrupted command has written whole lines only.
 """
 
 from __future__ import annotations
@@ -56,8 +59,7 @@ def produce(
 ) -> None:
     """Produce one record per line of standard input.
 
-    The topic is created if it does not exist. An invalid line ends the command; the records before it
-    are kept and counted in the error message.
+    The topic is created if it does not exist. An invalid line ends the command; the error message counts the records produced before it.
 
     Parameters
     ----------
@@ -67,25 +69,25 @@ def produce(
         Partition for all records, instead of partitioning by key.
     """
     reader = LineReader(sys.stdin.fileno())
-    own_key = None if key is None else key.encode()
+    default_key = None if key is None else key.encode()
     count = 0
 
     async def work(client: WireClient) -> None:
         nonlocal count
         with Speed("produced") as speed:
             while (lines := await reader.next_lines()) is not None:
-                records, refusal = _read_records(lines, format, own_key)
+                records, error = _read_records(lines, format, default_key)
                 if records:
                     await client.produce(topic, records, partition=partition)
                     count += len(records)
                     speed.show(count)
-                if refusal is not None:
-                    raise refusal
+                if error is not None:
+                    raise error
 
     try:
         run_with_client(address, work)
     except BrokerError:
-        note(f"stopped by an error topic={topic} records_produced={count}")
+        note(f"stopped after an error topic={topic} records_produced={count}")
         raise
     note(f"produced topic={topic} records={count}")
 
@@ -112,9 +114,9 @@ def consume(
     Parameters
     ----------
     from_
-        earliest, latest, an offset, or an ISO 8601 time (UTC unless it names a zone).
+        Start position: earliest, latest, an offset, or an ISO 8601 time (UTC unless it has a zone).
     follow
-        Keep printing records as they arrive.
+        Print new records as they arrive, until interrupted.
     """
     start = parse_start(from_)
     printer = _Printer(topic, format, count)
@@ -145,20 +147,20 @@ def tail(
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 
-app.command(  # which knows every wire: loaded when it is used
+app.command(  # by name, so that the clients of all protocols are imported for this command only
     "polywire.cli.record_copy:app",
     name="copy",
-    help="Copy the records of a topic to another, between any two wires or brokers.\n\n"
-    "Records keep their partition where the target's wire can choose it and the target has as many, their order within a partition "
-    "always. A broker that is killed in between is waited for, and each record arrives once as long as nobody else writes to the target. "
-    "A missing target is created.",
+    help="Copy the records of a topic to another topic, between any two protocols or brokers.\n\n"
+    "Records keep their order within a partition. They keep their partition if the target's protocol can choose partitions and the target "
+    "has at least as many. The copy waits for a broker that restarts, and each record arrives once if no other producer writes to the "
+    "target. A missing target topic is created.",
 )
 
 
 def _read_records(
     lines: Sequence[tuple[int, bytes]], form: LineFormat, key: bytes | None
 ) -> tuple[list[Record], Invalid | None]:
-    """Records of the lines up to the first that is none, and what is wrong with that one. Blank lines are no JSON and no record."""
+    """Return the records of the lines before the first invalid one, and the error of that line. Blank lines are skipped as JSON."""
     records: list[Record] = []
     for number, line in lines:
         if form is LineFormat.JSONL and not line.strip():
@@ -171,7 +173,7 @@ def _read_records(
 
 
 class _Printer:
-    """Writes records as lines, never more than asked for."""
+    """Writes at most ``count`` records to standard output, each as a line."""
 
     def __init__(self, topic: str, form: LineFormat, count: int | None) -> None:
         self.topic = topic
@@ -179,23 +181,23 @@ class _Printer:
         self._left = count
 
     @property
-    def full(self) -> bool:
-        """Whether as many as asked for were written."""
+    def is_full(self) -> bool:
+        """Whether ``count`` records were written."""
         return self._left == 0
 
     @property
-    def wanted(self) -> int:
-        """How many records are worth fetching at once."""
+    def fetch_max(self) -> int:
+        """The largest useful number of records for the next fetch."""
         return FETCH_RECORDS_MAX if self._left is None else min(self._left, FETCH_RECORDS_MAX)
 
     def print(self, partition: int, records: Sequence[Record]) -> None:
         if self._left is not None:
             records = records[: self._left]
             self._left -= len(records)
-        shown = sys.stdout.isatty()
+        on_terminal = sys.stdout.isatty()
         lines = (
-            line_of_record(one, topic=self.topic, partition=partition, form=self._form, for_terminal=shown)
-            for one in records
+            line_of_record(record, topic=self.topic, partition=partition, form=self._form, for_terminal=on_terminal)
+            for record in records
         )
         sys.stdout.buffer.write(b"".join(lines))
         sys.stdout.buffer.flush()
@@ -203,9 +205,9 @@ class _Printer:
 
 async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None:
     offset = span.offset
-    while offset < span.next_offset and not printer.full:
-        wanted = min(printer.wanted, span.next_offset - offset)
-        records = await client.fetch(printer.topic, span.partition, offset, records_max=wanted)
+    while offset < span.next_offset and not printer.is_full:
+        records_max = min(printer.fetch_max, span.next_offset - offset)
+        records = await client.fetch(printer.topic, span.partition, offset, records_max=records_max)
         if not records:
             return
         printer.print(span.partition, records)
@@ -213,11 +215,11 @@ async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None
 
 
 async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
-    """Follow partitions side by side until enough was printed or one of them fails; raises what that one raised."""
+    """Follow all partitions concurrently until the printer is full or one partition fails; raises the error of that partition."""
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
-        done, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)
-        for follower in done:
+        ended, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)
+        for follower in ended:
             follower.result()
     finally:
         for follower in followers:
@@ -227,9 +229,9 @@ async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Spa
 
 async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
     offset = span.offset
-    while not printer.full:
+    while not printer.is_full:
         records = await client.fetch(
-            printer.topic, span.partition, offset, records_max=printer.wanted, wait_ms=FOLLOW_WAIT_MS
+            printer.topic, span.partition, offset, records_max=printer.fetch_max, wait_ms=FOLLOW_WAIT_MS
         )
         if records:
             printer.print(span.partition, records)

@@ -1,6 +1,9 @@
-"""``polywire record copy``: a topic from one wire or broker to another.
+"""``polywire record copy``: copy a topic between two protocols or brokers.
 
-Promises: what a record loses on the way is told; passwords are neither shown nor written down. Must not know: any wire.
+Guarantees:
+
+* The command reports every part of a record that the target's protocol cannot store.
+* Passwords are neither printed nor stored.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ app = App(
         "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
     ),
 )
-Place = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
+Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
 
 
 @app.default
 def copy(
-    source: Place,
-    target: Place,
+    source: Endpoint,
+    target: Endpoint,
     *,
     from_: Annotated[str, Parameter(name="--from")] = "earliest",
     until: str = "latest",
@@ -48,53 +51,58 @@ def copy(
     patience: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Copy the records of a topic to another, between any two wires or brokers.
+    """Copy the records of a topic to another topic, between any two protocols or brokers.
 
     Parameters
     ----------
     from_
-        Where to begin: earliest, an offset (a byte address on Kafka 0.7), or an ISO 8601 time.
+        Start position: earliest, an offset (a byte address with Kafka 0.7), or an ISO 8601 time.
     until
-        Where to end: latest, as it is at the start, an offset (exclusive), or an ISO 8601 time.
+        End position: latest (as of the start of the copy), an offset (exclusive), or an ISO 8601 time.
     partition
         Copy only this partition.
     state
-        File that remembers how far the copy is; run the same command again to go on, also after new records came.
+        File that stores the progress of the copy. Run the same command again to resume, or to copy records that arrived since.
     group
-        Group whose committed offsets are carried to the target when everything is copied; can be repeated.
+        Group whose committed offsets are translated to the target once all records are copied; can be repeated.
     skip
-        Leave out records that the target's wire cannot carry, instead of ending with an error.
+        Skip records that the target's protocol cannot store, instead of stopping with an error.
     patience
-        Seconds to look for a broker that is gone.
+        Seconds to retry connecting to a broker that went away.
     """
-    ends = place_of(source, address), place_of(target, address)
+    ends = endpoint_of(source, address), endpoint_of(target, address)
     if str(ends[0]) == str(ends[1]):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic cannot be copied to itself topic={ends[0].topic!r}")
-    kept = CopyState.load(state, *map(str, ends))
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
+    progress = CopyState.load(state, *map(str, ends))
     span = _span(partition, from_, until)
     with Speed("copied") as speed:
         work = Copy(
-            *ends, kept, span=span, skip=skip, patience_s=patience, on_progress=lambda done: speed.show(done.written)
+            *ends,
+            progress,
+            span=span,
+            skip=skip,
+            patience_s=patience,
+            on_progress=lambda outcome: speed.show(outcome.written),
         )
-        stopped = True
+        is_complete = False
         try:
-            moved = asyncio.run(_run(work, group))
-            stopped = False
+            commits = asyncio.run(_run(work, group))
+            is_complete = True
         finally:
-            if stopped:
-                note(f"stopped {_told(work.outcome)}")
-    for name, number, position, offset in moved:
+            if not is_complete:
+                note(f"stopped {_summary(work.outcome)}")
+    for name, number, position, offset in commits:
         note(f"carried group={name} partition={number} position={position} new_position={offset}")
     for remark in work.outcome.remarks:
         note(f"note: {remark}")
-    note(f"copied {_told(work.outcome)}")
+    note(f"copied {_summary(work.outcome)}")
 
 
 def _span(partition: int | None, from_: str, until: str) -> Span:
-    """What the options ask for. Raises Invalid(INVALID_REQUEST)."""
+    """Return the records that the options select. Raises Invalid(INVALID_REQUEST)."""
     begin, end = parse_start(from_), parse_start(until, option="--until")
     if begin is Bound.LATEST or end is Bound.EARLIEST:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "nothing lies between these places")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"no records to copy from={from_!r} until={until!r}")
     return Span(
         partition,
         begin=begin.offset if isinstance(begin, FromOffset) else None,
@@ -110,18 +118,18 @@ async def _run(work: Copy, groups: tuple[str, ...]) -> list[tuple[str, int, int,
     return await work.commit_positions(groups) if groups else []
 
 
-def _told(outcome: Outcome) -> str:
+def _summary(outcome: Outcome) -> str:
     facts = {"records": outcome.written, "found": outcome.found, "skipped": outcome.skipped}
     facts |= {f"lost_{name}": count for name, count in sorted(outcome.lost.items())}
     return " ".join(f"{name}={count}" for name, count in facts.items() if count or name == "records")
 
 
-def place_of(text: str, address: str) -> End:
-    """A topic of a broker: ``scheme://host:port/topic``, or one of the broker at ``address``. Raises Invalid(INVALID_REQUEST)."""
+def endpoint_of(text: str, address: str) -> End:
+    """Parse ``scheme://host:port/topic``, or a topic of the broker at ``address``. Raises Invalid(INVALID_REQUEST)."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return End(address, text)
-    place, slash, topic = rest.partition("/")
+    broker, slash, topic = rest.partition("/")
     if not slash or not topic:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic is missing: scheme://host:port/topic got={scheme}://…")
-    return End(f"{scheme}://{place}", topic)
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"topic is missing (use scheme://host:port/topic) got={scheme}://…")
+    return End(f"{scheme}://{broker}", topic)

@@ -1,7 +1,9 @@
-"""Standard input as lines: a slow writer's lines at once, a file in large pieces.
+"""Standard input as numbered lines.
 
-Promises: an interrupt is never held up by a writer that sends nothing; lines are numbered from 1, blank ones counted.
-Must not know: what a line means, the broker.
+Guarantees:
+
+* Lines of a slow writer are returned as they arrive; a file is read in large pieces.
+* An interrupt never waits for a writer that sends nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # a record of 10 MB fits as base64; a longer line is a wrong file
-READ_BYTES_MAX: Final = 1024 * 1024  # of standard input at once; its whole lines make one request
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line means the wrong file
+READ_BYTES_MAX: Final = 1024 * 1024  # the whole lines of one read make one produce request
 
 
 class LineReader:
-    """Reads a descriptor. Guards: every line is given out once, whole and with its own number."""
+    """Reads the lines of a descriptor and numbers them from 1, blank lines included."""
 
     __slots__ = ("_descriptor", "_ended", "_number", "_rest")
 
@@ -28,12 +30,12 @@ class LineReader:
         self._ended = False
 
     async def next_lines(self) -> list[tuple[int, bytes]] | None:
-        """Numbers and texts, without line feeds, of the lines that came (maybe none this time); None after the last.
+        """Return the next lines with their numbers, without line feeds; an empty list if only part of a line came, None after the last line.
 
-        Raises Invalid(RECORD_TOO_LARGE) for a line that can be no record.
+        Raises Invalid(RECORD_TOO_LARGE) for a line that is too long for a record.
         """
         if len(self._rest) > LINE_BYTES_MAX:
-            message = f"a line is too long line={self._number} bytes_max={LINE_BYTES_MAX}"
+            message = f"line is too long line={self._number} bytes_max={LINE_BYTES_MAX}"
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, message)
         if self._ended:
             return None
@@ -50,13 +52,13 @@ class LineReader:
 
 
 async def _readable(descriptor: int) -> None:
-    """Return when reading does not block."""
+    """Wait until a read does not block."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:
-        return  # a regular file: the selector refuses it, and reading it never waits for anybody
+        return  # a regular file: selectors reject it, and reading it does not wait for a writer
     try:
         await ready.wait()
     finally:

@@ -1,8 +1,8 @@
-"""Records as lines of text: the JSON form that produce reads and consume writes, and the raw form.
+"""Records as lines of text: the JSON format that produce reads and consume writes, and the raw format.
 
-Promises: what ``record consume`` prints as JSON lines, ``record produce`` reads back with the same key, value, headers, id, origin time
-and event; what only the broker gives (topic, partition, offset, timestamp) is read over. Bytes that are not UTF-8 travel as
-``key_base64`` and ``value_base64``. Must not know: the broker, files, the terminal.
+``record produce`` restores key, value, headers, id, origin time and event from the JSON lines of ``record consume``. It ignores the fields
+that the broker assigns: topic, partition, offset and timestamp. Bytes that are not UTF-8 are written as ``key_base64`` and
+``value_base64``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polywire.escaping import escaped, escaped_json
 from polywire.records.columns import Event, Header, HeaderKind, Record
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_GIVEN_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
+_ASSIGNED_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
 _RECORD_FIELDS: Final = frozenset(
     {"key", "key_base64", "value", "value_base64", "headers", "id", "origin_timestamp", "event"}
 )
@@ -28,31 +28,31 @@ _EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version",
 
 
 class LineFormat(Enum):
-    """Form of a record on a line."""
+    """Format of a record on a line."""
 
     JSONL = "jsonl"
     RAW = "raw"
 
 
 def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Record:
-    """Read one line (without its line end); ``key`` is for lines that bring none.
+    """Parse one line without its line end. ``key`` is the key of lines that have none.
 
-    Raises Invalid(INVALID_REQUEST) for a line that is not a JSON object of known fields.
+    Raises Invalid(INVALID_REQUEST) unless the line is a JSON object with known fields only.
     """
     if form is LineFormat.RAW:
         return Record(value=line, key=key)
     try:
         return _record(_json_object(line), key)
     except UnicodeEncodeError as error:
-        raise _invalid("a line holds half a surrogate pair, which no UTF-8 text has") from error
+        raise _invalid("line contains half a surrogate pair, which UTF-8 cannot encode") from error
     except RecursionError as error:
-        raise _invalid("a line is nested too deeply") from error
+        raise _invalid("line is nested too deeply") from error
 
 
 def line_of_record(
     record: Record, *, topic: str, partition: int, form: LineFormat, for_terminal: bool = False
 ) -> bytes:
-    """One record as a line, line end included. Raw values are written as they are, but escaped ``for_terminal``."""
+    """Return one record as a line, with its line end. Raw values are unchanged, unless ``for_terminal`` escapes them."""
     if form is LineFormat.RAW:
         value = record.value or b""
         return (escaped(value.decode("utf-8", "backslashreplace")).encode() if for_terminal else value) + b"\n"
@@ -76,7 +76,7 @@ def line_of_record(
 
 
 def format_time(time_us: int) -> str | int:
-    """An instant as RFC 3339 in UTC with microseconds, as it is where a calendar has no such year."""
+    """Return a time as RFC 3339 in UTC with microseconds; unchanged if the calendar has no such year."""
     try:
         return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
@@ -84,7 +84,7 @@ def format_time(time_us: int) -> str | int:
 
 
 def parse_time_us(text: str) -> int:
-    """Microseconds since 1970 of an ISO 8601 instant; without a zone it is UTC. Raises ValueError."""
+    """Parse an ISO 8601 time, in UTC unless it has a zone, into microseconds since 1970. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -95,9 +95,9 @@ def _json_object(line: bytes) -> dict[str, object]:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise _invalid(f"a line is not JSON (use --format raw for plain lines) reason={str(error)!r}") from error
+        raise _invalid(f"line is not JSON (use --format raw for plain lines) reason={str(error)!r}") from error
     if not isinstance(fields, dict):
-        raise _invalid("a line is not a JSON object (use --format raw for plain lines)")
+        raise _invalid("line is not a JSON object (use --format raw for plain lines)")
     return fields
 
 
@@ -107,12 +107,12 @@ def _check_fields(fields: Mapping[str, object], known: frozenset[str], *, of: st
             raise _invalid(f"{of} has an unknown field field={name!r} known={','.join(sorted(known))}")
 
 
-def _record(fields: dict[str, object], key: bytes | None) -> Record:
-    _check_fields(fields, _RECORD_FIELDS | _GIVEN_BY_BROKER, of="a line")
-    own_key = _bytes_field(fields, "key")
+def _record(fields: dict[str, object], default_key: bytes | None) -> Record:
+    _check_fields(fields, _RECORD_FIELDS | _ASSIGNED_BY_BROKER, of="line")
+    key = _bytes_field(fields, "key")
     return Record(
         value=_bytes_field(fields, "value"),
-        key=key if own_key is None else own_key,
+        key=default_key if key is None else key,
         headers=_headers_field(fields.get("headers")),
         id=_id_field(fields.get("id")),
         origin_time_us=_time_field(fields.get("origin_timestamp")),
@@ -130,18 +130,18 @@ def _bytes_member(name: str, data: bytes | None) -> dict[str, object]:
 
 
 def _bytes_field(fields: Mapping[str, object], name: str) -> bytes | None:
-    """A text as UTF-8, another JSON value as its compact JSON text, base64 where the field says so."""
+    """Return a string as UTF-8, any other JSON value as compact JSON text, and the ``_base64`` field decoded."""
     plain, encoded = fields.get(name), fields.get(f"{name}_base64")
     if encoded is None:
         if plain is None or isinstance(plain, str):
             return None if plain is None else plain.encode()
         return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
     if plain is not None:
-        raise _invalid(f"a line has a field twice, plain and as base64 field={name}")
+        raise _invalid(f"line has a field twice, plain and as base64 field={name}")
     try:
         return base64.b64decode(str(encoded), validate=True)
     except ValueError as error:
-        raise _invalid(f"a line has invalid base64 field={name}_base64") from error
+        raise _invalid(f"field is not valid base64 field={name}_base64") from error
 
 
 def _id_field(text: object) -> bytes | None:
@@ -152,32 +152,34 @@ def _id_field(text: object) -> bytes | None:
     except ValueError:
         id_ = b""
     if len(id_) != 16:
-        raise _invalid(f"an id has 32 hexadecimal digits id={text!r}")
+        raise _invalid(f"record id is not 32 hexadecimal digits id={text!r}")
     return id_
 
 
-def _time_field(given: object) -> int | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
+def _time_field(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
     try:
-        return parse_time_us(str(given))
+        return parse_time_us(str(value))
     except ValueError as error:
-        raise _invalid(f"a time is ISO 8601 or microseconds since 1970 origin_timestamp={given!r}") from error
+        raise _invalid(
+            f"time is invalid (use ISO 8601 or microseconds since 1970) origin_timestamp={value!r}"
+        ) from error
 
 
 def _header_members(header: Header) -> dict[str, object]:
-    """Key and value, and their kinds where reading them back would not find these."""
+    """Return key and value, with their kinds where parsing would not infer them."""
     members = _bytes_member("key", header.key)
     if header.key_kind is not HeaderKind.STRING:
         members["key_kind"] = header.key_kind.name.lower()
     members |= _bytes_member("value", header.value)
-    if header.value_kind is not _plain_kind(members):
+    if header.value_kind is not _inferred_kind(members):
         members["value_kind"] = header.value_kind.name.lower()
     return members
 
 
-def _plain_kind(members: Mapping[str, object]) -> HeaderKind:
-    """Kind of a header's value that names none."""
+def _inferred_kind(members: Mapping[str, object]) -> HeaderKind:
+    """Return the kind of a header's value without ``value_kind``."""
     if "value_base64" in members:
         return HeaderKind.RAW
     return HeaderKind.NULL if members.get("value") is None else HeaderKind.STRING
@@ -189,29 +191,29 @@ def _headers_field(headers: object) -> tuple[Header, ...]:
     if isinstance(headers, dict):
         return tuple(_header({"key": key, "value": value}) for key, value in headers.items())
     if not isinstance(headers, list) or not all(isinstance(members, dict) for members in headers):
-        raise _invalid("headers are neither an object nor a list of objects with key and value")
+        raise _invalid("headers are invalid (use an object, or a list of objects with key and value)")
     return tuple(_header(members) for members in headers)
 
 
 def _header(members: Mapping[str, object]) -> Header:
-    _check_fields(members, _HEADER_FIELDS, of="a header")
+    _check_fields(members, _HEADER_FIELDS, of="header")
     key = _bytes_field(members, "key")
     if key is None:
-        raise _invalid("a header has no key")
+        raise _invalid("header has no key")
     return Header(
         key=key,
         value=_bytes_field(members, "value"),
         key_kind=_kind(members.get("key_kind"), HeaderKind.STRING),
-        value_kind=_kind(members.get("value_kind"), _plain_kind(members)),
+        value_kind=_kind(members.get("value_kind"), _inferred_kind(members)),
     )
 
 
-def _kind(name: object, plain: HeaderKind) -> HeaderKind:
+def _kind(name: object, default: HeaderKind) -> HeaderKind:
     if name is None:
-        return plain
+        return default
     kinds = {kind.name.lower(): kind for kind in HeaderKind}
     if not isinstance(name, str) or name not in kinds:
-        raise _invalid(f"a header has an unknown kind kind={name!r} known={','.join(kinds)}")
+        raise _invalid(f"header has an unknown kind kind={name!r} known={','.join(kinds)}")
     return kinds[name]
 
 
@@ -228,11 +230,11 @@ def _event_field(members: object) -> Event | None:
     if members is None:
         return None
     if not isinstance(members, dict):
-        raise _invalid("an event is an object with type, schema_version and aggregate_version")
-    _check_fields(members, _EVENT_FIELDS, of="an event")
+        raise _invalid("event is not an object with type, schema_version and aggregate_version")
+    _check_fields(members, _EVENT_FIELDS, of="event")
     versions = [members.get(name, 0) for name in ("schema_version", "aggregate_version")]
     if not isinstance(members.get("type"), str) or not all(type(version) is int for version in versions):
-        raise _invalid("an event has a type, and versions that are numbers")
+        raise _invalid("event needs a string type, and versions that are numbers")
     return Event(members["type"], versions[0], versions[1], _bytes_field(members, "metadata"))
 
 

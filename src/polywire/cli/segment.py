@@ -1,7 +1,4 @@
-"""``polywire segment``: the sealed files of a data directory, what they hold, and whether it verifies.
-
-Promises: nothing is changed; no broker may own the directory meanwhile. Must not know: how a segment is stored.
-"""
+"""``polywire segment``: list, inspect and verify the sealed segments of a data directory, without a running broker."""
 
 from __future__ import annotations
 
@@ -53,9 +50,9 @@ Name = Annotated[str, Parameter(help="Name of the segment, as segment list print
     ),
 )
 def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
-    """List segments: whether the log needs them, what they hold, and when it was appended.
+    """List segments with their state, topics, records and times.
 
-    A segment is live, dead (replaced or deleted, its file is still there) or broken (its footers do not verify).
+    A segment is live, dead (replaced or deleted, but its file still exists) or broken (its footers do not verify).
     """
     with opened(data_dir) as offline:
         needed = _needed(offline)
@@ -65,9 +62,9 @@ def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> No
 
 @app.command(help_epilogue=examples("polywire segment inspect segments/00000001-00000001.pws --data-dir data"))
 def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
-    """Show what a segment holds of each partition."""
+    """Show the records of each partition in a segment."""
     with opened(data_dir) as offline:
-        _needed(offline)  # which tells the names of topics
+        _needed(offline)  # replays the journal, which contains the topic names
         rows = _runs(offline, read_info(offline.store, _known(offline, [name])[0]))
     print_list(rows, columns=RUN_COLUMNS, form=output)
 
@@ -80,7 +77,7 @@ def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE)
     )
 )
 def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -> int:
-    """Read every stored batch of segments, of all that the log needs where none is named, and list what does not verify."""
+    """Read every stored batch of the named segments, or of all live segments, and list damage."""
     with opened(data_dir) as offline:
         needed = _needed(offline)
         chosen = _known(offline, names) or [
@@ -93,7 +90,7 @@ def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -
 
 
 def _needed(offline: OfflineLog) -> set[str] | None:
-    """Names of the segments that the log is made of; None where its journal does not tell."""
+    """Return the names of the live segments, or None if the journal is unreadable."""
     try:
         log_state = offline.diagnose().log_state
     except BrokerError:

@@ -1,7 +1,4 @@
-"""``polywire serve``: flags into a ``ServeConfig``, nothing else.
-
-Promises: every setting of the server that users may touch has one flag here, with its environment variable. Must not know: how serving works.
-"""
+"""``polywire serve``: the options of the broker, and the ``ServeConfig`` they make."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
-"""Where settings come from that no option gives: the first that has one wins."""
+"""Where a setting without an option on the command line comes from. The first source that has a value wins."""
 
 app = App(
     name="serve",
@@ -32,14 +29,14 @@ app = App(
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
         "polywire serve --config staging.toml",
-        exits={lifecycle.EXIT_STORAGE: "storage failed, nothing further was acknowledged"},
+        exits={lifecycle.EXIT_STORAGE: "storage failed; later requests were not acknowledged"},
     ),
     config=SOURCES,
 )
 
 
 class Durability(Enum):
-    """The least an acknowledged record gets."""
+    """Durability level at which a record is acknowledged."""
 
     WRITTEN = "written"
     SYNCED = "synced"
@@ -47,7 +44,7 @@ class Durability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where the broker listens: HOST:PORT or off per wire; port 0 picks a free port."""
+    """Addresses of the listeners, and who may use them."""
 
     flux: Annotated[
         str | None,
@@ -72,42 +69,42 @@ class Listeners:
     any: Annotated[
         str,
         Parameter(
-            help="Address as HOST:PORT of a listener that accepts every wire and detects it from the first bytes, or off."
+            help="Address, as HOST:PORT, of a listener that accepts every protocol and detects it from the first bytes, or off."
         ),
     ] = "off"
     http: Annotated[
         str | None,
         Parameter(
-            help="Address of HTTP (health, metrics, admin API, console) as HOST:PORT, or off. Defaults to 127.0.0.1:9080, or to "
-            "off if that port is taken."
+            help="Address of the HTTP listener (health, metrics, admin API, console) as HOST:PORT, or off. Defaults to "
+            "127.0.0.1:9080, or to off if that port is in use."
         ),
     ] = None
     http_names: Annotated[
         str,
         Parameter(
-            help="Names of hosts, separated by commas, by which HTTP may be reached if no users are configured, in addition to "
+            help="Comma-separated host names that the HTTP listener accepts when no users are configured, in addition to "
             "localhost and IP addresses."
         ),
     ] = ""
     ready_file: Annotated[
         Path | None,
         Parameter(
-            help='File to write once all listeners accept connections, with their addresses as JSON: {"flux": {"host": '
+            help='File to create once all listeners accept connections. It holds their addresses as JSON: {"flux": {"host": '
             '"127.0.0.1", "port": 9092}, ...}.'
         ),
     ] = None
     users: Annotated[
         Path | None,
         Parameter(
-            help="File of users, managed with polywire user. If set, clients must log in. Wires without a login (FLUX, "
-            "Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
+            help="Users file, managed with polywire user. If set, clients must log in. FLUX and Kafka 0.7 have no login: they "
+            "are then off unless their address is set, and their clients act as the user anonymous."
         ),
     ] = None
     insecure: Annotated[
         bool,
         Parameter(
             negative="",
-            help="Allow non-loopback addresses without authentication, or with passwords sent in the clear.",
+            help="Allow non-loopback addresses without authentication, or with passwords sent in clear text.",
         ),
     ] = False
     audit_log: Annotated[
@@ -121,7 +118,7 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS 1.2 and newer, on ports of their own."""
+    """Listeners with TLS 1.2 or newer, and their certificates."""
 
     flux_tls: Annotated[str, Parameter(help="Address of the FLUX listener with TLS as HOST:PORT, or off.")] = "off"
     cursus_tls: Annotated[str, Parameter(help="Address of the Cursus listener with TLS as HOST:PORT, or off.")] = "off"
@@ -133,33 +130,33 @@ class Tls:
     polywire_tls: Annotated[str, Parameter(help="Address of the polywire listener with TLS as HOST:PORT, or off.")] = (
         "off"
     )
-    http_tls: Annotated[str, Parameter(help="Address of HTTP with TLS as HOST:PORT, or off.")] = "off"
+    http_tls: Annotated[str, Parameter(help="Address of the HTTP listener with TLS as HOST:PORT, or off.")] = "off"
     tls_certificate: Annotated[
         Path | None,
-        Parameter(help="PEM file with the certificate chain. If set, the listener of --any accepts TLS as well."),
+        Parameter(help="PEM file with the certificate chain. If set, the --any listener accepts TLS as well."),
     ] = None
     tls_key: Annotated[
-        Path | None, Parameter(help="PEM file with the private key, if it is not in the certificate file.")
+        Path | None, Parameter(help="PEM file with the private key, unless the certificate file contains it.")
     ] = None
     tls_client_authority: Annotated[
         Path | None,
         Parameter(
             help="PEM file with a CA certificate. If set, TLS clients must present a certificate signed by it. With "
-            "--users, the common name of that certificate is the user's name."
+            "--users, the common name of the client's certificate is the user name."
         ),
     ] = None
     tls_machine_authority: Annotated[
         Path | None,
         Parameter(
-            help="PEM file with a CA certificate that signs those of the machines of a bucket with several shards. If set, "
-            "links between machines use TLS: each presents --tls-certificate and verifies the other's."
+            help="PEM file with the CA certificate of the machines that share a bucket with several shards. If set, "
+            "these machines connect to each other with mutual TLS, using --tls-certificate."
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is kept, and how safely."""
+    """Where records are stored, how durably, and for how long."""
 
     data_dir: Annotated[
         Path, Parameter(help="Data directory, created if missing. Only one broker can use it at a time.")
@@ -167,57 +164,55 @@ class Storage:
     bucket: Annotated[
         str | None,
         Parameter(
-            help="Keep the log in a bucket: s3://, gs://, az:// or file:///, with a prefix. What is acknowledged is stored there; "
-            "the data directory is a cache only. One broker leads; others stand by, carry connections to it, and take over."
+            help="Store the log in a bucket: s3://, gs://, az:// or file:///, with a prefix. Records are acknowledged once they "
+            "are in the bucket; the data directory is only a cache. One broker is the leader; the others are standbys that "
+            "forward connections to it and take over when it fails."
         ),
     ] = None
     node: Annotated[
         str | None,
-        Parameter(help="Name of this broker among those that use the bucket. Defaults to the host name."),
+        Parameter(help="Name of this broker among the brokers of the bucket. Defaults to the host name."),
     ] = None
     advertise: Annotated[
         str | None,
         Parameter(
-            help="Host by which other brokers of the bucket reach this one, to carry connections here. Defaults to the address it "
-            "listens on, or to the host name."
+            help="Host at which other brokers of the bucket reach this one. Defaults to the host of its listeners, or to the "
+            "host name if they listen on all interfaces."
         ),
     ] = None
     cache_gib: Annotated[
-        float, Parameter(help="GiB of segments to keep in the data directory when the log is in a bucket.")
+        float, Parameter(help="Size in GiB of the cache of segments in the data directory, with --bucket.")
     ] = 20.0
     cache_mib: Annotated[
         int,
         Parameter(
-            help="MiB of records that left the journal last to keep in memory, for readers who are somewhat behind; "
-            "a quarter of the memory at most, 0 for none."
+            help="Memory in MiB for the records that left the journal last, so that consumers that lag slightly need not read "
+            "from disk; at most a quarter of the memory. 0 disables this cache."
         ),
     ] = CACHE_MIB
     delete_grace_s: Annotated[
         float,
-        Parameter(
-            help="Seconds for which segments that nobody needs any more stay in the bucket, so that a query that was planned on them "
-            "can read them."
-        ),
+        Parameter(help="Seconds to keep deleted segments in the bucket, so that running queries can finish."),
     ] = 900.0
     balance_s: Annotated[
         float,
         Parameter(
-            help="Seconds for which another machine must have stood by before a shard that it should lead is handed to it, so that all "
-            "machines lead as many; 0 for never. A shard is handed over every ten minutes at most."
+            help="Seconds a preferred standby must be healthy before it takes over its shard, so that all machines lead equally "
+            "many. At most one shard moves every ten minutes. 0 disables rebalancing."
         ),
     ] = 30.0
     bucket_prices: Annotated[
         str | None,
         Parameter(
-            help="What the bucket's store asks for 1,000 requests, by kind: put, get, list, delete, as in put=0.005,list=0.005,get=0.0004. "
-            "Then metrics, the console and polywire top tell what the requests cost. In any currency."
+            help="Price of 1,000 requests to the bucket by kind (put, get, list, delete), in any currency: "
+            "put=0.005,list=0.005,get=0.0004. Metrics, the console and polywire top then show what requests cost."
         ),
     ] = None
     durability: Annotated[
         Durability,
         Parameter(
             help="When a record is acknowledged at the earliest: once written to the operating system, or once synced to "
-            "disk. With synced, readers see only records that are synced."
+            "disk. With synced, consumers see only synced records."
         ),
     ] = Durability.WRITTEN
     partitions: Annotated[int, Parameter(help="Number of partitions of topics that are created automatically.")] = (
@@ -233,8 +228,7 @@ class Storage:
     offsets_retention_hours: Annotated[
         float,
         Parameter(
-            help="Hours after which committed offsets expire that have no active members and are neither committed nor "
-            "fetched; 0 means never."
+            help="Hours after which unused committed offsets expire: no active members, no commits, no fetches. 0 means never."
         ),
     ] = 168.0
     state_mib: Annotated[
@@ -247,65 +241,64 @@ class Storage:
     owner_share: Annotated[
         float,
         Parameter(
-            help="Share of --state-mib, and of each limit on the number of such objects, available to one user, or to one "
+            help="Share of --state-mib, and of each limit on the number of such objects, that one user can take, or one "
             "address without a user."
         ),
     ] = 0.5
     scrub_hours: Annotated[
         float,
         Parameter(
-            help="Interval in hours at which all stored segments are read and their checksums verified; 0 disables "
-            "scrubbing."
+            help="Interval in hours for reading all stored segments and verifying their checksums; 0 disables scrubbing."
         ),
     ] = 168.0
     slot_mib: Annotated[
         int,
         Parameter(
             help="Size of a journal file in MiB. Up to four are kept in memory; a full one is moved to segments. The "
-            "minimum depends on the wires that are on: 17 with polywire or Kafka, 11 with Iggy, 10 with Cursus, 2 with FLUX and "
-            "Kafka 0.7 only."
+            "minimum depends on the enabled protocols: 17 with polywire or Kafka, 11 with Iggy, 10 with Cursus, otherwise 2."
         ),
     ] = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """How the process behaves."""
+    """Processes, settings file, logging and I/O."""
 
     config: Annotated[
         Path | None,
         Parameter(
-            help="TOML file of settings: a table [serve] whose keys are the names of these options. polywire.toml is read "
-            "if it is there and no other file is given."
+            help="TOML settings file with a table [serve] whose keys are the names of these options. Defaults to polywire.toml "
+            "if that file exists."
         ),
     ] = None
     processes: Annotated[
         int | None,
         Parameter(
-            help="Number of processes that share the data directory and its addresses, each with a part of the topics (Linux). Serves "
-            "all wires. A directory cannot be served with fewer processes than before. A bucket has one for each "
-            "of its shards, which is the default; the first start makes a bucket with as many. Otherwise 1."
+            help="Number of processes that share the data directory and the listeners, each owning part of the topics (Linux). "
+            "For a data directory the default is 1, and the number can never be lowered. With --bucket, the first start "
+            "creates a shard for each process, and later starts use a process for each shard."
         ),
     ] = None
     shard_port: Annotated[
         int,
         Parameter(
-            help="First of the ports on which each of several processes is reached alone, 20 for each: by other machines with the same "
-            "bucket, by clients of Kafka, and on a directory by those of Cursus. "
-            "0 lets the system choose them in a bucket, which tells the others; on a directory they are "
-            "100 ports from the shared one for each process."
+            help="First port of the listeners that belong to one process each; every process uses the next 20 ports. Kafka clients, "
+            "other machines of the bucket and, without a bucket, Cursus clients connect to them. With 0, the system chooses the "
+            "ports if there is a bucket; otherwise process N listens N x 100 above the shared port."
         ),
     ] = 0
     detach: Annotated[
         bool,
         Parameter(
             negative="",
-            help="Run the broker in the background and return once it accepts connections. It logs to a file beside the data "
-            "directory; polywire stop ends it.",
+            help="Run the broker in the background and return once it accepts connections. It logs to a file next to the data "
+            "directory; stop it with polywire stop.",
         ),
     ] = False
-    log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Form of log lines on standard error.")] = "logfmt"
-    drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
+    log_format: Annotated[Literal["logfmt", "json"], Parameter(help="Format of log lines on standard error.")] = (
+        "logfmt"
+    )
+    drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending responses at shutdown.")] = 5.0
     idle_poll_us: Annotated[
         int,
         Parameter(
@@ -316,19 +309,19 @@ class Process:
     driver: Annotated[
         Literal["auto", "epoll", "loop"],
         Parameter(
-            help="What reads and writes plain connections: an epoll descriptor of our own, or the event loop, which always does "
-            "so for TLS and HTTP. auto takes epoll where the system has it."
+            help="I/O driver for plain connections: epoll, or the event loop, which always serves TLS and HTTP. auto uses epoll "
+            "where it is available."
         ),
     ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """What single wires offer."""
+    """Settings of single protocols."""
 
-    flux_admin: Annotated[bool, Parameter(help="Enable the ADMIN_ commands of the FLUX wire.")] = True
+    flux_admin: Annotated[bool, Parameter(help="Enable the ADMIN_ commands of FLUX.")] = True
     flux_pipes: Annotated[
-        bool, Parameter(help="Accept keys and values that contain | on the FLUX wire, as the original broker does.")
+        bool, Parameter(help="Accept FLUX keys and values that contain |, as the original broker does.")
     ] = True
     flux_replication_factor: Annotated[
         int,
@@ -336,13 +329,12 @@ class Wires:
     ] = 3
     flux_min_isr: Annotated[
         int,
-        Parameter(help="Number of in-sync replicas, including the leader, that acks=all waits for on the FLUX wire."),
+        Parameter(help="Number of in-sync replicas, including the leader, that acks=all waits for in FLUX."),
     ] = 2
     flux_exports: Annotated[
         bool,
         Parameter(
-            help="Write groups.json and offsets.json to the data directory, for tools that read the FLUX wire's groups from "
-            "there."
+            help="Write groups.json and offsets.json to the data directory, for tools that read FLUX groups from there."
         ),
     ] = True
     flux_line_bytes_max: Annotated[
@@ -350,12 +342,12 @@ class Wires:
     ] = LINE_BYTES_MAX
     cursus_dialect: Annotated[
         Literal["auto", "modern", "positional", "legacy"],
-        Parameter(help="Dialect of the Cursus wire; auto detects it for each frame."),
+        Parameter(help="Dialect of Cursus; auto detects it for each frame."),
     ] = "auto"
     cursus_compression: Annotated[
         Literal["auto", "gzip", "lz4", "xerial", "zstd", "snappy"],
         Parameter(
-            help="Compression of frames sent to the Cursus wire. auto detects it for each frame, except for raw snappy "
+            help="Compression of the frames that Cursus clients send. auto detects it for each frame, except for raw snappy "
             "blocks."
         ),
     ] = "auto"
@@ -365,41 +357,41 @@ class Wires:
     cursus_dedup_minutes: Annotated[
         float,
         Parameter(
-            help="Minutes during which the Cursus wire's legacy dialect drops duplicate payloads of a topic; 0 disables "
+            help="Minutes during which the legacy dialect of Cursus drops duplicate payloads of a topic; 0 disables "
             "deduplication."
         ),
     ] = 0.0
     kafka_advertise: Annotated[
         str,
         Parameter(
-            help="HOST:PORT that clients of the Kafka wire are told to connect to, or auto for the address that each has "
-            "connected to. Several processes have the host, and ports of their own (--shard-port)."
+            help="Address, as HOST:PORT, that Kafka clients are given to connect to; auto returns the address each client used. "
+            "With several processes only the host applies: each process has its own port (--shard-port)."
         ),
     ] = "auto"
     kafka_acks_all: Annotated[
         Durability,
         Parameter(
-            help="What acks=all of the Kafka wire waits for: synced for the disk, written for the operating system, as "
-            "Kafka itself does."
+            help="What acks=all of Kafka clients waits for: synced to disk, or written to the operating system, as Apache Kafka "
+            "does."
         ),
     ] = Durability.SYNCED
     kafka_replication_factor_max: Annotated[
         int,
         Parameter(
-            help="Replicas that Kafka clients may ask for when they create a topic, for applications that always ask for 3. "
-            "One is kept, and the answer says so."
+            help="Highest replication factor that Kafka clients can request for a new topic, for applications that always "
+            "request 3. The topic gets one replica, and the response says so."
         ),
     ] = 1
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
-            help="ZooKeeper address as HOST:PORT/chroot to register the Kafka 0.7 listener and its topics in, or off."
+            help="ZooKeeper address, as HOST:PORT/chroot, in which to register the Kafka 0.7 listener and its topics, or off."
         ),
     ] = "off"
     iggy_dialect: Annotated[
         Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr", "vsr-0.12", "vsr-0.12.2"],
         Parameter(
-            help="Dialect of the Iggy wire, named by the version that introduced it; auto detects it for each connection."
+            help="Dialect of Iggy, named by the version that introduced it; auto detects it for each connection."
         ),
     ] = "auto"
 
@@ -411,7 +403,7 @@ def serve(
     tls: Annotated[Tls, Parameter(name="*", group="TLS")] = Tls(),
     storage: Annotated[Storage, Parameter(name="*", group="Storage")] = Storage(),
     process: Annotated[Process, Parameter(name="*", group="Process")] = Process(),
-    wires: Annotated[Wires, Parameter(name="*", group="Wires")] = Wires(),
+    wires: Annotated[Wires, Parameter(name="*", group="Protocols")] = Wires(),
 ) -> int:
     """Run a broker until SIGTERM or SIGINT."""
     config = config_of(listeners=listeners, tls=tls, storage=storage, process=process, wires=wires)
@@ -432,8 +424,8 @@ def _run(config: ServeConfig) -> int:
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
-    """Options as the server is told them."""
-    plain = ServeConfig(
+    """Return the settings of the server that these options make."""
+    without_tls = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,
         cursus=listeners.cursus,
@@ -487,7 +479,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
     )
-    return _with_tls(plain, tls)
+    return _with_tls(without_tls, tls)
 
 
 def _with_tls(config: ServeConfig, tls: Tls) -> ServeConfig:

@@ -1,7 +1,4 @@
-"""How far and how fast: a line on the terminal while records are moved.
-
-Promises: nothing is shown where standard error is no terminal, nothing stays when it is done. Must not know: what happens to records.
-"""
+"""A progress line on the terminal while records are produced or copied."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from polywire.cli.output import notes
 
 
 class Speed:
-    """A line on the terminal that tells how far and how fast; nothing where standard error is no terminal."""
+    """Shows the number of records and their rate, and removes the line at the end; nothing if standard error is not a terminal."""
 
-    def __init__(self, done: str) -> None:
-        """done: what happens to records, such as "produced"."""
+    def __init__(self, verb: str) -> None:
+        """verb: what happens to the records, such as "produced"."""
         self._begun = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
@@ -28,7 +25,7 @@ class Speed:
             transient=True,
             disable=not notes.is_terminal,
         )
-        self._task = self._progress.add_task(done, total=None, rate="")
+        self._task = self._progress.add_task(verb, total=None, rate="")
 
     def __enter__(self) -> Speed:
         self._progress.start()
@@ -38,6 +35,6 @@ class Speed:
         self._progress.stop()
 
     def show(self, count: int) -> None:
-        """Tell the number of records so far."""
+        """Show the number of records so far."""
         rate = count / max(time.monotonic() - self._begun, 1e-9)
         self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")

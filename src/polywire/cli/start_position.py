@@ -1,7 +1,4 @@
-"""Where to begin in a topic: what ``--from`` and ``--to`` take, and the offsets it means in each partition.
-
-Promises: a start that cannot be meant is refused before anything is read. Must not know: printing, any wire.
-"""
+"""Start positions in a topic: the values of ``--from`` and ``--to``, and the offsets they mean in each partition."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from polywire.matching import signed_64
 
 @dataclass(frozen=True, slots=True)
 class FromOffset:
-    """Begin at this offset, or at the first one that is left."""
+    """Start at this offset, or at the first retained one."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class FromTime:
-    """Begin at the first record stored at or after this instant, microseconds since 1970."""
+    """Start at the first record stored at or after this time, in microseconds since 1970."""
 
     time_us: int
 
@@ -34,7 +31,7 @@ Start = Bound | FromOffset | FromTime
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What to read of a partition; ``next_offset`` is its end as it was when asked."""
+    """The offsets to read from a partition; ``next_offset`` was its end when the span was made."""
 
     partition: int
     offset: int
@@ -42,24 +39,28 @@ class Span:
 
 
 def parse_start(text: str, *, option: str = "--from") -> Start:
-    """What an option that says where to begin means. Raises Invalid(INVALID_REQUEST)."""
+    """Parse the value of an option that selects a start position. Raises Invalid(INVALID_REQUEST)."""
     if text in (Bound.EARLIEST.value, Bound.LATEST.value):
         return Bound(text)
     if text.isascii() and text.isdigit():
         offset = signed_64(text)
         if offset is None:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"{option} takes an offset below 2^63 got={text[:40]!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is not below 2^63 option={option} got={text[:40]!r}")
         return FromOffset(offset)
     try:
         return FromTime(parse_time_us(text))
     except ValueError as error:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"{option} takes earliest, latest, an offset or an ISO 8601 time got={text!r}"
+            ErrorCode.INVALID_REQUEST,
+            f"start position is invalid (use earliest, latest, an offset or an ISO 8601 time) option={option} got={text!r}",
         ) from error
 
 
 async def spans(client: TopicClient, topic: str, *, partition: int | None, start: Start) -> list[Span]:
-    """What to read of every partition, or of the one asked for. Raises Missing(PARTITION_MISSING), and what the client raises."""
+    """Return the span to read from each partition, or only from ``partition``.
+
+    Raises Missing(PARTITION_MISSING), and the errors of the client.
+    """
     bounds = [part for part in await client.bounds(topic) if partition in (None, part.partition)]
     if not bounds:
         raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic} partition={partition}")
@@ -67,17 +68,17 @@ async def spans(client: TopicClient, topic: str, *, partition: int | None, start
 
 
 def nothing_to_read(topic: str, start: Start, found: Sequence[Span]) -> str | None:
-    """Why no partition has anything to read from this start on; None where one has."""
+    """Return why no partition has records after this start, or None if one has."""
     if any(span.offset < span.next_offset for span in found):
         return None
     end = max(span.next_offset for span in found)
     match start:
         case FromOffset(offset) if offset > end:
-            return f"nothing to read, every partition ends before offset={offset} topic={topic} next_offset={end}"
+            return f"no records to read: every partition ends before offset={offset} topic={topic} next_offset={end}"
         case FromTime():
-            return f"nothing to read, no record was stored at that time or later topic={topic}"
+            return f"no records to read: none was stored at or after that time topic={topic}"
         case _:
-            return f"nothing to read topic={topic} next_offset={end}"
+            return f"no records to read topic={topic} next_offset={end}"
 
 
 async def _offset(client: TopicClient, topic: str, part: PartitionBounds, start: Start) -> int:

@@ -1,6 +1,6 @@
-"""``polywire top``: what a broker does right now, by wire, topic and group, asked of its admin API again and again.
+"""``polywire top``: a live view of a broker's protocols, topics and groups, polled from its admin API.
 
-Promises: rates are what changed between two looks; nothing is asked of the broker that the console does not ask. Must not know: the broker.
+Rates are differences between two samples. The command uses only requests that the console uses as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from polywire.types import spell_address
 HTTP_PORT: Final = 9080
 HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 PATHS: Final = ("overview", "topics", "groups")
-ROWS_MAX: Final = 20  # of a table on the terminal: the busiest, and who is furthest behind
+ROWS_MAX: Final = 20  # of a table on the terminal: the busiest topics, and the groups with the largest lag
 TIMEOUT_S: Final = 10.0
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 KIBI: Final = 1024.0
@@ -65,18 +65,18 @@ app = App(
 
 
 class TopFormat(Enum):
-    """Form of one look."""
+    """Format of one sample."""
 
     TABLE = "table"
     JSON = "json"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What the broker told, by path, and when in seconds of a monotonic clock."""
+class Sample:
+    """Responses of the admin API by path, and when they were read, in seconds of a monotonic clock."""
 
     at: float
-    told: Mapping[str, Any]
+    responses: Mapping[str, Any]
 
 
 @app.default
@@ -86,39 +86,44 @@ def top(
         str | None,
         Parameter(
             env_var="POLYWIRE_HTTP",
-            help="Where the broker serves HTTP; by default port 9080 of the host in POLYWIRE_ADDRESS, else of this machine. With "
-            "http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
+            help="Address of the broker's HTTP listener. Defaults to port 9080 of the host in POLYWIRE_ADDRESS, or of this machine. "
+            "With http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
         ),
     ] = None,
-    interval: Annotated[float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2, lte=3600))] = 2.0,
-    once: Annotated[bool, Parameter(negative="", help="Look twice, print what changed, and end.")] = False,
+    interval: Annotated[
+        float, Parameter(help="Seconds between two samples.", validator=Number(gte=0.2, lte=3600))
+    ] = 2.0,
+    once: Annotated[bool, Parameter(negative="", help="Take two samples, print the view once, and exit.")] = False,
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
-    """Show live what a broker does: throughput by wire, the busiest topics, and groups with their lag, the furthest behind first; with a
-    log in a bucket also who leads, what is not in the bucket yet, and what is asked of it."""
-    admin = _Admin(http or default_http(os.environ.get("POLYWIRE_ADDRESS", "")))
-    before = admin.look()
+    """Show a broker's activity live: throughput by protocol, the busiest topics, and the groups with the largest lag."""
+    admin = _AdminApi(http or default_http(os.environ.get("POLYWIRE_ADDRESS", "")))
+    before = admin.sample()
     if once or output is TopFormat.JSON:
         time.sleep(interval)
-        _print(view(before, admin.look()), output)
+        _print(view(before, admin.sample()), output)
         return
     with Live(console=Console(highlight=False), screen=sys.stdout.isatty(), auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            now = admin.look()
-            live.update(_drawn(view(before, now), now.told["overview"]), refresh=True)
+            now = admin.sample()
+            live.update(_render(view(before, now), now.responses["overview"]), refresh=True)
             before = now
 
 
-def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
-    """Rows by wire, topic and group; rates a second between the two looks. The busiest topics come first, and who is furthest behind."""
+def view(before: Sample, now: Sample) -> dict[str, list[dict[str, Any]]]:
+    """Return rows by protocol, topic and group, with rates per second between the two samples.
+
+    The busiest topics and the groups with the largest lag come first.
+    """
     seconds = max(now.at - before.at, 1e-6)
 
     def rate(name: str, after: Mapping[str, Any], earlier: Mapping[str, Any]) -> float:
         change: float = max(after[name] - earlier.get(name, after[name]), 0)
         return round(change / seconds, 1)
 
-    wires_before, topics_before = before.told["overview"]["wires"], _by_name(before.told["topics"]["topics"])
+    wires_before = before.responses["overview"]["wires"]
+    topics_before = _by_name(before.responses["topics"]["topics"])
     wires = [
         {
             "wire": wire,
@@ -126,7 +131,7 @@ def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
             "received_per_s": rate("received_bytes", traffic, wires_before.get(wire, {})),
             "sent_per_s": rate("sent_bytes", traffic, wires_before.get(wire, {})),
         }
-        for wire, traffic in now.told["overview"]["wires"].items()
+        for wire, traffic in now.responses["overview"]["wires"].items()
     ]
     topics = [
         {
@@ -136,17 +141,17 @@ def view(before: Look, now: Look) -> dict[str, list[dict[str, Any]]]:
             "records_per_s": rate("records", topic, topics_before.get(topic["name"], {"records": 0})),
             "stored_bytes": topic["stored_bytes"],
         }
-        for topic in now.told["topics"]["topics"]
+        for topic in now.responses["topics"]["topics"]
     ]
     groups = [
         {name: group[name] for name in ("group", "topic", "members", "lag_records", "lag_seconds")}
-        for group in now.told["groups"]["groups"]
+        for group in now.responses["groups"]["groups"]
     ]
     topics.sort(key=lambda row: (-row["records_per_s"], row["topic"]))
     groups.sort(key=lambda row: (-(row["lag_records"] or 0), row["group"], row["topic"]))
-    bucket = now.told["overview"].get("bucket")
-    found = {} if bucket is None else bucket_rows(before.told["overview"].get("bucket"), bucket, seconds)
-    return {"wires": wires, "topics": topics, "groups": groups, **found}
+    bucket = now.responses["overview"].get("bucket")
+    about_bucket = {} if bucket is None else bucket_rows(before.responses["overview"].get("bucket"), bucket, seconds)
+    return {"wires": wires, "topics": topics, "groups": groups, **about_bucket}
 
 
 def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -154,64 +159,66 @@ def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def default_http(address: str) -> str:
-    """Return where the broker at an address serves HTTP unless configured otherwise: on its default port, under TLS where the address is."""
+    """Return the default HTTP address of the broker at a client address: the same host, port 9080, with TLS if the address uses TLS."""
     if not address:
         return HTTP_DEFAULT
     first = split_brokers(address)[0]
-    scheme, _, place = first.rpartition("://")
-    login, at, place = place.rpartition("@")
-    host, _ = split_address(place.partition("?")[0])
+    scheme, _, rest = first.rpartition("://")
+    login, at, location = rest.rpartition("@")
+    host, _ = split_address(location.partition("?")[0])
     secure = "s" if scheme.endswith(SCHEME_SUFFIX) else ""
     return f"http{secure}://{login}{at}{spell_address(host, HTTP_PORT)}"
 
 
-class _Admin:
+class _AdminApi:
     """The admin API of a broker."""
 
     def __init__(self, url: str) -> None:
-        login, place = split_login(url)
-        parts = urlsplit(place)
+        login, without_login = split_login(url)
+        parts = urlsplit(without_login)
         try:
             port = parts.port
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise Failed(f"an address is http://host:port or https://host:port got={place!r}")
+            raise Failed(f"address is invalid (use http://host:port or https://host:port) got={without_login!r}")
         self._secure: Final = parts.scheme == "https"
         self._host: Final = parts.hostname
         self._port: Final = port or (443 if self._secure else 80)
         self._headers: Final = {} if login is None else {"Authorization": _basic(login)}
 
-    def look(self) -> Look:
-        """Ask for everything. Raises Failed, and Unavailable where nobody answers."""
+    def sample(self) -> Sample:
+        """Read all paths. Raises Failed, and Unavailable if the broker does not answer."""
         connection: HTTPConnection = (
             HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=ssl.create_default_context())
             if self._secure
             else HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         )
         try:
-            return Look(time.monotonic(), {path: self._ask(connection, path) for path in PATHS})
+            return Sample(time.monotonic(), {path: self._get(connection, path) for path in PATHS})
         except OSError as error:
             raise cannot_connect(error, self._host, self._port) from None
         except (HTTPException, ValueError) as error:
-            raise Failed(f"what answers there is no broker's HTTP address={self._host}:{self._port}") from error
+            raise Failed(
+                f"the server is not the HTTP listener of a broker address={self._host}:{self._port}"
+            ) from error
         finally:
             connection.close()
 
-    def _ask(self, connection: HTTPConnection, path: str) -> Any:
+    def _get(self, connection: HTTPConnection, path: str) -> Any:
         connection.request("GET", f"/api/v1/{path}", headers=self._headers)
-        answer = connection.getresponse()
-        told = json.loads(answer.read())
-        if answer.status != 200:
-            raise Failed(f"{told['error']['message']} path={path}")
-        return told
+        response = connection.getresponse()
+        content = json.loads(response.read())
+        if response.status != 200:
+            raise Failed(f"{content['error']['message']} path={path}")
+        return content
 
 
 def _basic(login: Login) -> str:
     return f"Basic {b64encode(f'{login.name}:{login.password}'.encode()).decode()}"
 
 
-# What is printed
+# Printing
 
 
 def _print(rows: Mapping[str, Sequence[Mapping[str, Any]]], form: TopFormat) -> None:
@@ -221,7 +228,7 @@ def _print(rows: Mapping[str, Sequence[Mapping[str, Any]]], form: TopFormat) -> 
         Console(highlight=False, markup=False).print(Group(*_tables(rows)))
 
 
-def _drawn(rows: Mapping[str, Sequence[Mapping[str, Any]]], overview: Mapping[str, Any]) -> Group:
+def _render(rows: Mapping[str, Sequence[Mapping[str, Any]]], overview: Mapping[str, Any]) -> Group:
     state = "ready" if overview["ready"] else escaped(overview["readiness"])
     head = f"Polywire {overview['version']}  {state}  topics {overview['topics']}  records {overview['records']:,}"
     return Group(Text(head, style="bold"), *_tables(rows))

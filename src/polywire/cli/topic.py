@@ -1,7 +1,4 @@
-"""``polywire topic``: list, create, describe, alter and delete topics.
-
-Promises: one command per verb of the client. Must not know: wires, files of the broker.
-"""
+"""``polywire topic``: list, create, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -35,14 +32,14 @@ app = App(
 
 
 def _help(name: str) -> str:
-    """Return the meaning of a setting as a sentence."""
+    """Return the description of a setting as a sentence."""
     meaning = TOPIC_SETTINGS[name].meaning
     return f"{meaning[0].upper()}{meaning[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
-class Altered:
-    """Settings that may change while the topic exists; what is not given stays as it is."""
+class AlterableSettings:
+    """Settings that can change while the topic exists; None leaves a setting unchanged."""
 
     compaction: Annotated[bool | None, Parameter(help=_help("compaction"))] = None
     compression: Annotated[Compression | None, Parameter(help=_help("compression"))] = None
@@ -50,39 +47,40 @@ class Altered:
         float | None,
         Parameter(
             validator=Number(gte=0, lte=RETENTION_HOURS_MAX),
-            help="Age in hours above which records are dropped; 0 for no limit, by default the broker's setting.",
+            help="Age in hours above which records are dropped; 0 means no limit. Defaults to the broker's setting.",
         ),
     ] = None
     retention_mib: Annotated[
         int | None,
         Parameter(
             validator=Number(gte=0, lte=RETENTION_MIB_MAX),
-            help="Size in MiB above which a partition drops its oldest records; 0 for no limit, by default the broker's setting.",
+            help="Size in MiB above which a partition drops its oldest records; 0 means no limit. Defaults to the broker's "
+            "setting.",
         ),
     ] = None
 
-    def given(self) -> dict[str, int | str | None]:
-        """Return what is given, as the polywire protocol spells it."""
+    def chosen(self) -> dict[str, int | str | None]:
+        """Return the settings that are not None, with the names and units of the polywire protocol."""
         age, size = self.retention_hours, self.retention_mib
-        found = {
+        settings = {
             "compaction": None if self.compaction is None else int(self.compaction),
             "compression": None if self.compression is None else self.compression.value,
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(Altered):
-    """Settings of a new topic; what is not given is left to the broker."""
+class TopicSettings(AlterableSettings):
+    """Settings of a new topic; None leaves a setting to the broker."""
 
     key_hash: Annotated[KeyHash | None, Parameter(help=_help("key_hash"))] = None
 
-    def given(self) -> dict[str, int | str | None]:
-        """Return what is given, as the polywire protocol spells it."""
-        found = Altered.given(self)
-        return found if self.key_hash is None else {**found, "key_hash": self.key_hash.value}
+    def chosen(self) -> dict[str, int | str | None]:
+        """Return the settings that are not None, with the names and units of the polywire protocol."""
+        settings = AlterableSettings.chosen(self)
+        return settings if self.key_hash is None else {**settings, "key_hash": self.key_hash.value}
 
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
@@ -105,7 +103,7 @@ def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
 
 async def _count_records(client: WireClient, topic: str) -> int | None:
-    """Readable records of a topic; None where the wire cannot tell, or the topic was deleted a moment ago."""
+    """Return the number of readable records, or None if the protocol cannot report it or the topic was just deleted."""
     if Ability.BOUNDS not in client.abilities:
         return None
     try:
@@ -125,37 +123,36 @@ def create(
     name: Topic,
     *,
     partitions: Annotated[int, Parameter(name=("--partitions", "-p"))] = DEFAULT_PARTITION_COUNT,
-    settings: Annotated[Settings, Parameter(name="*", group="Settings")] = Settings(),
+    settings: Annotated[TopicSettings, Parameter(name="*", group="Settings")] = TopicSettings(),
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Create a topic. Settings other than --partitions need the polywire wire.
+    """Create a topic. Settings other than --partitions need a polywire:// address.
 
     Parameters
     ----------
     partitions
         Number of partitions.
     """
-    given = settings.given()
+    chosen = settings.chosen()
 
     async def work(client: WireClient) -> None:
-        if given:
-            wire = polywire_only(client, "settings of a topic are given")
-            await wire.create_topic(name, partitions, settings=given)
+        if chosen:
+            await polywire_only(client, "set topic settings").create_topic(name, partitions, settings=chosen)
         else:
             await client.create_topic(name, partitions)
 
     run_with_client(address, work)
-    note(f"created topic={name} partitions={partitions}{_facts(given)}")
+    note(f"created topic={name} partitions={partitions}{_facts(chosen)}")
 
 
 def _facts(settings: Mapping[str, int | str | None]) -> str:
-    """Settings that say something, as they end a line."""
+    """Return settings as ``key=value`` facts that end a line; those without a value are skipped."""
     return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
 
 
 @app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
 def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show the first and next offset of each partition and, over the polywire wire, the topic's settings."""
+    """Show the first and next offset of each partition and, with a polywire:// address, the topic's settings."""
 
     async def work(client: WireClient) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
         bounds = await client.bounds(name)
@@ -187,35 +184,35 @@ def alter(
     name: Topic,
     *,
     partitions: Annotated[int | None, Parameter(name=("--partitions", "-p"))] = None,
-    changed: Annotated[Altered, Parameter(name="*", group="Settings")] = Altered(),
+    settings: Annotated[AlterableSettings, Parameter(name="*", group="Settings")] = AlterableSettings(),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Add partitions to a topic or change its settings, and show what they were and are. What is not given stays.
+    """Add partitions to a topic or change its settings, and show the values before and after. Other settings do not change.
 
     Parameters
     ----------
     partitions
-        Number of partitions, not fewer than there are. Keys may then belong to other partitions than before.
+        New number of partitions, at least the current one. Keys can then map to other partitions than before.
     dry_run
         Show what would change without changing it.
     """
-    given = changed.given()
-    if partitions is None and not given:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "nothing to change: give --partitions or a setting")
+    chosen = settings.chosen()
+    if partitions is None and not chosen:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "nothing to change (use --partitions or a setting)")
 
     async def work(client: WireClient) -> list[dict[str, object]]:
-        wire = polywire_only(client, "topics are altered")
-        before = await wire.describe(name)
-        now = {"partitions": len(before.incarnations), **before.settings}
-        wanted = {**({} if partitions is None else {"partitions": partitions}), **given}
+        polywire = polywire_only(client, "alter topics")
+        topic = await polywire.describe(name)
+        before = {"partitions": len(topic.incarnations), **topic.settings}
+        after = {**({} if partitions is None else {"partitions": partitions}), **chosen}
         if not dry_run:
-            if partitions is not None:  # what may be refused comes first
-                await wire.grow_topic(name, partitions)
-            if given:
-                await wire.configure_topic(name, given)
-        return [{"setting": key, "before": now[key], "after": value} for key, value in wanted.items()]
+            if partitions is not None:  # first, because the broker may reject it
+                await polywire.grow_topic(name, partitions)
+            if chosen:
+                await polywire.configure_topic(name, chosen)
+        return [{"setting": key, "before": before[key], "after": value} for key, value in after.items()]
 
     rows = run_with_client(address, work, topic=name)
     print_list(rows, columns=("setting", "before", "after"), form=output)

@@ -1,7 +1,4 @@
-"""``polywire transaction``: transactional ids that the broker remembers.
-
-Promises, must not know: as ``cli.kept``.
-"""
+"""``polywire transaction``: transactional ids, and the state of the latest transaction of each."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ app = commands(
         word="transaction",
         name="transactional id",
         names="transactional ids",
-        forget="Delete a transactional id. Its open transaction is aborted and its epoch restarts at 0; producers that "
+        delete_help="Delete a transactional id. Its open transaction is aborted and its epoch restarts at 0; producers that "
         "use it must initialize again.",
         example="orders-billing",
         columns=("id", "epoch", "state", "messages", "positions", "idle_ms", "owner"),

@@ -1,7 +1,4 @@
-"""How help reads: parameters that several commands share, and the examples every command ends with.
-
-Promises: one parameter has one meaning everywhere; examples appear as they are written, one per line. Must not know: any noun.
-"""
+"""Parameters that several commands share, and the examples and exit codes at the end of every command's help."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 EXIT_CODES: Final = "Exit codes:"
-HELP_FORMAT: Final = "plaintext"  # what is written is what is shown, brackets and back-ticks included
+HELP_FORMAT: Final = "plaintext"  # cyclopts would take brackets and back-ticks for markup
 
 Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
 OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Read only this partition.")]
@@ -29,15 +26,15 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_MEANINGS: Final = {
-    EXIT_DONE: "done",
-    EXIT_FAILED: "refused or failed",
+    EXIT_DONE: "success",
+    EXIT_FAILED: "the command failed; standard error gives the reason",
     EXIT_USAGE: "wrong usage",
     EXIT_INTERRUPTED: "interrupted",
 }
 
 
 def examples(*lines: str, exits: Mapping[int, str] | None = None) -> str:
-    """The end of a command's help: how it is used, and its exit codes; ``exits`` are those that it has beside everybody's."""
+    """Return the end of a command's help: examples, and exit codes. ``exits`` are the codes that only this command has."""
     title = "Example" if len(lines) == 1 else "Examples"
     codes = sorted((EXIT_MEANINGS | dict(exits or {})).items())
     meanings = [f"  {code:<3}  {meaning}" for code, meaning in codes]

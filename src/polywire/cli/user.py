@@ -1,7 +1,7 @@
-"""``polywire user``: keep the file of users that ``polywire serve --users`` reads.
+"""``polywire user``: manage the users file of ``polywire serve --users``.
 
-Promises: a password is read from a terminal without showing it, else from standard input, never from the command line.
-Must not know: brokers; one that runs takes the file up at its next start.
+A password is read from the terminal without echo, or from standard input, never from the command line: other users of the machine can see
+command lines. A running broker reads the file when it receives SIGHUP or restarts.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def add(
     scram: Annotated[bool, Parameter(negative="")] = False,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """Add a user. The password is prompted for, or read from standard input.
+    """Add a user. The command prompts for the password, or reads it from standard input.
 
     Parameters
     ----------
     permissions
-        Comma-separated permissions; all if not set. One of admin, manage_servers, read_servers, manage_users, read_users, manage_streams,
-        read_streams, manage_topics, read_topics, consume, produce, group, transaction; NAME@stream and NAME@stream/topic limit one to
-        a stream or a topic.
+        Comma-separated permissions: admin, manage_servers, read_servers, manage_users, read_users, manage_streams, read_streams,
+        manage_topics, read_topics, consume, produce, group, transaction. PERMISSION@stream and PERMISSION@stream/topic limit one to a
+        stream or a topic. Defaults to all permissions.
     replace
         Replace the password and permissions of an existing user.
     scram
-        Let the user log in with SCRAM, too (Kafka clients). The file then also holds verifiers, from which a password can be guessed
-        faster than from its hash.
+        Also allow logins with SCRAM (Kafka clients). The file then holds SCRAM verifiers, which are weaker against guessing than the
+        password hash.
     """
     password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     add_user(users, name, password, permissions, replace=replace, scram=scram)
@@ -74,7 +74,7 @@ def list_users(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """List users, whether they have all permissions, and whether they may log in with SCRAM."""
+    """List users, whether they have all permissions, and whether they can log in with SCRAM."""
     rows = [
         {"user": user.name, "everything": user.grants == EVERYTHING, "scram": bool(user.verifiers)}
         for user in read_users(users)

@@ -1,7 +1,4 @@
-"""``polywire writer``: writers of staged publishes that the broker remembers.
-
-Promises, must not know: as ``cli.kept``.
-"""
+"""``polywire writer``: writers of staged publishes, and the last sequence number of each."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ app = commands(
         word="writer",
         name="writer",
         names="writers",
-        forget="Delete a writer. If it repeats a publish under an old number, the records are stored again.",
+        delete_help="Delete a writer. If it repeats a publish with an old number, the records are stored again.",
         example="nightly/totals",
         columns=("writer", "number", "idle_ms", "owner"),
         detail="number",

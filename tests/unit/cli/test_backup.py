@@ -1,4 +1,4 @@
-"""``polywire backup``: what it says of a directory, of backups that are sound or damaged, and where it refuses."""
+"""``polywire backup``: create, list, verify and restore, with and without damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contents(directory: Path) -> dict[Path, bytes]:
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_backup_changes_nothing_and_comes_back(
+def test_a_backup_changes_nothing_and_can_be_restored(
     tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(directory)
@@ -48,11 +48,13 @@ def test_a_backup_changes_nothing_and_comes_back(
         assert run(["log", "verify", "--data-dir", str(data)]) == 0
         capsys.readouterr()
     assert listed[0] == listed[1] != []
-    assert (tmp_path / "shelf").stat().st_mode & 0o077 == 0, "it holds what others may not read"
+    assert (tmp_path / "shelf").stat().st_mode & 0o077 == 0, "other users must not read it"
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "restored").rglob("*"))
 
 
-def test_the_list_says_what_each_has_added(shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_reports_what_each_backup_copied(
+    shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["backup", "create", str(shelf), "--data-dir", str(directory)]) == 0
     capsys.readouterr()
     assert run(["backup", "list", str(shelf), "-o", "json"]) == 0
@@ -62,32 +64,32 @@ def test_the_list_says_what_each_has_added(shelf: Path, directory: Path, capsys:
     assert first["backup"] < second["backup"]
 
 
-def test_a_snapshot_that_goes_meanwhile_was_copied(
+def test_a_snapshot_that_is_deleted_during_the_backup_is_in_it(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy broker replaces it each time a slot is full, which is sooner than the copy of the journal is played back."""
-    made = OfflineLog
+    """A busy broker replaces snapshots faster than the copy of the journal is replayed."""
+    original = OfflineLog
 
-    def late(*given: Any) -> OfflineLog:
+    def delete_snapshots_first(*arguments: Any) -> OfflineLog:
         for snapshot in directory.glob("snapshots/*"):
             snapshot.unlink()
-        return made(*given)
+        return original(*arguments)
 
     assert list(directory.glob("snapshots/*"))
-    monkeypatch.setattr("polywire.cli.backup_files.OfflineLog", late)
+    monkeypatch.setattr("polywire.cli.backup_files.OfflineLog", delete_snapshots_first)
     assert run(["backup", "create", str(tmp_path / "shelf"), "--data-dir", str(directory)]) == 0
     assert run(["backup", "verify", str(tmp_path / "shelf")]) == 0
 
 
-def test_segments_of_another_log_are_not_taken_for_ours(tmp_path: Path, shelf: Path) -> None:
-    write_records(tmp_path / "other")  # whose segments have the same names and sizes
+def test_segments_of_another_log_with_the_same_names_are_copied(tmp_path: Path, shelf: Path) -> None:
+    write_records(tmp_path / "other")  # its segments have the same names and sizes
     assert run(["backup", "create", str(shelf), "--data-dir", str(tmp_path / "other")]) == 0
     ours = sorted(find_backup(shelf).glob("segments/*"))
     assert [path.name for path in ours] == [path.name for path in sorted((tmp_path / "other/segments").glob("*"))]
     assert all(path.read_bytes() == (tmp_path / "other/segments" / path.name).read_bytes() for path in ours)
 
 
-def test_damage_of_a_backup_is_named(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_damage_of_a_backup(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["backup", "verify", str(shelf)]) == 0
     segment = min(find_backup(shelf).glob("segments/*"))
     flip(segment, segment.stat().st_size // 4)
@@ -99,7 +101,7 @@ def test_damage_of_a_backup_is_named(shelf: Path, capsys: pytest.CaptureFixture[
     assert run(["backup", "verify", str(shelf)]) == EXIT_BROKEN
 
 
-def test_damage_of_the_log_is_told_and_not_shared_with_later_backups(tmp_path: Path, directory: Path) -> None:
+def test_a_damaged_segment_is_reported_and_not_linked_by_later_backups(tmp_path: Path, directory: Path) -> None:
     segment = min(directory.glob("segments/*"))
     sound = segment.read_bytes()
     flip(segment, len(sound) // 4)
@@ -118,26 +120,26 @@ def test_a_broken_backup_is_not_restored(tmp_path: Path, shelf: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["create", "{}/new", "--data-dir", "{}/nothing"], "no data directory of a broker"),
+        (["create", "{}/new", "--data-dir", "{}/nothing"], "the directory is not a broker's data directory"),
         (["restore", "{}/shelf", "--data-dir", "{}/data"], "data directory is not empty"),
-        (["restore", "{}/data", "--data-dir", "{}/new"], "no backup here"),
-        (["verify", "{}/nothing"], "no backup here"),
+        (["restore", "{}/data", "--data-dir", "{}/new"], "no backup found"),
+        (["verify", "{}/nothing"], "no backup found"),
     ],
 )
-def test_what_is_refused(
-    words: list[str], said: str, tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_rejected(
+    words: list[str], message: str, tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert run(["backup", *(word.format(tmp_path) for word in words)]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_one_backup_at_a_time(shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_one_backup_at_a_time(shelf: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unlock = lock_directory(shelf)
     try:
         assert run(["backup", "create", str(shelf), "--data-dir", str(directory)]) == 1
     finally:
         unlock()
-    assert "another backup is being taken" in capsys.readouterr().err
+    assert "another backup is in progress" in capsys.readouterr().err

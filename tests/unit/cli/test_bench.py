@@ -1,4 +1,4 @@
-"""``polywire bench``: what it says of a broker, over every wire."""
+"""``polywire bench`` over every protocol."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def broker() -> Iterator[BrokerThread]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_every_wire_is_measured(wire: str, broker: BrokerThread, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_protocol_can_be_measured(wire: str, broker: BrokerThread, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--records", "500", "--size", "10"]
     for words in (["produce", "--batch", "50", *few], ["consume", *few], ["latency", "--rate", "50", "--seconds", "1"]):
         assert run(["bench", *words, "--address", broker.url(wire), "-o", "json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        figures = told["figures"]
+        results = json.loads(capsys.readouterr().out)
+        figures = results["figures"]
         assert figures["records"]["value"] == (50 if words[0] == "latency" else 500)
-        assert told["settings"]["measurement"] == words[0]
-        assert told["settings"]["address"] == broker.url(wire)
-        assert told["machine"].keys() == {"system", "machine", "processors", "python", "client"}
+        assert results["settings"]["measurement"] == words[0]
+        assert results["settings"]["address"] == broker.url(wire)
+        assert results["machine"].keys() == {"system", "machine", "processors", "python", "client"}
         if words[0] != "consume":
             times = [figures[name]["value"] for name in PERCENTILES]
             assert times == sorted(times)
@@ -39,7 +39,7 @@ def test_every_wire_is_measured(wire: str, broker: BrokerThread, capsys: pytest.
             assert figures["rate"]["value"] > 0 < figures["client_processor_time"]["value"]
 
 
-def test_a_topic_that_was_measured_goes(broker: BrokerThread, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_topic_of_a_measurement_is_deleted(broker: BrokerThread, capsys: pytest.CaptureFixture[str]) -> None:
     def topics() -> list[str]:
         capsys.readouterr()
         assert run(["topic", "list", "--address", broker.url(), "-o", "json"]) == 0
@@ -53,6 +53,6 @@ def test_a_topic_that_was_measured_goes(broker: BrokerThread, capsys: pytest.Cap
 
 def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "produce", "--address", "polywire://ann:secret@127.0.0.1:1"]) == 1
-    said = capsys.readouterr()
-    assert "connection refused" in said.err
-    assert "secret" not in said.out + said.err
+    captured = capsys.readouterr()
+    assert "connection refused" in captured.err
+    assert "secret" not in captured.out + captured.err

@@ -1,4 +1,4 @@
-"""What is told of a bucket's brokers while they change."""
+"""``polywire cluster drain``: what it reports while leadership moves."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from polywire.testing.memory_objects import MemoryObjects
 
 
 class Scripted(Nodes):
-    """Says one thing after the other, and stays with the last."""
+    """Returns one list of brokers after the other, then always the last."""
 
-    def __init__(self, *looks: Sequence[Node]) -> None:
+    def __init__(self, *reads: Sequence[Node]) -> None:
         super().__init__(MemoryObjects())
-        self._looks = list(looks)
+        self._reads = list(reads)
 
     def read(self) -> list[Node]:
-        return list(self._looks.pop(0) if len(self._looks) > 1 else self._looks[0])
+        return list(self._reads.pop(0) if len(self._reads) > 1 else self._reads[0])
 
 
 def node(name: str, start: int, *, drained: bool = False) -> Node:
     return Node(name, name, {}, start=start, machine=name, drained=drained)
 
 
-def test_who_follows_a_drained_broker_is_told_once_it_leads(
+def test_drain_reports_the_new_leader_once_it_leads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
@@ -38,12 +38,12 @@ def test_who_follows_a_drained_broker_is_told_once_it_leads(
         [node("one", 0, drained=True), node("two", 2), *others],
     )
     assert cluster._await_drained(nodes, "one", 1, 60) == set()
-    assert capsys.readouterr().err == "two leads shard 0000 now start=2\n"
+    assert capsys.readouterr().err == "two is now the leader of shard 0000 start=2\n"
 
 
-def test_what_a_drained_broker_still_leads_is_told_in_the_end(
+def test_drain_returns_the_shards_that_the_broker_still_leads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "POLL_S", 0.0)
     assert cluster._await_drained(Scripted([node("one", 3, drained=True)]), "one", 2, 0.01) == {0}
-    assert capsys.readouterr().err == "nobody else is there to take over\n"
+    assert capsys.readouterr().err == "there is no other broker that could take over\n"

@@ -1,4 +1,4 @@
-"""Settings from options, environment and file: which one wins, where a value comes from, and what is refused."""
+"""Settings from options, environment and file: precedence, origin of each value, and rejected settings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[Any, str]]:
+def settings(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[Any, str]]:
     """Value and origin of each setting."""
     assert run(["config", "show", "--origin", "--output", "json", *words]) == EXIT_DONE
     return {row["setting"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
 
 
-def test_options_win_over_the_environment_and_that_over_the_file(
+def test_options_override_the_environment_which_overrides_the_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = folder / "polywire.toml"
@@ -35,7 +35,7 @@ def test_options_win_over_the_environment_and_that_over_the_file(
     )
     monkeypatch.setenv("POLYWIRE_SERVE_PARTITIONS", "2")
     monkeypatch.setenv("POLYWIRE_SERVE_SLOT_MIB", "20")
-    found = shown(capsys, "--slot-mib", "30")
+    found = settings(capsys, "--slot-mib", "30")
     assert found["slot-mib"] == (30, "option")
     assert found["partitions"] == (2, "POLYWIRE_SERVE_PARTITIONS")
     assert found["retention-hours"] == (1.0, str(file))
@@ -44,7 +44,7 @@ def test_options_win_over_the_environment_and_that_over_the_file(
     assert found["iggy"] == ("127.0.0.1:8090", "default")
 
 
-def test_another_file_is_read_instead_of_the_usual_one(
+def test_config_option_replaces_the_default_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "polywire.toml").write_text("[serve]\npartitions = 1\nslot-mib = 20\n")
@@ -53,7 +53,7 @@ def test_another_file_is_read_instead_of_the_usual_one(
     for words in (("--config", "other.toml"), ()):
         if not words:
             monkeypatch.setenv("POLYWIRE_SERVE_CONFIG", "other.toml")
-        found = shown(capsys, *words)
+        found = settings(capsys, *words)
         assert found["partitions"] == (5, str(other))
         assert found["slot-mib"][1] == "default"
 
@@ -65,18 +65,18 @@ def test_another_file_is_read_instead_of_the_usual_one(
         ("[serve]\ndata_dri = 'x'\n", "unknown key 'data_dri' in [serve], did you mean 'data-dir'?"),
         ("[serve]\nxyzzy = 1\n", "unknown key 'xyzzy' in [serve] ("),
         ("[serve]\nconfig = 'other.toml'\n", "unknown key 'config' in [serve]"),
-        ("[serve]\ndata-dir = 'x'\ndata_dir = 'y'\n", "'data-dir' stands in [serve] twice"),
+        ("[serve]\ndata-dir = 'x'\ndata_dir = 'y'\n", "duplicate key 'data-dir' in [serve]"),
         ("[sevre]\npartitions = 1\n", "unknown key 'sevre', did you mean 'serve'?"),
-        ("partitions = 1\n", "unknown key 'partitions', it belongs below [serve]"),
-        ("serve = 1\n", "[serve] is a table"),
-        ("[serve\n", "polywire.toml cannot be read as TOML"),
+        ("partitions = 1\n", "unknown key 'partitions' (move it below [serve])"),
+        ("serve = 1\n", "[serve] must be a table"),
+        ("[serve\n", "polywire.toml is not valid TOML"),
         ("[serve]\npartitions = 'many'\n", "partitions"),
         ("[serve]\nusers = ['a', 'b']\n", "users"),
         ("[serve]\ndurability = 'memory'\n", "durability"),
     ],
 )
 @pytest.mark.parametrize("verb", [("serve",), ("config", "show"), ("config", "check")], ids=" ".join)
-def test_a_file_that_says_what_is_no_setting_is_refused(
+def test_an_invalid_settings_file_is_rejected(
     verb: tuple[str, ...], content: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "polywire.toml").write_text(content)
@@ -86,16 +86,16 @@ def test_a_file_that_says_what_is_no_setting_is_refused(
 
 
 @pytest.mark.parametrize("verb", [("serve",), ("config", "check")], ids=" ".join)
-def test_a_file_that_is_named_must_be_there(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_settings_file_is_an_error(verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*verb, "--config", "missing.toml"]) == EXIT_FAILED
     assert "missing.toml" in capsys.readouterr().err
 
 
-def test_a_check_opens_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_creates_no_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "check", "--flux", "off"]) == EXIT_DONE
-    told = capsys.readouterr().err
-    assert "kafka on 127.0.0.1:9094" in told
-    assert "flux" not in told
+    message = capsys.readouterr().err
+    assert "kafka on 127.0.0.1:9094" in message
+    assert "flux" not in message
     assert list(folder.iterdir()) == []
 
 
@@ -111,7 +111,7 @@ def test_a_check_opens_nothing(folder: Path, capsys: pytest.CaptureFixture[str])
     ],
     ids=str,
 )
-def test_a_check_refuses_what_a_start_would(
+def test_check_rejects_settings_that_a_start_rejects(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["config", "check", *options]) == EXIT_FAILED
@@ -119,30 +119,30 @@ def test_a_check_refuses_what_a_start_would(
 
 
 @pytest.mark.skipif(which("openssl") is None, reason="links under TLS were NOT checked: no openssl")
-def test_a_check_finds_a_certificate_that_other_machines_would_refuse(
+def test_check_rejects_a_certificate_that_other_machines_would_reject(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Certificates(tmp_path)
     options = ["--tls-machine-authority", made.path("authority"), "--bucket", f"file://{tmp_path / 'bucket'}"]
     for name, code in (("server", EXIT_DONE), ("client", EXIT_FAILED)):
-        own = ["--tls-certificate", made.path(name), "--tls-key", made.path(name, "key")]
-        assert run(["config", "check", *options, *own]) == code
+        tls = ["--tls-certificate", made.path(name), "--tls-key", made.path(name, "key")]
+        assert run(["config", "check", *options, *tls]) == code
     assert "have the certificate name the host" in capsys.readouterr().err
 
 
-def test_wrong_options_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "check", "--partitons", "1"]) == EXIT_USAGE
     assert "--partitions" in capsys.readouterr().err
 
 
-def test_a_variable_that_is_no_setting_is_found(
+def test_check_reports_an_unknown_environment_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker takes no notice of it, since others give programs variables as well."""
+    """The broker itself ignores it, because other programs may set such variables."""
     monkeypatch.setenv("POLYWIRE_SERVE_PARTITIONS", "2")
     assert run(["config", "check"]) == EXIT_DONE
     monkeypatch.setenv("POLYWIRE_SERVE_PARTITONS", "2")
     capsys.readouterr()
     assert run(["config", "check"]) == EXIT_USAGE
-    told = "the variable 'POLYWIRE_SERVE_PARTITONS' is no setting, did you mean 'POLYWIRE_SERVE_PARTITIONS'?"
-    assert told in capsys.readouterr().err
+    expected = "unknown environment variable 'POLYWIRE_SERVE_PARTITONS', did you mean 'POLYWIRE_SERVE_PARTITIONS'?"
+    assert expected in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Verbs that take something away: what they say, with ``--dry-run`` as well, and that it is gone afterwards and nothing else is."""
+"""Delete commands report and delete exactly what they name, and nothing with ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_a_group_is_deleted_with_its_offsets(
         monkeypatch.setenv("POLYWIRE_ADDRESS", broker.url())
         asyncio.run(fill(broker.url()))
         assert run(["group", "delete", "billing", "orders", "--dry-run"]) == EXIT_DONE
-        assert capsys.readouterr().err == "would delete group=billing topic=orders members=0 positions=1\n"
+        assert capsys.readouterr().err == "would delete group=billing topic=orders members=0 offsets=1\n"
         assert groups() == {"billing", "audit"}
         assert run(["group", "delete", "billing", "orders"]) == EXIT_DONE
-        assert capsys.readouterr().err == "deleted group=billing topic=orders members=0 positions=1\n"
+        assert capsys.readouterr().err == "deleted group=billing topic=orders members=0 offsets=1\n"
         assert groups() == {"audit"}
         for words in (["--dry-run"], []):
             assert run(["group", "delete", "billing", "orders", *words]) == EXIT_FAILED

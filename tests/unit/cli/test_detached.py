@@ -1,4 +1,4 @@
-"""``serve --detach`` and ``stop`` among files that others have made: locks of other starts, links, and bytes that are no process id."""
+"""``serve --detach`` and ``stop`` with existing files: locks of other starts, links, and invalid process ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polywire.server.config import ServeConfig
 
 
 def _serve(config: ServeConfig) -> int:
-    """Be ready, then end."""
+    """Report that the broker is ready, then wait for a signal."""
     assert config.ready_file is not None
     config.ready_file.touch()
     signal.pause()
@@ -25,11 +25,11 @@ def _serve(config: ServeConfig) -> int:
 
 
 def _never(_: ServeConfig) -> int:
-    raise AssertionError("it was not started")
+    raise AssertionError("the broker was started")
 
 
 @pytest.mark.parametrize("content", ["", "not a number", "-1", "0", "9" * 10, "9" * 400])
-def test_a_second_start_leaves_the_files_of_the_first_alone(tmp_path: Path, content: str) -> None:
+def test_a_second_start_does_not_touch_the_files_of_the_first(tmp_path: Path, content: str) -> None:
     data_dir = tmp_path / "data"
     ready = beside(data_dir, ".ready")
     ready.touch()
@@ -38,12 +38,12 @@ def test_a_second_start_leaves_the_files_of_the_first_alone(tmp_path: Path, cont
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Failed, match="already running"):
             serve_detached(ServeConfig(data_dir=data_dir), _never)
-        assert running(data_dir) is None, "it is not known which process it is"
-    assert ready.exists(), "the other broker accepts connections still"
+        assert running(data_dir) is None, "the process id is unknown"
+    assert ready.exists(), "the other broker still accepts connections"
     assert beside(data_dir, ".pid").read_text("ascii") == content
 
 
-def test_a_link_in_place_of_the_process_id_is_refused(tmp_path: Path) -> None:
+def test_a_pid_file_that_is_a_symbolic_link_is_rejected(tmp_path: Path) -> None:
     data_dir, other = tmp_path / "data", tmp_path / "other"
     other.write_text("precious", "ascii")
     beside(data_dir, ".pid").symlink_to(other)
@@ -54,7 +54,7 @@ def test_a_link_in_place_of_the_process_id_is_refused(tmp_path: Path) -> None:
     assert other.read_text("ascii") == "precious"
 
 
-def test_nothing_is_beside_the_root_directory() -> None:
+def test_the_root_directory_is_rejected() -> None:
     with pytest.raises(Failed, match="root directory"):
         running(Path("/"))
 
@@ -62,7 +62,7 @@ def test_nothing_is_beside_the_root_directory() -> None:
 @pytest.mark.parametrize(
     ("spelled", "expected"), [(".", "here.pid"), ("below/..", "here.pid"), ("data", "here/data.pid")]
 )
-def test_a_file_beside_a_directory_is_named_after_it(
+def test_the_files_are_named_after_the_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str, expected: str
 ) -> None:
     here = tmp_path / "here"
@@ -71,7 +71,7 @@ def test_a_file_beside_a_directory_is_named_after_it(
     assert beside(Path(spelled), ".pid").absolute() == tmp_path / expected
 
 
-def test_the_lock_is_the_brokers_alone_once_it_is_ready(tmp_path: Path) -> None:
+def test_a_killed_broker_releases_the_lock(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     beside(data_dir, ".pid").write_text("left over by a broker that was killed", "ascii")
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_the_lock_is_the_brokers_alone_once_it_is_ready(tmp_path: Path) -> None:
         assert running(data_dir) is None
 
 
-def test_a_full_disk_is_reported_and_leaves_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_no_broker_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_dir = tmp_path / "data"
 
     def full(_: int, content: bytes) -> int:
@@ -96,7 +96,7 @@ def test_a_full_disk_is_reported_and_leaves_no_broker(tmp_path: Path, monkeypatc
 
 
 def test_a_broker_that_is_starting_can_be_stopped(tmp_path: Path) -> None:
-    """Its process id is known from its first moment on."""
+    """The process id is in the file before the broker does anything."""
     data_dir = tmp_path / "data"
 
     def starting(_: ServeConfig) -> int:

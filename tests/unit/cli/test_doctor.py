@@ -69,7 +69,7 @@ def bad(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in found if row["state"] != "sound"]
 
 
-def test_a_sound_directory_is_sound_and_left_alone(tmp_path: Path, rows: Rows) -> None:
+def test_an_intact_directory_is_reported_intact_and_not_changed(tmp_path: Path, rows: Rows) -> None:
     write_records(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     code, found = rows("doctor")
@@ -96,7 +96,7 @@ def test_second_copies_are_rebuilt(tmp_path: Path, rows: Rows, kind: str) -> Non
     assert path.read_bytes() == sound
 
 
-def test_damaged_records_are_named_by_topic_and_offsets(tmp_path: Path, rows: Rows) -> None:
+def test_damaged_records_are_reported_by_topic_and_offsets(tmp_path: Path, rows: Rows) -> None:
     write_records(tmp_path)
     path = min(tmp_path.glob("segments/*"))
     flip(path, path.read_bytes().index(b"00007"))
@@ -109,7 +109,7 @@ def test_damaged_records_are_named_by_topic_and_offsets(tmp_path: Path, rows: Ro
     write_records(tmp_path, 10)  # a broker starts there
 
 
-def test_what_keeps_a_broker_from_starting_is_repaired(tmp_path: Path, rows: Rows) -> None:
+def test_repair_lets_a_broker_start_again(tmp_path: Path, rows: Rows) -> None:
     write_records(tmp_path, 20)
     path = next(path for path in tmp_path.glob("journal/slot-*") if b"00010" in path.read_bytes())
     content = path.read_bytes()
@@ -145,12 +145,12 @@ def test_a_missing_segment_needs_a_backup(tmp_path: Path, rows: Rows, capsys: py
     assert "topics=1 partitions=1 groups=0 segments=" in capsys.readouterr().err
 
 
-def test_a_directory_without_a_journal_is_refused(tmp_path: Path, rows: Rows) -> None:
+def test_a_directory_without_a_journal_is_rejected(tmp_path: Path, rows: Rows) -> None:
     assert rows("doctor")[0] == 1
     assert rows("log", "repair")[0] == 1
 
 
-def test_a_bucket_is_looked_at_like_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bucket_is_checked_like_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory, bucket = tmp_path / "data", f"file://{tmp_path / 'bucket'}"
     write_records(directory)
     assert run(["cluster", "import", str(directory), bucket]) == 0
@@ -187,7 +187,7 @@ OLDER: dict[str, tuple[object, str, object]] = {
 
 
 @pytest.mark.parametrize("kind", OLDER)
-def test_what_a_newer_version_wrote_is_no_damage(
+def test_files_of_a_newer_version_are_not_reported_as_damage(
     tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Whoever goes back to the version before is told so, and cannot give up anything for that."""

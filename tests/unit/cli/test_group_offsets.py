@@ -1,4 +1,4 @@
-"""Committed offsets: what is exported is imported, and what makes no sense moves nothing."""
+"""``polywire group offsets``: import reads what export prints, and invalid input commits nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerThread]:
 def with_client(
     broker: BrokerThread, *commits: tuple[str, int, int], members: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """Fill a topic, commit and join; returns positions by group."""
+    """Create a topic, commit offsets and join groups; return the committed offsets by group."""
 
     async def work() -> dict[str, object]:
         client = await connect(broker.url())
@@ -49,7 +49,7 @@ def with_client(
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
-def test_what_is_exported_is_imported(
+def test_import_restores_exported_offsets(
     form: str, broker: BrokerThread, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = with_client(broker, ("billing", 0, 3), ("billing", 1, 7), ("audit", 0, 10))
@@ -81,13 +81,16 @@ def test_offsets_are_set(broker: BrokerThread, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("places", "reason"),
     [
-        (["0=4", "1=11"], "an offset is beyond the end topic='orders' partition=1 offset=11 next_offset=10"),
+        (
+            ["0=4", "1=11"],
+            "offset is beyond the end of the partition topic='orders' partition=1 offset=11 next_offset=10",
+        ),
         (["0=4", "2=1"], "no such partition topic='orders' partition=2"),
-        (["0=4", "1"], "an offset is set with PARTITION=OFFSET got='1'"),
-        ([], "no offset is given"),
+        (["0=4", "1"], "argument is not PARTITION=OFFSET got='1'"),
+        ([], "no offset to set"),
     ],
 )
-def test_nothing_moves_unless_everything_can(
+def test_no_offset_is_committed_unless_all_are_valid(
     places: list[str], reason: str, broker: BrokerThread, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = with_client(broker, ("billing", 0, 1))
@@ -96,10 +99,15 @@ def test_nothing_moves_unless_everything_can(
     assert with_client(broker) == before
 
 
-def test_a_group_with_members_is_left_alone(broker: BrokerThread, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offsets_of_a_group_with_members_cannot_be_set(
+    broker: BrokerThread, capsys: pytest.CaptureFixture[str]
+) -> None:
     with_client(broker, ("billing", 0, 1), members=("billing",))
     assert run(["group", "offsets", "set", "billing", "orders", "0=0"]) == 1
-    assert "stop them first group='billing' topic='orders' members=1 code=group_not_empty" in capsys.readouterr().err
+    assert (
+        "group has members (stop them first) group='billing' topic='orders' members=1 code=group_not_empty"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,11 +125,11 @@ def test_a_group_with_members_is_left_alone(broker: BrokerThread, capsys: pytest
         ['{"group": "' + "g" * 20_000 + '"}'],
     ],
 )
-def test_what_export_never_prints_is_refused(lines: list[str]) -> None:
+def test_invalid_lines_are_rejected(lines: list[str]) -> None:
     with pytest.raises(Invalid, match="line="):
         read_offsets(lines, group=None)
 
 
-def test_a_group_may_be_named_for_all_lines() -> None:
+def test_the_group_option_applies_to_lines_without_a_group() -> None:
     lines = ["topic,partition,offset", "", "orders,1,5"]
     assert read_offsets(lines, group="g") == [CommittedOffset("g", "orders", 1, 5)]

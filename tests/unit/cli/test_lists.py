@@ -1,4 +1,4 @@
-"""Every verb that lists: the same rows as table, json, jsonl and csv, over a broker on a thread."""
+"""Every command that prints a list prints the same rows as table, json, jsonl and csv."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
 TYPED: Final[dict[tuple[str, ...], str]] = {
     ("group", "offsets", "import"): '{"group": "billing", "topic": "orders", "partition": 0, "offset": 1}\n'
 }
-CHANGING: Final = {"idle_ms", "lag_seconds"}  # between two looks
+CHANGING: Final = {"idle_ms", "lag_seconds"}  # between two runs
 
 
 def verbs(parent: App, *words: str) -> Iterator[tuple[tuple[str, ...], App]]:
@@ -88,14 +88,14 @@ async def _fill(url: str) -> None:
     await client.close()
 
 
-def test_every_verb_that_lists_is_tried() -> None:
+def test_every_list_command_is_covered() -> None:
     found = {words for words, command in verbs(app) if lists(command)}
     assert found == set(SAMPLES) | set(OFFLINE)
     assert not [words for words, _ in verbs(app) if words[-1] in LISTING_NAMES and words not in found]
 
 
 @pytest.mark.parametrize("words", list(SAMPLES), ids=" ".join)
-def test_a_list_is_the_same_in_every_form(
+def test_a_list_is_the_same_in_every_format(
     words: tuple[str, ...],
     url: str,
     tmp_path: Path,
@@ -123,10 +123,10 @@ def test_a_list_is_the_same_in_every_form(
         return [[row[name] for name in columns if name not in CHANGING] for row in found]
 
     assert steady([json.loads(line) for line in printed("jsonl").splitlines()]) == steady(rows)
-    told = list(csv.DictReader(io.StringIO(printed("csv"))))
-    assert [list(row) for row in told] == [columns] * len(rows)
+    csv_rows = list(csv.DictReader(io.StringIO(printed("csv"))))
+    assert [list(row) for row in csv_rows] == [columns] * len(rows)
     texts = [["" if value is None else str(value) for value in row] for row in steady(rows)]
-    assert steady(told) == texts
+    assert steady(csv_rows) == texts
     head, *lines = printed("table").splitlines()
     assert len(lines) == len(rows)
     if rows:
@@ -134,7 +134,7 @@ def test_a_list_is_the_same_in_every_form(
 
 
 def _cut(head: str, columns: list[str]) -> list[str]:
-    """The headings of a table, where they are expected."""
+    """Return the headings of a table, which must appear in this order."""
     found = []
     for name in columns:
         heading = name.replace("_", " ")

@@ -23,7 +23,7 @@ from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level
 
-NOBODY = "127.0.0.1:1"  # a port nobody listens on
+UNUSED = "127.0.0.1:1"  # nothing listens on this port
 
 
 def commands(parent: App, *words: str) -> Iterator[tuple[str, ...]]:
@@ -56,7 +56,7 @@ import sys
 from polywire.cli.main import app
 from polywire.cli.main import run
 groups = [()]
-for words in groups:  # those above before those below: nothing is loaded yet that a listing shows
+for words in groups:  # parents first, so that a listing cannot depend on a loaded subcommand
     print("listed", *words)
     run([*words, "--help"])
     parent = app
@@ -67,8 +67,8 @@ for words in groups:  # those above before those below: nothing is loaded yet th
 """
 
 
-def test_every_listing_says_what_commands_are_for() -> None:
-    """Also of those that are not loaded before they are used."""
+def test_every_listing_describes_its_commands() -> None:
+    """Also those that are imported only when they run."""
     listed = subprocess.run(
         [sys.executable, "-c", LISTED],
         capture_output=True,
@@ -89,7 +89,7 @@ def test_every_listing_says_what_commands_are_for() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_noun(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_includes_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", shell]) == EXIT_DONE
     script = capsys.readouterr().out
     assert "polywire" in script
@@ -98,38 +98,40 @@ def test_completion_knows_every_noun(shell: str, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="NO ZSH: its completion was not tried")
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("script", "expected"),
     [
         ("_arguments() { print arguments; }; autoload -U _polywire; _polywire", "arguments"),
         ('compdef() { print -r -- "$@"; }; source ./_polywire', "_cyclopts_polywire polywire"),
     ],
     ids=["on the path", "by hand"],
 )
-def test_zsh_completes(use: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The function that completes is called by a shell that has found the file on its path, and made known by one that reads it."""
+def test_zsh_completion_works_autoloaded_and_sourced(
+    script: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An autoloaded file runs the completion function; a sourced file registers it."""
     assert run(["completion", "zsh"]) == EXIT_DONE
     (tmp_path / "_polywire").write_text(capsys.readouterr().out)
-    asked = ["zsh", "-f", "-c", f"fpath=($PWD $fpath); {use}"]
-    answered = subprocess.run(asked, cwd=tmp_path, capture_output=True, timeout=180, check=False)
-    assert answered.stdout.decode().strip() == said, answered.stderr
+    command = ["zsh", "-f", "-c", f"fpath=($PWD $fpath); {script}"]
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=180, check=False)
+    assert completed.stdout.decode().strip() == expected, completed.stderr
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="NO FISH: its completion was not tried")
 @pytest.mark.parametrize(("typed", "offered"), [("", "topic"), ("record ", "consume"), ("top --output ", "json")])
-def test_fish_completes_and_offers_no_files(
+def test_fish_completion_offers_no_files(
     typed: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["completion", "fish"]) == EXIT_DONE
     script = tmp_path / "polywire.fish"
     script.write_text(capsys.readouterr().out)
-    asked = f"source {script}; complete -C 'polywire {typed}'"
-    answered = subprocess.run(["fish", "-c", asked], cwd=tmp_path, capture_output=True, timeout=180, check=True)
-    words = [line.split("\t")[0] for line in answered.stdout.decode().splitlines()]
+    command = f"source {script}; complete -C 'polywire {typed}'"
+    completed = subprocess.run(["fish", "-c", command], cwd=tmp_path, capture_output=True, timeout=180, check=True)
+    words = [line.split("\t")[0] for line in completed.stdout.decode().splitlines()]
     assert offered in words
     assert script.name not in words
 
 
-def test_completion_of_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_for_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "csh"]) == EXIT_USAGE
     assert "csh" in capsys.readouterr().err
 
@@ -176,7 +178,7 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
         ),
     ],
 )
-def test_wrong_usage_is_told_in_the_words_of_the_help(
+def test_usage_errors_name_arguments_as_the_help_does(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(words) == EXIT_USAGE
@@ -186,15 +188,15 @@ def test_wrong_usage_is_told_in_the_words_of_the_help(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["topic", "list", "-a", NOBODY], "cannot connect: connection refused, is a broker running there? address="),
+        (["topic", "list", "-a", UNUSED], "cannot connect: connection refused, is a broker running there? address="),
         (
-            ["topic", "list", "-a", f"flux://{NOBODY}"],
+            ["topic", "list", "-a", f"flux://{UNUSED}"],
             "cannot connect: connection refused, is a broker running there? address=",
         ),
-        (["topic", "list", "-a", f"http://{NOBODY}"], "unknown scheme scheme=http"),
+        (["topic", "list", "-a", f"http://{UNUSED}"], "unknown scheme scheme=http"),
         (["topic", "list", "-a", "nowhere"], "code=invalid_request"),
-        (["record", "consume", "t", "--from", "noon"], "--from takes"),
-        (["backup", "list", "no-such-directory"], "no such directory of backups path='no-such-directory'"),
+        (["record", "consume", "t", "--from", "noon"], "start position is invalid"),
+        (["backup", "list", "no-such-directory"], "directory of backups does not exist path='no-such-directory'"),
         (
             ["user", "remove", "me", "--users", "no-such-file"],
             "error: No such file or directory file='no-such-file'",
@@ -214,15 +216,15 @@ def test_failures_are_one_line(
 
 
 @pytest.mark.parametrize("seconds", ["soon", "-1", "inf", "nan"])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(
+def test_an_invalid_connect_timeout_is_rejected(
     seconds: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CONNECT_VARIABLE, seconds)
-    assert run(["topic", "list", "-a", NOBODY]) == EXIT_FAILED
-    assert f"invalid number of seconds POLYWIRE_CONNECT_S='{seconds}'" in capsys.readouterr().err
+    assert run(["topic", "list", "-a", UNUSED]) == EXIT_FAILED
+    assert f"connect timeout is not a number of seconds POLYWIRE_CONNECT_S='{seconds}'" in capsys.readouterr().err
 
 
-def test_who_interrupts_it_while_it_is_loaded_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_import_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loading:
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
@@ -238,11 +240,11 @@ def test_every_durability_is_a_level() -> None:
 
 
 def choices(options: type, name: str) -> set[str]:
-    """What an option may be, as its annotation says."""
+    """Return the choices of an option."""
     return set(get_args(get_type_hints(options)[name]))
 
 
-def test_choices_are_those_of_what_they_set() -> None:
+def test_choices_match_the_supported_values() -> None:
     assert choices(Wires, "cursus_dialect") == {"auto", *(dialect.value for dialect in Dialect)}
     for name in choices(Wires, "cursus_compression") - {"auto"}:
         assert algorithm(name).name == name
@@ -265,8 +267,8 @@ for noun in {nouns!r}:
 """
 
 
-def test_without_what_windows_has_not() -> None:
-    """Clients and what talks to a broker work; what serves or opens a log says why it does not."""
+def test_client_commands_work_without_posix_modules() -> None:
+    """Commands that serve or open a log report that they need Linux or macOS."""
     nouns = ("serve", "dev", "doctor", "backup", "segment", "log")
     program = WINDOWS.format(missing=(*POSIX_MODULES, "uvloop", "pwd", "grp", "termios"), nouns=nouns)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Lists in every form: complete, parseable, and never cut to the width of a terminal."""
+"""Lists in every format are complete and parseable, and never cut to the width of a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
         (ListFormat.CSV, "topic"),
     ],
 )
-def test_a_list_of_nothing(form: ListFormat, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list(form: ListFormat, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_list([], columns=("topic",), form=form)
     assert capsys.readouterr().out.strip() == expected
 
@@ -80,7 +80,7 @@ def test_names_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str], m
         found = json.loads(printed)
         assert (found[0] if form is ListFormat.JSON else found) == rows[0], "it means the same"
     print_list(rows, columns=("name",), form=ListFormat.CSV)
-    assert HOSTILE in capsys.readouterr().out, "another program gets what there is"
+    assert HOSTILE in capsys.readouterr().out, "other programs get the unescaped text"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     print_list(rows, columns=("name",), form=ListFormat.CSV)
     assert SAFE in capsys.readouterr().out

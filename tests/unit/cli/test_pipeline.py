@@ -1,4 +1,4 @@
-"""``polywire pipeline`` as far as it goes without Spark running."""
+"""``polywire pipeline`` without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_list_and_describe(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed == ["land", "refine", "windows", "state", "bridge", "replay", "compact", "quality"]
     assert main.run(["pipeline", "describe", "land", "--output", "json"]) == 0
     rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["topic"]["default"] == "(needed)"
+    assert rows["topic"]["default"] == "(required)"
     assert rows["table_format"]["takes"] == "parquet|delta|iceberg"
 
 
@@ -28,19 +28,19 @@ def test_list_and_describe(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "reason"),
     [
         (["run", "lnd"], "did you mean 'land'"),
-        (["run", "land", "--set", "topic"], "takes NAME=VALUE"),
+        (["run", "land", "--set", "topic"], "value is not NAME=VALUE option=--set"),
         (["run", "land", "--set", "topic=t"], "settings are missing"),
         (["run", "land", "--set", "tpic=t"], "did you mean 'topic'"),
     ],
 )
-def test_wrong_runs_are_refused_before_spark_starts(
+def test_wrong_settings_are_reported_before_spark_starts(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["pipeline", *words]) == EXIT_FAILED
     assert reason in capsys.readouterr().err
 
 
-def test_a_topic_there_is_not_is_refused_before_spark_starts(
+def test_a_missing_topic_is_reported_before_spark_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polywire.spark.sessions.session", lambda *_, **__: pytest.fail("Spark was started"))
@@ -53,7 +53,7 @@ def test_a_topic_there_is_not_is_refused_before_spark_starts(
     assert shown.count("\n") == 1
 
 
-def test_a_missing_java_is_the_cause(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> None:
         raise Unavailable(ErrorCode.STORAGE_FAILED, "spark needs Java 17")
 
@@ -62,7 +62,7 @@ def test_a_missing_java_is_the_cause(capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr().err == "error: spark needs Java 17\n"
 
 
-def test_the_cause_of_a_trace_is_our_error_that_it_quotes() -> None:
+def test_the_cause_of_a_traceback_is_the_last_polywire_error() -> None:
     trace = """[STREAM_FAILED] Query failed: Traceback (most recent call last):
   File "reader_stream.py", line 69, in prepare
 polywire.errors.Unavailable: cannot connect
@@ -70,10 +70,10 @@ polywire.errors.Missing: no such topic name='a'
  SQLSTATE: 38000"""
     assert cause(trace) == "no such topic name='a'"
     assert cause("[AMBIGUOUS] this is it\nmore") == "[AMBIGUOUS] this is it"
-    assert cause("") == "no reason was given"
+    assert cause("") == "Spark gave no reason"
 
 
-def test_a_project_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_creates_a_project_only_in_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "orders-project"
     assert main.run(["pipeline", "init", str(folder), "--topic", "orders"]) == 0
     assert {path.name for path in folder.iterdir()} == {"README.md", "conf", "spark-pipeline.yml", "transformations"}

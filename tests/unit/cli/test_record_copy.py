@@ -1,4 +1,4 @@
-"""``polywire record copy`` as it is typed."""
+"""``polywire record copy`` from the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polywire.cli.main import run
-from polywire.cli.record_copy import place_of
+from polywire.cli.record_copy import endpoint_of
 from polywire.client.copying import End
 from polywire.errors import Invalid
 from polywire.testing.thread import BrokerThread
@@ -31,7 +31,7 @@ def orders(broker: BrokerThread, tmp_path: Path) -> str:
     return "orders"
 
 
-def test_a_topic_is_copied_and_what_it_loses_is_told(
+def test_copy_reports_the_fields_that_the_target_cannot_store(
     broker: BrokerThread, orders: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     state = tmp_path / "state"
@@ -39,9 +39,9 @@ def test_a_topic_is_copied_and_what_it_loses_is_told(
     capfdbinary.readouterr()
     words = ["record", "copy", orders, f"{broker.url('iggy')}/copied", "--state", str(state), "--group", "billing"]
     assert run(words) == 0
-    told = capfdbinary.readouterr().err.decode().splitlines()
-    assert told[-1] == "copied records=9 lost_keys=9 lost_times=9"
-    assert any(line.endswith("position=4 new_position=4") for line in told)
+    lines = capfdbinary.readouterr().err.decode().splitlines()
+    assert lines[-1] == "copied records=9 lost_keys=9 lost_times=9"
+    assert any(line.endswith("position=4 new_position=4") for line in lines)
     assert state.exists()
     assert run(words) == 0
     assert capfdbinary.readouterr().err.decode().splitlines()[-1] == "copied records=0"
@@ -52,26 +52,26 @@ def test_a_topic_is_copied_and_what_it_loses_is_told(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["nowhere", "b"], "code=topic_missing (polywire topic list shows which there are)"),
-        (["orders", "polywire://127.0.0.1:1"], "a topic is missing: scheme://host:port/topic"),
+        (["nowhere", "b"], "code=topic_missing (list topics with: polywire topic list)"),
+        (["orders", "polywire://127.0.0.1:1"], "topic is missing (use scheme://host:port/topic)"),
         (["orders", "polywire://127.0.0.1:1/b"], "cannot connect: connection refused"),
-        (["orders", "orders"], "a topic cannot be copied to itself"),
-        (["orders", "b", "--from", "soon"], "--from takes"),
-        (["orders", "b", "--from", "latest"], "nothing lies between"),
+        (["orders", "orders"], "source and target are the same topic"),
+        (["orders", "b", "--from", "soon"], "start position is invalid"),
+        (["orders", "b", "--from", "latest"], "no records to copy from='latest'"),
         (["orders", "b", "-p", "9"], "code=partition_missing"),
         (["orders", "b", "--state", "pyproject.toml"], "not the state of a copy"),
     ],
 )
-def test_what_cannot_be_copied_is_told(
+def test_copy_reports_invalid_arguments(
     words: list[str], reason: str, orders: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["record", "copy", *words]) == 1
     assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_places() -> None:
-    assert place_of("orders", "kafka://h:1") == End("kafka://h:1", "orders")
-    assert place_of("iggy+tls://h:1/a/b.c", "") == End("iggy+tls://h:1", "a/b.c")
-    assert str(place_of("polywire://me:secret@h:1/orders", "")) == "polywire://h:1/orders"
+def test_endpoints() -> None:
+    assert endpoint_of("orders", "kafka://h:1") == End("kafka://h:1", "orders")
+    assert endpoint_of("iggy+tls://h:1/a/b.c", "") == End("iggy+tls://h:1", "a/b.c")
+    assert str(endpoint_of("polywire://me:secret@h:1/orders", "")) == "polywire://h:1/orders"
     with pytest.raises(Invalid):
-        place_of("kafka://h:1/", "")
+        endpoint_of("kafka://h:1/", "")

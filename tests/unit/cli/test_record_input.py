@@ -1,4 +1,4 @@
-"""Standard input as numbered lines, however the bytes come."""
+"""Standard input as numbered lines, wherever reads cut the bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polywire.errors import ErrorCode, Invalid
 
 
 def read_all(pieces: Sequence[bytes]) -> list[tuple[int, bytes]]:
-    """Lines of a pipe into which the pieces are written one by one."""
+    """Write the pieces into a pipe one by one, and return the lines read from it."""
     source, sink = os.pipe()
 
     def write() -> None:
@@ -48,7 +48,7 @@ def test_lines_are_whole_and_numbered_wherever_the_bytes_are_cut(pieces: list[by
     assert read_all([piece for piece in pieces if piece]) == list(enumerate(expected, 1))
 
 
-def test_lines_of_a_slow_writer_come_at_once() -> None:
+def test_lines_of_a_slow_writer_are_returned_at_once() -> None:
     source, sink = os.pipe()
 
     async def read() -> None:
@@ -70,7 +70,7 @@ def test_lines_of_a_slow_writer_come_at_once() -> None:
         os.close(sink)
 
 
-def test_a_line_that_is_too_long_is_refused_after_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_rejected_after_the_lines_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_input, "LINE_BYTES_MAX", 10)
     source, sink = os.pipe()
 

@@ -38,7 +38,7 @@ def rows(told: tuple[int, str]) -> list[dict[str, Any]]:
     return list(json.loads(told[1]))
 
 
-def test_segments_and_what_they_hold(answer: Answer) -> None:
+def test_list_and_inspect_segments(answer: Answer) -> None:
     segments = rows(answer("segment", "list", "-o", "json"))
     live = [row for row in segments if row["state"] == "live"]
     assert live
@@ -60,13 +60,13 @@ def test_segments_and_what_they_hold(answer: Answer) -> None:
         assert len(answer("segment", *words)[1].splitlines()) == len(as_json) + 1
 
 
-def test_what_is_sound_verifies(answer: Answer) -> None:
+def test_intact_segments_verify(answer: Answer) -> None:
     for words in (["segment", "verify"], ["log", "verify"]):
         assert rows(answer(*words, "-o", "json")) == []
         assert answer(*words, "-o", "jsonl") == (0, "")
 
 
-def test_damaged_records_are_named(answer: Answer, tmp_path: Path) -> None:
+def test_damaged_records_are_reported(answer: Answer, tmp_path: Path) -> None:
     segment = next(row for row in rows(answer("segment", "list", "-o", "json")) if row["state"] == "live")
     flip(tmp_path / segment["segment"], segment["bytes"] // 4)
     for words in (["segment", "verify"], ["segment", "verify", segment["segment"]], ["log", "verify"]):
@@ -88,6 +88,6 @@ def test_a_segment_without_a_footer_is_broken(answer: Answer, tmp_path: Path) ->
     assert state[segment["segment"]] == "broken"
 
 
-def test_a_segment_there_is_not(answer: Answer) -> None:
+def test_an_unknown_segment_is_an_error(answer: Answer) -> None:
     assert answer("segment", "inspect", "segments/none") == (1, "")
     assert answer("segment", "verify", "../users") == (1, "")

@@ -1,4 +1,4 @@
-"""What ``--from`` takes, and the offsets it means in each partition."""
+"""Values of ``--from``, and the offsets they mean in each partition."""
 
 from __future__ import annotations
 
@@ -39,20 +39,22 @@ def found(start: Start, partition: int | None = None) -> list[Span]:
         ("1970-01-01T00:00:02Z", FromTime(2_000_000)),
     ],
 )
-def test_starts(text: str, start: Start) -> None:
+def test_valid_start_positions(text: str, start: Start) -> None:
     assert parse_start(text) == start
 
 
 @pytest.mark.parametrize("text", ["", "first", "-1", "1.5", "٣", "2026-13-01"])
-def test_what_is_no_start(text: str) -> None:
+def test_invalid_start_positions(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         parse_start(text)
-    assert caught.value.message.startswith("--from takes earliest, latest, an offset or an ISO 8601 time")
+    assert caught.value.message.startswith(
+        "start position is invalid (use earliest, latest, an offset or an ISO 8601 time) option=--from"
+    )
 
 
 @pytest.mark.parametrize("text", [str(2**63), "1" * 5000])
-def test_offsets_that_no_partition_has(text: str) -> None:
-    with pytest.raises(Invalid, match="--from takes an offset below"):
+def test_offsets_above_the_maximum_are_rejected(text: str) -> None:
+    with pytest.raises(Invalid, match="not below 2\\^63 option=--from"):
         parse_start(text)
 
 

@@ -1,4 +1,4 @@
-"""What ``polywire top`` makes of two looks."""
+"""``polywire top``: the view of two samples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console, Group
 
 from polywire.cli.main import run
-from polywire.cli.top import Look, _tables, default_http, view
+from polywire.cli.top import Sample, _tables, default_http, view
 from polywire.cli.usage import EXIT_FAILED
 
 
-def look(at: float, *, received: int, topics: dict[str, int], lags: Mapping[str, int | None]) -> Look:
-    told: dict[str, Any] = {
+def sample(at: float, *, received: int, topics: dict[str, int], lags: Mapping[str, int | None]) -> Sample:
+    responses: dict[str, Any] = {
         "overview": {"wires": {"kafka": {"connections": 2, "received_bytes": received, "sent_bytes": 0}}},
         "topics": {
             "topics": [{"name": n, "partitions": 1, "records": count, "stored_bytes": 9} for n, count in topics.items()]
@@ -27,20 +27,20 @@ def look(at: float, *, received: int, topics: dict[str, int], lags: Mapping[str,
             ]
         },
     }
-    return Look(at, told)
+    return Sample(at, responses)
 
 
-def test_rates_are_what_changed() -> None:
-    before = look(10.0, received=1000, topics={"a": 5, "b": 5}, lags={})
-    now = look(12.0, received=5000, topics={"a": 5, "b": 25, "new": 3}, lags={"near": 1, "far": 7})
+def test_rates_are_differences_between_samples() -> None:
+    before = sample(10.0, received=1000, topics={"a": 5, "b": 5}, lags={})
+    now = sample(12.0, received=5000, topics={"a": 5, "b": 25, "new": 3}, lags={"near": 1, "far": 7})
     rows = view(before, now)
     assert rows["wires"] == [{"wire": "kafka", "connections": 2, "received_per_s": 2000.0, "sent_per_s": 0.0}]
     assert [(row["topic"], row["records_per_s"]) for row in rows["topics"]] == [("b", 10.0), ("new", 1.5), ("a", 0.0)]
     assert [row["group"] for row in rows["groups"]] == ["far", "near"]
 
 
-def test_what_has_begun_anew_has_no_negative_rate() -> None:
-    rows = view(look(0, received=9000, topics={"a": 50}, lags={}), look(1, received=0, topics={"a": 0}, lags={}))
+def test_a_restarted_broker_has_no_negative_rate() -> None:
+    rows = view(sample(0, received=9000, topics={"a": 50}, lags={}), sample(1, received=0, topics={"a": 0}, lags={}))
     assert rows["wires"][0]["received_per_s"] == rows["topics"][0]["records_per_s"] == 0
 
 
@@ -64,12 +64,12 @@ def bucket(*, requests: int, price: float | None = 0.005) -> dict[str, Any]:
     }
 
 
-def test_a_bucket_is_shown_with_its_rates_and_what_they_cost() -> None:
-    before, now = (look(at, received=0, topics={}, lags={}) for at in (10.0, 12.0))
+def test_the_bucket_view_has_rates_and_costs() -> None:
+    before, now = (sample(at, received=0, topics={}, lags={}) for at in (10.0, 12.0))
     assert "bucket" not in view(before, now)
-    now.told["overview"]["bucket"] = bucket(requests=300)
-    assert view(before, now)["requests"][0]["requests_per_s"] == 0  # it leads since this look
-    before.told["overview"]["bucket"] = bucket(requests=280)
+    now.responses["overview"]["bucket"] = bucket(requests=300)
+    assert view(before, now)["requests"][0]["requests_per_s"] == 0  # the broker became the leader between the samples
+    before.responses["overview"]["bucket"] = bucket(requests=280)
     rows = view(before, now)
     assert rows["bucket"][0]["put_bytes_per_s"] == 10_000
     assert [row["state"] for row in rows["brokers"]] == ["leads", "stands by"]
@@ -79,18 +79,18 @@ def test_a_bucket_is_shown_with_its_rates_and_what_they_cost() -> None:
     ]
     (charge,) = rows["charges"]
     assert (charge["cost"], charge["cost_of_30_days"]) == (0.0015, 129.6)  # 10 a second are 25.92 million
-    told = Console(width=200, record=True, file=StringIO())
-    told.print(Group(*_tables(rows)))
-    text = told.export_text()
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(Group(*_tables(rows)))
+    text = console.export_text()
     assert all(word in text for word in ("9.8 KiB", "stands by", "129.6", "–"))
-    now.told["overview"]["bucket"] = bucket(requests=30, price=None)
+    now.responses["overview"]["bucket"] = bucket(requests=30, price=None)
     assert "cost" not in view(before, now)["charges"][0]
 
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:9080", "ftp://127.0.0.1:9080", "http://127.0.0.1:1", "http://127.0.0.1:99999"]
 )
-def test_where_there_is_no_http_it_says_so(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_http_is_reported(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--once", "--http", address]) == EXIT_FAILED
     assert address.rpartition("/")[2] in capsys.readouterr().err
 
@@ -105,11 +105,11 @@ def test_where_there_is_no_http_it_says_so(address: str, capsys: pytest.CaptureF
         ("polywire://me:secret@[::1]:9555,other:9555", "http://me:secret@[::1]:9080"),
     ],
 )
-def test_http_is_on_the_host_of_the_address(address: str, http: str) -> None:
+def test_the_default_http_address_uses_the_host_of_the_client_address(address: str, http: str) -> None:
     assert default_http(address) == http
 
 
-def test_the_command_asks_the_host_of_the_address(
+def test_the_command_connects_to_the_host_of_the_client_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("polywire.cli.top.HTTP_PORT", 1)
@@ -119,6 +119,6 @@ def test_the_command_asks_the_host_of_the_address(
     assert "address=127.0.0.2:1" in capsys.readouterr().err
 
 
-def test_a_group_without_a_commit_has_no_lag() -> None:
-    before, now = (look(at, received=0, topics={}, lags={"a": None, "b": 3}) for at in (10.0, 12.0))
+def test_a_group_without_committed_offsets_has_no_lag() -> None:
+    before, now = (sample(at, received=0, topics={}, lags={"a": None, "b": 3}) for at in (10.0, 12.0))
     assert [(row["group"], row["lag_records"]) for row in view(before, now)["groups"]] == [("b", 3), ("a", None)]

@@ -1,4 +1,4 @@
-"""Every verb of the command line refuses a name that does not exist, and says which ones do."""
+"""Every command rejects a name that does not exist, and lists the names that do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTION: Final = "Unknown option"
 TOPIC: Final = "no such topic, did you mean 'orders'? topic='ordrs'"
 GROUP: Final = "no such group, did you mean 'billing'? group='biling'"
 
-# By verb, words that name something that does not exist, and what the error says.
+# By command: arguments that name something missing, and part of the error message.
 UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
     ("topic", "describe"): [(("ordrs",), TOPIC)],
     ("topic", "alter"): [(("ordrs", "--partitions", "9"), TOPIC)],
@@ -67,10 +67,10 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
     ],
     ("user", "remove"): [(("alise",), "no such user, did you mean 'alice'? user='alise' known=alice")],
     ("user", "add"): [(("bob", "--permissions", "cnsume"), "cnsume")],
-    ("backup", "create"): [(("shelf", "--data-dir", "nowhere"), "no data directory of a broker")],
-    ("backup", "list"): [(("nowhere",), "no such directory of backups")],
-    ("backup", "verify"): [(("nowhere",), "no backup here")],
-    ("backup", "restore"): [(("nowhere", "--data-dir", "made"), "no backup here")],
+    ("backup", "create"): [(("shelf", "--data-dir", "nowhere"), "the directory is not a broker's data directory")],
+    ("backup", "list"): [(("nowhere",), "directory of backups does not exist")],
+    ("backup", "verify"): [(("nowhere",), "no backup found")],
+    ("backup", "restore"): [(("nowhere", "--data-dir", "made"), "no backup found")],
     ("segment", "list"): [(("--data-dir", "nowhere"), "nowhere")],
     ("segment", "inspect"): [(("segments/1", "--data-dir", "nowhere"), "nowhere")],
     ("segment", "verify"): [(("segments/1", "--data-dir", "nowhere"), "nowhere")],
@@ -81,7 +81,7 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
     ("cluster", "import"): [(("nowhere", "file:///HERE/made"), "nowhere")],
     ("completion",): [(("bsh",), "Invalid value")],
 }
-# Verbs that name nothing that has to exist: an option that they do not have is refused all the same.
+# Commands without names of existing things. Unknown options are tested for these, too.
 WITHOUT_NAMES: Final = {
     ("serve",),
     ("dev",),
@@ -98,7 +98,7 @@ WITHOUT_NAMES: Final = {
     ("bench", "produce"),
     ("bench", "consume"),
     ("bench", "latency"),
-    # whose names are a bucket's: tests/unit/cli/test_cluster.py
+    # a bucket: tests/unit/cli/test_cluster.py
     ("cluster", "check"),
     ("cluster", "init"),
     ("cluster", "status"),
@@ -136,7 +136,7 @@ def at(broker: BrokerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return broker
 
 
-def test_every_verb_is_tried() -> None:
+def test_every_command_is_covered() -> None:
     assert {words for words, _ in verbs(app)} == set(UNKNOWN) | WITHOUT_NAMES
     assert not set(UNKNOWN) & WITHOUT_NAMES
 
@@ -174,7 +174,7 @@ def test_an_unknown_option_is_an_error(
 
 
 @pytest.mark.parametrize("wire", ["kafka", "iggy", "cursus", "flux"])
-def test_an_unknown_group_is_not_copied_over_any_wire(
+def test_copy_rejects_an_unknown_group_over_every_protocol(
     wire: str, at: BrokerThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
@@ -184,7 +184,7 @@ def test_an_unknown_group_is_not_copied_over_any_wire(
     assert run(["topic", "describe", f"over-{wire}"]) == EXIT_FAILED, "something was copied"
 
 
-def test_over_kafka_the_groups_that_exist_are_named(at: BrokerThread, capfd: pytest.CaptureFixture[str]) -> None:
+def test_copy_lists_existing_groups_over_kafka(at: BrokerThread, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["record", "copy", f"{at.url('kafka')}/orders", "o2", "--group", "biling"]) == EXIT_FAILED
     assert f"{GROUP} topic='orders' known=billing" in capfd.readouterr().err.splitlines()[-1]
 
