@@ -62,7 +62,7 @@ def test_a_directory_that_opens_needs_no_repair(tmp_path: Path) -> None:
     before = files(tmp_path)
     diagnosis = look(tmp_path)
     assert diagnosis.reason is None
-    assert diagnosis.given_up.nothing
+    assert diagnosis.loss.nothing
     assert files(tmp_path) == before
 
 
@@ -76,7 +76,7 @@ def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
     diagnosis = look(tmp_path)
     assert files(tmp_path) == before, "looking changes nothing"
     assert diagnosis.reason is not None
-    assert (diagnosis.given_up.groups, diagnosis.given_up.damaged) == (0, {PARTITION: [(3, 4)]})
+    assert (diagnosis.loss.groups, diagnosis.loss.damaged) == (0, {PARTITION: [(3, 4)]})
     cure(tmp_path)
     rig = Rig(tmp_path, QUIET)
     found, told = read_what_is_sound(rig, rig.log.partition(PARTITION))
@@ -92,10 +92,10 @@ def test_behind_a_damaged_header_everything_is_given_up_and_told(tmp_path: Path,
     flip(group.slot.path, group.position + byte)
     with pytest.raises(Corrupt):
         Rig(tmp_path, QUIET)
-    given_up = look(tmp_path).given_up
-    assert (given_up.groups, given_up.unknown) == (4, 1), "three with records, and the closing one"
-    assert given_up.records == {PARTITION: (4, 6)}
-    assert given_up.changes == 2
+    loss = look(tmp_path).loss
+    assert (loss.groups, loss.unknown) == (4, 1), "three with records, and the closing one"
+    assert loss.records == {PARTITION: (4, 6)}
+    assert loss.changes == 2
     damaged = group.slot.path.read_bytes()
     aside = cure(tmp_path)
     assert (aside / group.slot.path.name).read_bytes() == damaged
@@ -124,7 +124,7 @@ def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> No
     with pytest.raises(Corrupt, match="hole"):
         Rig(tmp_path, QUIET)
     diagnosis = look(tmp_path)
-    assert diagnosis.given_up.records == {PARTITION: (6, 8)}
+    assert diagnosis.loss.records == {PARTITION: (6, 8)}
     cure(tmp_path)
     rig = Rig(tmp_path, QUIET)
     assert rig.read(rig.log.partition(PARTITION)) == [b"kept"]

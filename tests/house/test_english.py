@@ -18,7 +18,6 @@ NOT_REWRITTEN: Final = frozenset(
         "client",
         "cluster",
         "http",
-        "log",
         "protocols",
         "server",
         "spark",

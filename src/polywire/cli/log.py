@@ -22,14 +22,14 @@ from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
-from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offline, repair
+from polywire.log.repair import Loss, OfflineLog, Offsets, finish, open_offline, repair
 
 app = App(
     name="log",
     help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
 )
 
-COLUMNS: Final = ("given_up", "topic", "partition", "first_offset", "next_offset", "count")
+COLUMNS: Final = ("loss", "topic", "partition", "first_offset", "next_offset", "count")
 empty_state: Final = partial(State, BrokerSettings())
 """Creates the broker state into which a log is replayed."""
 
@@ -75,7 +75,7 @@ def repair_log(
                 note("no repair is necessary: a broker can start from this directory")
                 return
             note(f"damage: {diagnosis.reason.message}")
-            print_list(list(rows_of(offline, diagnosis.given_up)), columns=COLUMNS, form=output)
+            print_list(list(rows_of(offline, diagnosis.loss)), columns=COLUMNS, form=output)
             if dry_run:
                 note("dry run: nothing was changed")
                 return
@@ -97,22 +97,22 @@ def logs_on_stderr() -> Iterator[None]:
         structlog.configure(**before)
 
 
-def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, object]]:
+def rows_of(offline: OfflineLog, loss: Loss) -> Iterator[Mapping[str, object]]:
     """Return one row for each thing that a repair gives up."""
-    for incarnation, offsets in sorted(given_up.records.items()):
+    for incarnation, offsets in sorted(loss.records.items()):
         yield _row("records", offline, incarnation, offsets)
-    for incarnation, ranges in sorted(given_up.damaged.items()):
+    for incarnation, ranges in sorted(loss.damaged.items()):
         for offsets in ranges:
             yield _row("damaged records (unreadable)", offline, incarnation, offsets)
     counts = {
-        "journal groups": given_up.groups,
-        "unreadable journal groups": given_up.unknown,
-        "broker state changes": given_up.changes,
-        "staged batches": given_up.staged,
+        "journal groups": loss.groups,
+        "unreadable journal groups": loss.unknown,
+        "broker state changes": loss.changes,
+        "staged batches": loss.staged,
     }
     for name, count in counts.items():
         if count:
-            yield dict.fromkeys(COLUMNS) | {"given_up": name, "count": count}
+            yield dict.fromkeys(COLUMNS) | {"loss": name, "count": count}
 
 
 def _row(kind: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:

@@ -274,7 +274,7 @@ class ShardOpening:
         self._sweeper = self._make_sweeper(recovered.state, start)
         self._sweeper.begin()  # the log has told by now which snapshot it rests on
         if recovered.chain.groups:
-            log.take_over(recovered.full, recovered.chain.sealed)
+            log.adopt(recovered.full, recovered.chain.sealed)
         return log
 
     def _uploads(self, uploader: Uploader) -> None:

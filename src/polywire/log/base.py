@@ -1,12 +1,14 @@
-"""The log's ports: what the broker asks of the log, and what the log asks of broker, loop and clock (decisions 0002, 0003).
+"""The log's ports: verbs that the broker calls on the log, and verbs that the log needs from broker, loop and clock
+(decisions 0002, 0003).
 
-What takes time ends in a ``Completion``, in log, broker and wires alike: a callback with one argument, the result or a BrokerError. It is
-called on the loop, exactly once unless it is cancelled, and never from inside the call that began. A verb that raises calls none. What is at
-hand is returned at once, and then the completion is never called. What can be cancelled returns a ``Handle``: after ``cancel`` nothing is
-called.
+The broker sees partitions, batches and opaque changes. Everything added between two commits is one atomic group.
 
-Promises: the broker sees partitions, batches and opaque changes; everything added between two commits is one atomic group.
-Must not know: topics, groups, wires.
+Rules for results, in log, broker and protocols alike:
+* A verb that takes time ends in a ``Completion``: a callback with one argument, the result or a BrokerError.
+* A completion is called on the loop, exactly once unless cancelled, and never from inside the verb that began the work.
+* A verb that raises calls no completion.
+* A verb whose result is available returns it at once, and does not call the completion.
+* Work that can be cancelled returns a ``Handle``; after ``cancel`` nothing is called.
 """
 
 from __future__ import annotations
@@ -26,20 +28,22 @@ from polywire.types import Buffer, Level
 _Result = TypeVar("_Result")
 
 Completion = Callable[[_Result | BrokerError], None]
-"""What is called when something that was begun has ended: with its result, or with the error it ended with."""
+"""Callback for the end of an operation, with its result or its error."""
 
 Ranges = Sequence[tuple[int, int, int]]
-"""(incarnation, first offset, next offset) of each partition that a publish has added to."""
+"""(incarnation, first offset, next offset) of each partition that a publish has appended to."""
 
 NEVER_US: Final = 2**63 - 1
-"""When a staged batch expires that waits until somebody publishes or abandons it."""
+"""Expiry of a staged batch that waits until it is published or abandoned."""
 
 NO_OFFSET: Final = -1
-"""What ``offset_of_address`` finds where no record begins; what a change, a staged batch and a barrier are completed with."""
+"""``offset_of_address`` found no record; also the result of a change, a staged batch and a barrier."""
 
 
 class Need(IntEnum):
-    """What an addition takes space for. Where space is short, those further down find some for longer: what is deleted brings it back."""
+    """Purpose of an addition. When space is short, later members may use space that earlier ones may not: deletions
+    free space.
+    """
 
     DATA = 0
     CHANGE = 1
@@ -47,14 +51,14 @@ class Need(IntEnum):
 
 
 class Handle(Protocol):
-    """What was begun and can be taken back: a wait, a read that was not at hand, a timer, work in slices or off the loop."""
+    """Operation that can be cancelled: a wait, a read, a timer, work in slices or in a thread."""
 
     def cancel(self) -> object:
-        """Call nothing any more, and let go of what was held for it. Changes nothing once it was called, or cancelled before."""
+        """Release what the operation holds and call nothing. No effect if it has ended or was cancelled."""
 
 
 class Loop(Protocol):
-    """The three things needed of an event loop; asyncio's and uvloop's loops have them."""
+    """The three functions needed of an event loop; asyncio's and uvloop's loops have them."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
@@ -64,19 +68,20 @@ class Loop(Protocol):
 
 
 class Pin(Protocol):
-    """Keeps the bytes behind a read in place; release it as soon as they were copied or sent."""
+    """Keeps the bytes of a read in place; release it once they are copied or sent."""
 
     def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a read found.
+    """Result of a read.
 
-    chunks: each holds one or more whole stored batches of this partition back to back, in offset order; the first batch may begin below
-        the offset asked for. Valid until ``pin.release()``.
-    next_offset: offset after the last record in ``chunks`` (the offset asked for when there are none).
-    readable_offset: exclusive end of what readers may see, at the time of the read.
+    Attributes:
+        chunks: each holds whole stored batches of this partition back to back, in offset order. The first batch may
+            begin below the requested offset. Valid until ``pin.release()``.
+        next_offset: offset after the last record in ``chunks``; the requested offset if there are none.
+        readable_offset: exclusive end of what readers may see, at the time of the read.
     """
 
     chunks: Sequence[memoryview]
@@ -87,8 +92,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SealedRange:
-    """Where records [first_offset, next_offset) of a partition are sealed: bytes [start, stop) of a blob, whole stored batches back to
-    back. The first may begin below ``first_offset``, the last end above ``next_offset``."""
+    """Location of sealed records [first_offset, next_offset): bytes [start, stop) of a blob, whole stored batches back
+    to back.
+
+    The first batch may begin below ``first_offset``, the last may end above ``next_offset``.
+    """
 
     blob: str
     start: int
@@ -99,11 +107,12 @@ class SealedRange:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where sealed records lie.
+    """Locations of sealed records.
 
-    root: where the blobs lie, None where nobody else can read them.
-    runs: neighbours, in offset order, from the offset asked for on.
-    more: whether sealed records that were asked for follow behind the last run.
+    Attributes:
+        root: where the blobs are; None if only the broker can read them.
+        runs: ranges in offset order, starting at the requested offset.
+        more: whether further sealed records of the request follow the last run.
     """
 
     root: BlobRoot | None
@@ -112,26 +121,26 @@ class Located:
 
 
 class PartitionLog(Protocol):
-    """One partition's state. All offsets are exclusive at their end."""
+    """State of one partition. The end of every offset range is exclusive."""
 
     @property
     def incarnation(self) -> int:
-        """Number of this partition's life; never used again."""
+        """Unique number of this partition; never reused."""
 
     compression: Compression | None
-    """How bodies of this partition are compressed when they are sealed from now on; the log does not remember it."""
+    """Compression of batches that are sealed from now on; not persisted by the log."""
 
     @property
     def first_offset(self) -> int:
-        """Lowest offset that can be read."""
+        """Lowest readable offset."""
 
     @property
     def next_offset(self) -> int:
-        """Offset the next record gets, counting records of the open write batch once committed."""
+        """Offset of the next record, counting those of the open write batch as committed."""
 
     @property
     def readable_offset(self) -> int:
-        """Exclusive end of what readers may see: next_offset, or the synced part of it under ``durability=synced``."""
+        """Exclusive end of what readers may see: next_offset, or its synced part with ``durability=synced``."""
 
     @property
     def next_address(self) -> int:
@@ -139,7 +148,7 @@ class PartitionLog(Protocol):
 
     @property
     def last_append_time_us(self) -> int:
-        """Append time of the last batch, 0 when there is none."""
+        """Append time of the last batch, 0 without one."""
 
     @property
     def stored_bytes(self) -> int:
@@ -148,51 +157,69 @@ class PartitionLog(Protocol):
     def read(
         self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
     ) -> Read | Handle:
-        """Batches from the one holding ``offset`` on, at least one if there is any, else at most ``bytes_max`` bytes, ending with the
-        batch that reaches ``offset_end``.
+        """Read batches from the one that contains ``offset``.
 
-        Returns the read when its bytes are at hand; otherwise ``then`` is called later on the loop, unless the handle is cancelled.
-        Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
+        Returns the read if its bytes are in memory; otherwise ``then`` is called later, unless the handle is cancelled.
+
+        Args:
+            offset: first offset.
+            bytes_max: most bytes, but at least one batch if there is any.
+            then: completion.
+            offset_end: stop with the batch that reaches this offset.
+
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE: below first_offset or above next_offset.
         """
 
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
-        """Where the records from ``offset`` on lie, as far as they are sealed, can be read, and are below ``offset_end``. A blob may be
-        deleted, when its records were trimmed, compacted or written elsewhere, at any time after the answer.
+        """Locate the sealed, readable records from ``offset`` on and below ``offset_end``.
 
-        Returns the answer when it is at hand; otherwise ``then`` is called later on the loop, unless the handle is cancelled.
-        Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
+        A blob may be deleted at any time after the answer: when its records are trimmed, compacted or rewritten.
+        Returns the answer if it is in memory; otherwise ``then`` is called later, unless the handle is cancelled.
+
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE: below first_offset or above next_offset.
         """
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
-        """First offset whose append time is at or after ``time_us``; next_offset when there is none.
+        """Return the first offset whose append time is at or after ``time_us``; next_offset if there is none.
 
-        This and the other two look-ups return the answer when it is at hand; otherwise ``then`` is called later on the loop, unless the
-        handle is cancelled.
+        This and the two verbs below return the answer if it is in memory; otherwise ``then`` is called later, unless
+        the handle is cancelled.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
-        """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
-        or below what is kept. covering: the record that the address lies in will do, or the one behind the hole it lies in."""
+        """Return the offset of the record that begins at this Kafka 0.7 address; next_offset for next_address, else
+        NO_OFFSET.
+
+        covering: accept any address within a record, and for one within a hole return the record after it.
+        """
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
-        """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
-        Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return the Kafka 0.7 address of the record at ``offset``, or of the next one if it was compacted away.
+
+        next_address for next_offset. Raises Missing(OFFSET_OUT_OF_RANGE).
+        """
 
     def epoch_end(self, epoch: int) -> int:
-        """Offset where this epoch's records end (its successor's first); readable end for the current one.
+        """Return the offset at which this epoch's records end: the next epoch's first, or the readable end of the
+        current one.
 
-        Raises Missing(OFFSET_OUT_OF_RANGE) for an epoch never seen.
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE: the epoch is unknown.
         """
 
     def epoch_at(self, offset: int) -> int:
-        """Epoch of the record at this offset; the current one at next_offset."""
+        """Return the epoch of the record at this offset; the current epoch at next_offset."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """First offset to keep under these limits (never inside a batch)."""
+        """Return the first offset to retain under these limits; never inside a batch."""
 
 
 class Encoding:
-    """A state that is encoded piece by piece, as it was at one moment, while it changes. ``pieces`` are those there are so far."""
+    """A state that is encoded piece by piece, as of one moment, while it keeps changing. ``pieces`` are the finished
+    ones.
+    """
 
     __slots__ = ("_left", "pieces")
 
@@ -201,128 +228,145 @@ class Encoding:
         self._left: Final = pieces
 
     def go_on(self) -> Iterator[None]:
-        """Encode what is left, and rest after each piece, when others may have the loop."""
+        """Encode the rest, yielding after each piece so that others can use the loop."""
         for piece in self._left:
             self.pieces.append(piece)
             yield
 
 
 class Replay(Protocol):
-    """What the log asks of the broker's state during recovery and when it makes a snapshot."""
+    """The broker's state, as recovery and snapshots need it."""
 
     def restore(self, snapshot: bytes) -> None:
-        """Take over the state as it was; called at most once, first."""
+        """Load a snapshot; called at most once, first."""
 
     def apply(self, change: bytes) -> None:
         """Apply one change, in commit order."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """A batch of a producer became part of a partition, in commit order."""
+        """Record a producer's batch that became part of a partition, in commit order."""
 
     def snapshot(self) -> bytes:
-        """The whole state after everything committed so far."""
+        """Return the whole state after everything committed so far."""
 
     def encoding(self) -> Encoding:
-        """The same, as it is now, encoded piece by piece; whoever asks goes on with it to its end."""
+        """Return an encoding of the current state; the caller runs it to its end."""
 
 
 class Publication(Protocol):
-    """A publish in the making. What it has taken nobody else publishes or abandons, and nothing is staged under it, until it is published or
-    cancelled."""
+    """A publish in preparation.
+
+    Until it is published or cancelled, no other publish takes its tokens, nothing is staged under them and they are not
+    abandoned.
+    """
 
     @property
     def incarnations(self) -> Collection[int]:
-        """Partitions that something is staged for under the tokens taken so far."""
+        """Partitions with batches staged under the tokens taken so far."""
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Take tokens, a little in each step. Raises Missing(STAGE_MISSING) for one that is unknown, expired or taken by somebody else."""
+        """Take tokens, a few per step; raise Missing(STAGE_MISSING) for one that is unknown, expired or taken."""
 
     def cancel(self) -> None:
-        """Give back everything taken; not to be called once it is published."""
+        """Return all tokens; not allowed after publishing."""
 
 
 class Partitions(Protocol):
-    """The partitions of one shard: they begin and end, and what they hold is removed or waited for."""
+    """Partitions of one shard: open, drop, trim, compact, wait."""
 
     def partition(self, incarnation: int) -> PartitionLog:
-        """An open partition. Raises Missing(PARTITION_MISSING)."""
+        """Return an open partition; raise Missing(PARTITION_MISSING)."""
 
     def incarnations(self) -> Sequence[int]:
-        """All open partitions."""
+        """Return all open partitions."""
 
     def open_partition(self, incarnation: int) -> PartitionLog:
-        """Begin a partition, empty, at offset 0."""
+        """Open a new, empty partition at offset 0."""
 
     def drop_partition(self, incarnation: int) -> None:
-        """End a partition; its bytes are freed."""
+        """Drop a partition and free its bytes."""
 
     def trim(self, incarnation: int, first_offset: int) -> None:
-        """Make offsets below ``first_offset`` unreadable and their space free in time."""
+        """Make offsets below ``first_offset`` unreadable; their space is freed eventually."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Keep of each key the newest record only, some time soon and of what is sealed, if that is worth it by now; and no null that
-        is the newest of its key for longer than this. Offsets and addresses of what stays do not change. Raises
-        Missing(PARTITION_MISSING)."""
+        """Schedule a compaction of sealed records, if it is worthwhile: keep only the newest record of each key.
+
+        Nulls older than ``null_age_us`` that are the newest of their key are removed too. Remaining records retain
+        offsets and addresses. Raises Missing(PARTITION_MISSING).
+        """
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends, unless the handle is cancelled."""
+        """Call ``wake`` once when readable_offset > offset or the partition ends, unless the handle is cancelled."""
 
 
 class WriteBatch(Protocol):
-    """What is added to one shard. Everything called between two commits becomes one group, in call order.
+    """Additions to one shard. Everything added between two commits becomes one group, in call order.
 
     The first addition to an empty write batch schedules ``commit`` on the loop.
     """
 
     @property
     def epoch(self) -> int:
-        """Number of this start."""
+        """Number of this broker start."""
 
     @property
     def congested(self) -> bool:
-        """Whether producers should be read no further for now: sealing or syncing is behind. Never because the disk is full."""
+        """Whether to pause reading from producers: sealing or syncing is behind. A full disk is no reason."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when the log is not congested (any more)."""
+        """Call back once when the log is no longer congested."""
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
-        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the write batch first if
-        they would not fit. Nobody is notified in here, nor in any other addition: what the caller has looked up before stays true.
+        """Ensure that the next additions, ``size`` bytes in all, become part of one group; commit the write batch first
+        if necessary.
 
-        need: what for; changes, and beyond them removals, may use what is kept free for them where space is short. What was reserved is
-            there for these additions, whatever they are.
-        Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
+        No addition, this one included, calls completions, so what the caller has looked up stays valid.
+
+        Args:
+            size: bytes of the additions.
+            need: their purpose. Changes may use space that is reserved for them when space is short, removals even
+                more.
+
+        Raises:
+            Invalid: RECORD_TOO_LARGE: above the limit of a group.
+            Busy: DISK_FULL: space is short.
         """
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
-        """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones
-        of one partition are merged. ``done`` gets the offset of this batch's first record once ``level`` is reached.
+        """Append a validated, unnumbered batch.
 
-        Raises Busy(DISK_FULL), Busy(BUSY) when too many bytes are not yet sealed or synced.
+        ``done`` gets the offset of the batch's first record once ``level`` is reached. A writable batch is numbered in
+        place and must not be changed until the commit; small batches of one partition are merged.
+
+        Raises:
+            Busy: DISK_FULL, or BUSY: too many bytes are not yet sealed or synced.
         """
 
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         """Add an opaque state change, replayed through ``Replay.apply``."""
 
     def barrier(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
+        """Call ``done`` once everything committed so far has reached ``level``; sync now if necessary."""
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
+        """Whether something was added since the last commit; only otherwise does ``next_offset`` count everything."""
 
     def hold(self) -> None:
-        """Whoever calls this commits soon: until then no commit is scheduled for what is added."""
+        """Schedule no commit for further additions: the caller commits soon."""
 
     def write(self) -> None:
-        """Write the write batch as one group now; whoever waits for it is notified later, not from in here."""
+        """Write the write batch as one group now; completions are called later, not from in here."""
 
     def commit(self) -> None:
-        """Write the write batch as one group now and call the ``done`` of everything that asked for ``written`` or less."""
+        """Write the write batch as one group now, and call the completions of additions that asked for ``written`` or
+        less.
+        """
 
 
 class Staging(WriteBatch, Protocol):
-    """Batches that wait under tokens, and what is added with them when they are published."""
+    """Batches staged under tokens, and their publication."""
 
     def stage(
         self,
@@ -334,15 +378,19 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches, at ``NEVER_US``
-        not at all."""
+        """Store a batch under a 16-byte token, invisible and without offsets.
+
+        The token expires with the last of its batches; with ``NEVER_US`` it never does.
+        """
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """The clock that what is staged expires by; without one nothing does. What earlier starts have left has ``age_us_max`` at most: their
-        clock may have been ahead."""
+        """Set the clock for expiry; without one nothing expires.
+
+        Batches of earlier starts expire within ``age_us_max``, because their clock may have been ahead.
+        """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
-        """Incarnations for which batches are staged under these tokens. Raises Missing(STAGE_MISSING)."""
+        """Return the incarnations that have batches staged under these tokens; raise Missing(STAGE_MISSING)."""
 
     def prepare(self) -> Publication:
         """Begin a publish of many batches."""
@@ -355,9 +403,11 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[Ranges],
     ) -> None:
-        """Number every staged batch of these tokens, in token order, and add ``change``, as one group.
+        """Number all staged batches of these tokens, in token order, and add ``change``, as one group.
 
-        Raises Missing(STAGE_MISSING) when a token is unknown or expired, Busy; then nothing is added, and a publication is cancelled.
+        Raises:
+            Missing: STAGE_MISSING: a token is unknown or expired. Nothing is added, and a publication is cancelled.
+            Busy: as above.
         """
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
@@ -365,7 +415,7 @@ class Staging(WriteBatch, Protocol):
 
 
 class Log(Partitions, Staging, Protocol):
-    """All of one shard. What a caller needs of it is a port of its own above."""
+    """All ports of one shard. Callers use the narrower ports above."""
 
     def close(self) -> None:
-        """Commit, sync and stop all threads; every pending ``done`` is called first."""
+        """Commit, sync and stop all threads; pending completions are called first."""

@@ -1,7 +1,10 @@
-"""Whose callback it is: the log's own, where an exception ends the log, or a peer's, where it is that peer's alone (decision 0020). Compiled.
+"""Separate failures of the log's own callbacks, which end the log, from failures of a client's callback (decision
+0020).
 
-Promises: an exception of the log's own code reaches ``broken`` before anything else runs; one of a peer's callback is raised in a callback of
-the loop by itself, where it is reported, and keeps nobody else from being notified. Must not know: what the callbacks do.
+Guarantees:
+* An exception of the log's own code reaches ``broken`` before anything else runs.
+* An exception of a client's callback is raised in a loop callback of its own, where it is reported. Other clients are
+  still notified.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class FailStop:
-    """The context in which the log's state changes. What is half done there cannot be trusted any more, so ``broken`` must end the log;
-    the exception goes on to whoever called, and from there to the report."""
+    """Context in which the log's state changes.
+
+    After an exception the state cannot be trusted, so ``broken`` must end the log. The exception propagates to the
+    caller.
+    """
 
     __slots__ = ("_broken",)
 
@@ -28,7 +34,7 @@ class FailStop:
         self._broken = broken
 
     def __enter__(self) -> None:
-        """State may change from here on."""
+        """Enter a state change."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -38,7 +44,7 @@ class FailStop:
 
 
 class FailStopLoop:
-    """A ``Loop`` for the log's own callbacks: each is given to ``run``."""
+    """A ``Loop`` for the log's own callbacks, which are passed to ``run``."""
 
     __slots__ = ("_loop", "_run")
 
@@ -58,10 +64,10 @@ class FailStopLoop:
 
 @cython.cclass
 class Notifications:
-    """Completions that peers wait for, in order. Guards: each is called once; what a callback adds comes behind all others.
+    """Queue of completions for clients. Each is called once, in order; a callback's additions go to the end.
 
-    As a context it hands an exception to the loop, which reports it: a session that runs when others are notified is not to blame for what
-    they do.
+    As a context it passes exceptions to the loop, which reports them: a session that runs during a notification is not
+    responsible for the callbacks of others.
     """
 
     waiting = cython.declare(object, visibility="public")
@@ -74,13 +80,13 @@ class Notifications:
         self.waiting = deque[Call]()
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call this behind everything else."""
+        """Queue a callback."""
         self.waiting.append((callback, args))
 
     def notify(self) -> None:
-        """Call everything that waits. From inside a callback: nothing, whoever notifies goes on."""
+        """Call all queued callbacks. From inside a callback this does nothing: the outer call continues."""
         waiting = self.waiting
-        while waiting and not self._notifying:  # once more after one that broke
+        while waiting and not self._notifying:  # continue after one that raised
             with self:
                 while waiting:
                     callback, args = waiting.popleft()

@@ -1,7 +1,4 @@
-"""Whether there is space, and who frees it: appends are refused before the disk is full, so that retention and sealing still find some.
-
-Promises: ``full`` goes away by itself when there is space again; both are told of. Must not know: the log.
-"""
+"""Track free disk space; appends are refused before the disk is full, so that retention and sealing find some."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Disk:
-    """One data directory's space, and the store that lies in it. Guards: ``full`` is what was last seen."""
+    """Free space of a data directory, and its store. ``full`` is the last observation; it clears when space returns."""
 
     def __init__(
         self,
@@ -47,12 +44,14 @@ class Disk:
         self.measure()
 
     def measure(self) -> None:
-        """See how much is free."""
+        """Measure the free space."""
         free_bytes = self._files.free_bytes(self._path)
         self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
     def refused(self, error: Busy) -> None:
-        """A segment found no space, whatever the system says is free; or no descriptor, which fills no disk."""
+        """Record that a segment found no space, whatever the system reports as free. Too few descriptors do not fill a
+        disk.
+        """
         if error.code is ErrorCode.DISK_FULL:
             self._refused = True
             self.measure()
@@ -60,7 +59,7 @@ class Disk:
             logger.warning("segment write postponed", reason=error.message)
 
     def accepted(self) -> None:
-        """A segment was written."""
+        """Record that a segment was written."""
         self._refused = False
         self.measure()
 

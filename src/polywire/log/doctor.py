@@ -1,7 +1,8 @@
-"""What a data directory holds, what of it is damaged, and what can be made anew from what is there.
+"""Examine a data directory for damage, and rebuild second copies from intact first ones.
 
-Promises: examining changes nothing and looks at every stored batch; rebuilding writes second copies only from copies that verify.
-Must not know: topics, how anything is printed.
+Guarantees:
+* Examining reads every stored batch and changes nothing.
+* Rebuilding copies only from verified data.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from polywire.store.files import COPY_MODE, read_file, replace_file
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
-COPY_BYTES: Final = 1024 * 1024  # of a blob that is written anew, at once
+COPY_BYTES: Final = 1024 * 1024  # copied at a time
 _length: Final = header_fields("length")
 
 
 class Severity(Enum):
-    """How bad a finding is, from harmless to a broker that does not start."""
+    """Severity of a finding, from harmless to "the broker does not start"."""
 
     SOUND = "sound"
     WORN = "worn"
@@ -44,7 +45,7 @@ class Severity(Enum):
 
 
 class Remedy(Enum):
-    """What an operator can do about a finding."""
+    """Action by which an operator can fix a finding."""
 
     REBUILD = "rebuild"
     REPAIR = "repair"
@@ -54,7 +55,9 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``path`` is below the data directory, ``damage`` names records; what has no ``remedy`` needs none."""
+    """One examined item. ``path`` is relative to the data directory, ``damage`` names records, ``remedy`` is None if
+    none is needed.
+    """
 
     severity: Severity
     path: str
@@ -64,7 +67,7 @@ class Finding:
 
 
 def examine(offline: OfflineLog) -> list[Finding]:
-    """Every finding about a directory."""
+    """Return all findings of a directory."""
     found = [_seeds(offline)]
     diagnosis: Diagnosis | None = None
     try:
@@ -83,17 +86,17 @@ def examine(offline: OfflineLog) -> list[Finding]:
 
 
 def is_newer(error: Exception) -> bool:
-    """Whether nothing is damaged, but of a version that is not known."""
+    """Return whether the data is intact but has an unknown version."""
     return isinstance(error, BrokerError) and error.code is ErrorCode.NEWER_FORMAT
 
 
 def remedy_of(error: Exception) -> Remedy:
-    """What helps where no broker starts, and nothing can be made anew."""
+    """Return the remedy for a directory whose broker does not start and that has no intact copy to rebuild from."""
     return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
-    """Write the second copies that are damaged anew; returns the paths. Raises OSError, BrokerError."""
+    """Rewrite the damaged second copies and return their paths; raise OSError or BrokerError."""
     paths = []
     for finding in findings:
         if finding.severity is not Severity.WORN:
@@ -127,7 +130,7 @@ def _journal(diagnosis: Diagnosis) -> Finding:
 
 
 def examine_snapshot(store: Store, name: str) -> Finding:
-    """What is to be said of a snapshot's copies."""
+    """Return the finding for a snapshot's copies."""
     sound, copies = copies_sound(store, name)
     if not sound and (version := newer_version(store.get(name))):
         return Finding(Severity.BROKEN, name, blob_newer(name, version).message, remedy=Remedy.UPGRADE)
@@ -138,7 +141,7 @@ def examine_snapshot(store: Store, name: str) -> Finding:
 
 
 def examine_segment(store: Store, name: str) -> list[Finding]:
-    """What is to be said of a segment's footers, and of each of its batches."""
+    """Return the findings for a segment's footers and for each of its batches."""
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
@@ -168,7 +171,7 @@ def _damages(segment: Segment, run: SegmentRun, block: memoryview) -> Iterable[D
 
 
 def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
-    """Damage to staged batches, which have no offsets yet."""
+    """Yield damage to staged batches, which have no offsets yet."""
     at = run.position
     while at < run.stop:
         header = segment.stored(at, min(at + HEADER_BYTES, run.stop))
@@ -179,7 +182,7 @@ def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
 
 
 def _footers(tail: bytes) -> tuple[int, int]:
-    """(footers that verify, footers there are) of what follows a segment's batches."""
+    """Return (valid footers, all footers) of the bytes after a segment's batches."""
     if _is_footer(tail):
         return 1, 1
     half = len(tail) // 2
@@ -187,7 +190,7 @@ def _footers(tail: bytes) -> tuple[int, int]:
 
 
 def _is_footer(copy: bytes) -> bool:
-    """Whether these are a footer and its trailer."""
+    """Return whether these bytes are a footer and its trailer."""
     if len(copy) < TRAILER.size:
         return False
     fields = TRAILER.unpack_from(copy, len(copy) - TRAILER.size)
@@ -196,7 +199,7 @@ def _is_footer(copy: bytes) -> bool:
 
 
 def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
-    """A segment as it is, with the footer that verifies as both copies."""
+    """Yield a segment with its valid footer as both copies."""
     info, _ = read_footer(store, name)
     for at in range(0, info.data_bytes, COPY_BYTES):
         yield store.get(name, at, min(at + COPY_BYTES, info.data_bytes))
@@ -208,13 +211,13 @@ def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
 
 
 def _sound_half(content: bytes) -> bytes:
-    """The copy of a snapshot that verifies."""
+    """Return the valid copy of a snapshot."""
     half = len(content) // 2
     first, second = content[:half], content[half:]
     return first if is_copy(first) else second
 
 
 def _replace(path: Path, parts: Iterable[Buffer]) -> None:
-    """Replace a file, whole or not at all."""
+    """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.rebuilt")
     replace_file(SYSTEM_FILES, path, parts, temporary=temporary, mode=COPY_MODE)

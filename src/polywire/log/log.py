@@ -1,7 +1,8 @@
-"""The log on files: write batches become groups, groups become segments, and all of it comes back after a stop of any kind.
+"""The log on files: write batches become groups, groups become segments, and everything is recovered after any kind of
+stop.
 
-Promises: what ``log.base.Log`` says. Everything but syncs, sealing and cold reads happens on the loop, in the call
-or in ``commit``. Must not know: topics, groups, wires.
+Implements ``log.base.Log``. Syncs, sealing and cold reads run in threads; everything else runs on the loop, in the call
+or in ``commit``.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from polywire.log.worker import Worker, storage_failed
 from polywire.records.header import unnumbered_header
 from polywire.types import Buffer, Level
 
-NAMING_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
+NAMING_BYTES: Final = 2 * PAGE_BYTES  # space that naming segments may take: a page to begin on, and one to write
 EXPIRY_SECONDS: Final = 5.0
 TOKENS_EXPIRED_MAX: Final = 1000  # in one write batch
 
 
 class FileLog:
-    """Implements ``Log``. Made by ``opening.open_log``.
+    """Implements ``Log``; created by ``opening.open_log``.
 
-    Guards: ``_rests_on`` is the last group that did more than append: a snapshot taken now holds what it did. What is added goes to
-    ``_writer``, whose verbs of every request are the log's own.
+    ``_rests_on`` is the last group that did more than append: a snapshot taken now includes its effect. Additions go to
+    ``_writer``, whose hot verbs are bound as the log's own.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class FileLog:
         self.commit: Final = self._writer.commit
         self._expire_timer()
 
-    # What others may ask
+    # Queries
 
     congested: bool = property(attrgetter("_writer.congested"))  # type: ignore[assignment]
-    """Whether peers that produce should be read no further for now; every request asks twice, and so without a frame."""
+    """Whether to pause reading from producers. Each request reads it twice, hence a property without a Python frame."""
 
     @property
     def uncommitted(self) -> bool:
@@ -124,21 +125,21 @@ class FileLog:
 
     @property
     def sealing(self) -> int:
-        """Full slots that are not free yet."""
+        """Number of full slots that are not free yet."""
         return self._sealer.waiting
 
     @property
     def synced_sequence(self) -> int:
-        """Everything up to this group survives a power loss."""
+        """Last group that survives a power loss."""
         return self._flusher.synced
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when the log is not congested (any more)."""
+        """Call back once when the log is no longer congested."""
         self._on_relief.append(callback)
         self._relieve()
 
     def on_failure(self, callback: Callable[[BrokerError], None]) -> None:
-        """Call back when a write or sync has failed: nothing is acknowledged any more, the broker must stop."""
+        """Call back when a write or sync has failed: nothing is acknowledged any more, and the broker must stop."""
         self._on_failure.append(callback)
 
     # Partitions
@@ -235,7 +236,7 @@ class FileLog:
             self._writer.add(Abandon([staged.token for staged in known]), size, closing=True)
 
     def _refresh(self) -> None:
-        """There may be more space, or less."""
+        """React to a change of free space."""
         self._writer.refresh()
 
     def _relieve(self) -> None:
@@ -245,10 +246,10 @@ class FileLog:
             for callback in callbacks:
                 self._loop.call_soon(callback)
 
-    # Groups that are written
+    # Groups written
 
     def _changed(self, draft: Draft) -> None:
-        """A group did more than append."""
+        """Note a group that did more than append."""
         sequence = self._writer.sequence
         self._rests_on = sequence
         if draft.removes:
@@ -257,7 +258,7 @@ class FileLog:
             self._broker_state = None
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """One of the log's own callbacks: nothing of peers runs in it; none once the log has failed."""
+        """Run one of the log's own callbacks, unless the log has failed; no client code runs in it."""
         if self._writer.failure is None:
             with self._fail_stop:
                 callback(*args)
@@ -265,7 +266,7 @@ class FileLog:
             self._notifications.notify()
 
     def _roll(self) -> None:
-        """Go on in the next slot; the full one is to be sealed, with the state as it is now."""
+        """Continue in the next slot; queue the full one for sealing, with the current state."""
         full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
@@ -278,7 +279,7 @@ class FileLog:
         self._grow()
 
     def _grow(self) -> None:
-        """Make one more slot when none is free and there may be more."""
+        """Create a slot if none is free and the limit allows one."""
         if not self._journal.free and self._journal.may_grow() and not self._disk.full:
             self._reader_worker.run(self._journal.plan_slot(), lambda made: self._run_own(self._grown, (made,)))
 
@@ -293,13 +294,13 @@ class FileLog:
     # Syncs and sealing
 
     def broker_state(self) -> tuple[Encoding, int]:
-        self.write()  # what the broker has applied is in the journal now; callbacks follow in their order
+        self.write()  # journal what the broker has applied; completions keep their order
         if self._broker_state is None:
             self._broker_state = self._replay.encoding()
         return self._broker_state, self._rests_on
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        # Recovery begins behind the slot. It needs this group, and what snapshot and segments rest on: what was removed is not in them.
+        # Recovery starts after this slot. It needs this group, and the segments and snapshot it refers to.
         if not self._write_apart():
             return
         alone = (rests_on := max(snapshot[1], self._removed_at)) <= slot.last and self._flusher.is_local
@@ -320,7 +321,11 @@ class FileLog:
             self._name(sealed_content(new, removed), sequence, done)
 
     def _write_apart(self) -> bool:
-        """Write the write batch, which may be as large as a group: the last slot's reserve is for groups of their own. False: no more."""
+        """Write the write batch separately, because it may be as large as a group and the last slot's reserve is for
+        such groups.
+
+        Returns False if that is impossible.
+        """
         if self.uncommitted and not self._writer.closed:
             self.write()
         return self._writer.failure is None and not self._writer.closed
@@ -328,7 +333,7 @@ class FileLog:
     def _name(
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        """One group; ``done`` once it and all before it is synced."""
+        """Write one group; ``done`` is called once it and all before it are synced."""
         self._writer.add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
@@ -338,8 +343,8 @@ class FileLog:
         if done is not None and self._writer.failure is None:
             self._flusher.wait(self._writer.sequence, lambda synced: done() if synced is None else None)
 
-    def take_over(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
-        """Have the slots of earlier starts sealed, for which there was no space; ``sealed`` is the last group in segments."""
+    def adopt(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
+        """Seal slots of earlier starts, for which there was no space; ``sealed`` is the last group in segments."""
         self._sealer.sealed = self._sealer.named = sealed
         for slot, image in full:
             self._sealer.add(slot, image)
@@ -349,7 +354,7 @@ class FileLog:
         if isinstance(error, Busy):
             self._disk.refused(error)
             self._refresh()
-            self._relieve()  # whoever waits gets the answer that the disk is full
+            self._relieve()  # waiting producers get the answer that the disk is full
         else:
             self._fail(error)
 
@@ -366,13 +371,13 @@ class FileLog:
             with self._fail_stop:
                 self._sealer.free_parked()
 
-    # Waiting
+    # Waits
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
         assert isinstance(partition, FilePartition), "a partition of this log"
         return self._waits.add(partition, offset, wake)
 
-    # Staged batches that nobody published
+    # Expiry of staged batches
 
     def _expire_timer(self) -> None:
         if not self._writer.closed and self._writer.failure is None:
@@ -380,14 +385,14 @@ class FileLog:
             self._expire()
 
     def _expire(self) -> None:
-        with suppress(Busy):  # next time
+        with suppress(Busy):  # retried by the next timer
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.note_dead()
         if self._flusher.is_long and self._journal.free:
             self.write()
             self._roll()
         if self.congested and not self._sealer.waiting:
-            self._grow()  # a slot that could not be made is missing: nothing is written, so nothing else asks for it
+            self._grow()  # a missing slot blocks all writes, so no write would trigger its creation
         self._disk.measure()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
         self._mark_synced()
@@ -395,22 +400,24 @@ class FileLog:
         self._relieve()
 
     def _mark_synced(self) -> None:
-        """When nothing follows what was synced last, a group that names nothing does: damage is not taken for a torn tail then."""
+        """Write an empty group if nothing follows the last synced one, so that damage to it is not mistaken for a torn
+        tail.
+        """
         fits = (
             self._flusher.is_local and self._writer.capacities[Need.CHANGE] > NAMING_BYTES
-        )  # what the sealer needs stays
+        )  # the sealer's reserve stays
         if self._marked_synced < self._flusher.synced == self._writer.sequence and fits and not self.uncommitted:
             self.name_sealed(self._sealer.named, (), (), lambda: None)
             self._marked_synced = self._writer.sequence
 
-    # Ends
+    # End
 
     def _broken(self, error: BaseException | None) -> None:
-        """The log's own code has failed where state changes."""
+        """The log's own code has raised while state was changing."""
         self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
-        """Nothing is acknowledged any more; a failed write or sync is never tried again."""
+        """Stop acknowledging; a failed write or sync is never retried."""
         if self._writer.failure is not None:
             return
         owners = self._writer.fail(error)
@@ -426,7 +433,7 @@ class FileLog:
         if self._writer.closed:
             return
         self.commit()
-        self._writer.closed = True  # who is notified from here on can add nothing more
+        self._writer.closed = True  # callbacks from here on cannot add anything
         self._refresh()
         self.commit()
         self._sealer.stop()

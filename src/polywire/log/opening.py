@@ -1,8 +1,8 @@
-"""Opening a log: lock the directory, recover what is there, begin a new start (decision 0002).
+"""Open a log: lock the directory, recover its state, begin a new start (decision 0002).
 
-Promises: when it returns, everything recovered lies in synced segments, and the new start is on the disk. Nothing is
-changed before the chain was
-found sound. Must not know: what the broker's state is.
+Guarantees:
+* On return everything recovered is in synced segments, and the new start is on the disk.
+* Nothing is changed before the journal was verified.
 """
 
 from __future__ import annotations
@@ -58,10 +58,15 @@ def open_log(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Recover the log of a data directory, or begin one. Waits for the disk: call it before anything is served.
+    """Recover the log of a data directory, or create one. Blocks on the disk: call it before serving.
 
-    through: the last group that an operator keeps of a damaged journal, see ``journal.recovery.find_chain``.
-    Raises Busy(BUSY) when the directory is in use, Unavailable when the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
+    Args:
+        through: last group that an operator keeps of a damaged journal, see ``journal.recovery.find_chain``.
+
+    Raises:
+        Busy: BUSY: the directory is in use. DISK_FULL: no space.
+        Unavailable: the disk failed.
+        Corrupt: synced bytes do not verify.
     """
     try:
         make_directories(files, directory)
@@ -83,14 +88,14 @@ def open_log(
 
 
 def _sync_names(files: Files, directory: Path) -> None:
-    """Make the names of the data directory, and those in it, durable: a process that was killed may have left that undone."""
-    with suppress(PermissionError):  # who may not look above it has not made it
+    """Sync the names of the data directory and those in it; a killed process may not have done so."""
+    with suppress(PermissionError):  # a process that may not open the parent has not created the directory
         files.sync_directory(directory.parent)
     files.sync_directory(directory)
 
 
 def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
-    """Keep every broker out of a directory without changing anything; returns what lets them in. Raises Busy(BUSY)."""
+    """Keep all brokers out of a directory without changing it; return a function that unlocks it. Raise Busy(BUSY)."""
     with ExitStack() as undone:
         for locked in (directory / MARK_FILE, directory):
             if exists(files, locked):
@@ -99,7 +104,7 @@ def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[],
 
 
 def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
-    """A file or directory, with its lock. Raises Busy(BUSY) while another process has it."""
+    """Open and lock a file or directory; raise Busy(BUSY) if another process holds the lock."""
     file = files.open(path, access)
     try:
         file.lock()
@@ -113,10 +118,10 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
 
 
 def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
-    """Take the directory for this process; returns what gives it back.
+    """Take ownership of the directory; return a function that releases it.
 
-    Besides the file that names the holder, which somebody may delete, the directory itself is locked; and every slot is as well, so that not
-    even a directory that was moved aside and made anew has two writers (``journal.slots.Slot``).
+    The file that names the owner may be deleted, so the directory itself is locked as well. So is every slot: even a
+    directory that was moved aside and re-created never has two writers (``journal.slots.Slot``).
     """
     path = directory / MARK_FILE
     with ExitStack() as undone:
@@ -129,26 +134,28 @@ def own_directory(files: Files, directory: Path, data_directory: DataDirectory) 
 
 
 def _write_mark(file: File, content: bytes) -> None:
-    """Nobody finds the directory by its mark where this fails; a full disk must not keep the broker from starting."""
+    """Write the owner's token. Failure only means that no client finds the directory by it, and a full disk must not
+    prevent a start.
+    """
     with suppress(OSError):
         file.truncate(0)
         write_parts(file, [content], 0)
 
 
 def _holder(files: Files, path: Path) -> str:
-    """The process that says it owns a directory."""
+    """Return the process id in a directory's owner file."""
     with suppress(OSError):
         return read_file(files, path, 32).decode("ascii", "replace").partition("\n")[0] or "unknown"
     return "unknown"
 
 
-def _let_go(scrub: Scrub, unlock: Callable[[], None]) -> None:
+def _release(scrub: Scrub, unlock: Callable[[], None]) -> None:
     scrub.stop()
     unlock()
 
 
 class _Opening:
-    """The steps of opening, in order."""
+    """Steps of opening, in order."""
 
     def __init__(
         self,
@@ -191,7 +198,7 @@ class _Opening:
         self._sequence = self._checksum = 0
         self._sealed = True
         self._image: Image | None = None
-        """The state that was recovered, once it was to be sealed."""
+        """State after recovery, once it is to be sealed."""
 
     def run(self) -> FileLog:
         slots = self._journal.open_all()
@@ -204,8 +211,9 @@ class _Opening:
         state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
-            # A killed broker leaves groups that only the page cache has, one whose disk failed even groups that count as synced. What
-            # follows deletes what they say is not needed.
+            # A killed broker leaves groups that are only in the page cache; after a failed disk even groups counted as
+            # synced may be. The following steps delete files that those groups make unnecessary, so sync the groups
+            # first.
             for slot in slots:
                 slot.recover()
             self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
@@ -236,14 +244,14 @@ class _Opening:
             sequence=self._sequence,
             checksum=self._checksum,
             snapshot_name=name,
-            unlock=partial(_let_go, scrub, self._unlock),
+            unlock=partial(_release, scrub, self._unlock),
         )
         if chain is not None and player is not None and not self._sealed:
-            log.take_over(self._unsealed(player, state, chain), chain.sealed)
+            log.adopt(self._unsealed(player, state, chain), chain.sealed)
         return log
 
     def _keep_seed(self) -> None:
-        """A copy that is missing can wait for space."""
+        """Write the seed's missing copy; without space, a later start does it."""
         try:
             self._journal.keep_seed()
         except OSError as error:
@@ -251,7 +259,7 @@ class _Opening:
                 raise
 
     def give_up(self) -> None:
-        """Let go of what was opened: the log does not come to be."""
+        """Release everything: the log is not opened."""
         self._disk.deleter.stop()
         self._journal.close()
 
@@ -262,8 +270,7 @@ class _Opening:
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """A journal without any group belongs to a log that never was: then nothing else lies there, and its slots are empty. Raises
-        Corrupt."""
+        """Check that a journal without groups is new: no segments exist and its slots are empty. Raise Corrupt."""
         if chain is not None:
             return
         if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
@@ -290,7 +297,9 @@ class _Opening:
             )
 
     def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
-        """Blobs that no valid group names were left by a stop between writing and naming them, or between naming and deleting."""
+        """Delete blobs that no valid group names: a stop came between writing and naming them, or between removal and
+        deletion.
+        """
         named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
             self._store.delete_remains(directory)
@@ -298,10 +307,10 @@ class _Opening:
                 if name not in named:
                     self._delete(name)
 
-    # The new start
+    # New start
 
     def _begin(self, state: LogState, chain: Chain | None, start: int) -> str:
-        """Seal what was recovered and write the group that begins the start; returns the name of its snapshot."""
+        """Seal the recovered state and write the group that begins the start; return the name of its snapshot."""
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
@@ -323,7 +332,7 @@ class _Opening:
         _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
         for _ in install(state, written, sealed):
-            """Nobody waits for the loop yet."""
+            """No client waits for the loop yet."""
         for slot in old:
             if slot in needed:
                 self._journal.release(slot)
@@ -334,7 +343,7 @@ class _Opening:
         return name
 
     def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments. Raises Busy; then nothing is left."""
+        """Write everything recovered into segments; raise Busy, leaving nothing behind."""
         image = self._image = image_of_all(state, chain.sequence)
         written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
         added = zip(written.infos, written.numbers, strict=True)
@@ -345,11 +354,14 @@ class _Opening:
         assert current is not None, "the start was written to it"
         state.contents.setdefault(current.serial, Contents())
 
-    # A start for which the disk has no space (decision 0021), or does not give a body that is to be sealed
+    # Starts without space (decision 0021), or with a body that the disk cannot read yet
 
     def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
-        """Go on from where the last start was: its slots stay as they are, for the sealer, and the new start begins in a free one or behind
-        the last group. Raises Busy(DISK_FULL) where not even that fits."""
+        """Continue where the last start ended: slots wait for the sealer, and the start begins in a free one or after
+        the last group.
+
+        Raises Busy(DISK_FULL) if even that does not fit.
+        """
         self._sealed = False
         self._disk.refused(busy)
         head = GroupHead(self._journal.seed)
@@ -362,7 +374,7 @@ class _Opening:
             last = chain.groups[-1]
             self._journal.go_on(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
-            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # what the sealer needs to go on
+            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # the sealer's reserve
                 raise busy
         self._write_start(head, parts, start)
         self._note_current(state)
@@ -375,21 +387,24 @@ class _Opening:
         return chain.snapshot or ""
 
     def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
-        """The slots that wait for the sealer, each with the state at its end."""
+        """Return the slots that wait for the sealer, each with the state at its end."""
         if not chain.groups or self._image is None:
-            return player.full  # the last one is written on
+            return player.full  # the last one is still being written
         return [*player.full, (chain.groups[-1].slot, self._image)]
 
     def _delete(self, name: str) -> None:
-        """Delete a blob behind the start, which may find many; at once where the start needs the space, or the name: a start that failed
-        has left names that this one is about to use."""
+        """Delete a blob after the start, since there may be many.
+
+        It is deleted at once if the start needs the space or the name: a failed start has left names that this one
+        reuses.
+        """
         if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
             self._store.delete(name)
         else:
             self._disk.deleter.delete([name])
 
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Make sure that there is a slot for the start, and one more where there is space. Raises Busy(DISK_FULL), OSError."""
+        """Ensure a slot for the start, and a second one if there is space; raise Busy(DISK_FULL) or OSError."""
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:
                 self._journal.release(slot)
@@ -419,10 +434,14 @@ class _Opening:
 def seal_recovered(
     store: Store, state: LogState, journal: FileJournal, image: Image, replay: Replay, name: str
 ) -> Written:
-    """Write what was recovered from the journal into segments, with the snapshot ``name`` that lists them.
+    """Write recovered groups into segments, with the snapshot ``name`` that lists them.
 
-    image: the state after the last group. Raises Busy where the disk is full or does not give a body, Corrupt for a batch that cannot be
-    sealed, and what the store raises; then nothing is left.
+    Args:
+        image: state after the last group.
+
+    Raises:
+        Busy: the disk is full, or cannot read a body yet. Nothing is left.
+        Corrupt: a batch cannot be sealed. Nothing is left.
     """
     taken = take_down(state, state.contents, journal.views, image, strict=True)
     broker = ([replay.snapshot()], image.sequence)

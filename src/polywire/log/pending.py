@@ -1,8 +1,4 @@
-"""A completion that can be taken back.
-
-Promises: it is called once, or not at all once it was cancelled; what a read that nobody wants has pinned is let go. Must not know: what is
-waited for.
-"""
+"""Completions that can be cancelled: called once, or never after ``cancel``. An unwanted read is unpinned."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 class Pending(Generic[_Result]):
-    """Somebody who waits for a result. Implements ``Handle``; as a completion it passes the result on.
+    """Cancellable completion. Implements ``Handle``; called as a completion, it passes the result on.
 
     Invariant: ``_then`` is None once it was called or cancelled.
     """
@@ -27,7 +23,7 @@ class Pending(Generic[_Result]):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether it was called or cancelled."""
         return self._then is None
 
     def __call__(self, result: _Result | BrokerError) -> None:
@@ -38,10 +34,10 @@ class Pending(Generic[_Result]):
             result.pin.release()
 
     def cancel(self) -> None:
-        """Call nobody."""
+        """Drop the completion."""
         self._then = None
 
 
 def pending(then: Completion[_Result]) -> Pending[_Result]:
-    """A completion that can be taken back: the same one when what was waited for has to be asked for again."""
+    """Return a cancellable completion; the same one if the operation is retried."""
     return then if isinstance(then, Pending) else Pending(then)

@@ -1,7 +1,9 @@
-"""The operator's way past a hole or a damaged group of the journal: what can be kept, and what is given up for it.
+"""Repair a journal with a hole or a damaged group: report what can be kept and what is lost, then cut.
 
-Promises: looking changes nothing; a repair keeps the longest beginning of the journal that makes sense, reports group by group and offset by
-offset what it gives up, and sets aside the slots that held it. Must not know: topics.
+Guarantees:
+* Diagnosis changes nothing.
+* A repair keeps the longest valid prefix of the journal, and moves the slots with the rest aside.
+* The loss is reported by group and by offset.
 """
 
 from __future__ import annotations
@@ -40,16 +42,18 @@ ASIDE: Final = "aside"
 ALL_GROUPS: Final = 2**63 - 1
 
 Offsets = tuple[int, int]
-"""From the first to below the second."""
+"""First offset and end, exclusive."""
 
 
 @dataclass(slots=True)
-class GivenUp:
-    """What a repair gives up. ``groups`` are those it cuts off; of some, ``unknown``, even the header is damaged, so that what they held is
-    known only as far as it follows from later groups.
+class Loss:
+    """Loss that a repair causes.
 
-    records: offsets by partition, which later records get once more. damaged: offsets by partition of batches that stay as they are, damaged:
-        they cannot be read, but nothing else loses its offset.
+    Attributes:
+        groups: groups that are cut off.
+        unknown: those whose header is damaged; their content is known only as far as later groups imply it.
+        records: lost offsets by partition; later records get these offsets again.
+        damaged: offsets by partition of batches that stay in place but cannot be read.
     """
 
     groups: int = 0
@@ -61,25 +65,32 @@ class GivenUp:
 
     @property
     def nothing(self) -> bool:
-        """Whether everything is kept."""
+        """Whether nothing is lost."""
         return not self.groups and not self.damaged
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a look at a data directory found.
+    """Result of examining a data directory.
 
-    reason: what keeps a broker from starting, None when nothing does. through: the last group that can be kept.
+    Attributes:
+        reason: why a broker does not start; None if it does.
+        through: last group that can be kept.
     """
 
     reason: Corrupt | None
     through: int
-    given_up: GivenUp
+    loss: Loss
     log_state: LogState | None
 
 
 class OfflineLog:
-    """A data directory that no broker owns meanwhile, looked at without changing anything."""
+    """A data directory that is kept from brokers and examined without changes.
+
+    Args:
+        replay: creates an empty broker state.
+        store: of the blobs, if they are not beside the journal.
+    """
 
     def __init__(
         self, directory: Path, replay: Callable[[], Replay], loop: Loop, store: FileStore | None = None
@@ -94,11 +105,15 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Return whether a broker would start, and what could be kept if not.
+        """Return whether a broker would start, and if not, what could be kept.
 
-        A start recovers the journal and seals what it recovered; both are done here, and what the second writes is discarded. Raises
-        Corrupt where nothing can be kept or where cutting groups off does not help, Corrupt(NEWER_FORMAT) where nothing is to be given up,
-        Unavailable where a file cannot be read.
+        A start recovers the journal and seals what it recovered; both are done here, and the second one's output is
+        discarded.
+
+        Raises:
+            Corrupt: nothing can be kept, or cutting groups off does not help. NEWER_FORMAT: a newer version wrote the
+                data.
+            Unavailable: a file cannot be read.
         """
         reason: Corrupt | None = None
         try:
@@ -111,7 +126,7 @@ class OfflineLog:
             if chain is not None:
                 self._rehearse_start(chain, log_state)
             if chain is not None or not self.slots:
-                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), log_state)
+                return Diagnosis(None, 0 if chain is None else chain.sequence, Loss(), log_state)
             reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         through = ALL_GROUPS
         while True:
@@ -119,18 +134,18 @@ class OfflineLog:
             if chain is None:
                 raise reason
             if broken is None:
-                return Diagnosis(reason, chain.sequence, self._given_up(chain), log_state)
+                return Diagnosis(reason, chain.sequence, self._loss(chain), log_state)
             through = broken.sequence - 1
 
     def recover(self) -> tuple[Chain | None, LogState]:
-        """What a broker would start from, without a chain where nothing was ever stored. Raises Corrupt."""
+        """Return what a broker would start from; the chain is None if nothing was ever stored. Raise Corrupt."""
         chain, log_state, _ = self._play(None)
         if chain is None and self.slots and not self.journal.is_blank():
             raise Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         return chain, log_state
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory; with ``through``, returns the group that makes no sense instead of raising Corrupt."""
+        """Recover in memory; with ``through``, return the group that is invalid instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -147,13 +162,13 @@ class OfflineLog:
         return chain, log_state, None
 
     def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
-        """Do what a start does with the state it has recovered, and write nothing. Raises Corrupt, Unavailable."""
+        """Seal the recovered state as a start does, without writing anything; raise Corrupt or Unavailable."""
         try:
             for slot in self.slots:
                 slot.lost_pages()
             image = image_of_all(log_state, chain.sequence)
             name = snapshot_name(chain.start + 1, 0)
-            with suppress(Busy):  # a start goes on without sealing what the disk does not give yet
+            with suppress(Busy):  # a start continues without sealing what the disk cannot read yet
                 seal_recovered(_Discarding(self.directory), log_state, self.journal, image, self.state, name)
         except OSError as error:
             raise storage_failed(error) from error
@@ -165,8 +180,8 @@ class OfflineLog:
         reader = Reader(self.journal, segments, worker, epoch=start, root=BlobRoot(str(self.directory), b""))
         return LogState(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
 
-    def _given_up(self, chain: Chain) -> GivenUp:
-        found = GivenUp()
+    def _loss(self, chain: Chain) -> Loss:
+        found = Loss()
         for group in [group for group in chain.groups if not group.whole]:
             for entry in damaged_bodies(group) or ():
                 _note_damaged(found, group.slot, entry)
@@ -179,7 +194,7 @@ class OfflineLog:
         return found
 
     def slots_with(self, after: int) -> list[Slot]:
-        """The slots that hold groups behind this one."""
+        """Return the slots that hold groups after this one."""
         found_groups = newest_groups(self.slots).values()
         return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
 
@@ -189,20 +204,20 @@ class OfflineLog:
 
 
 class _Discarding(FileStore):
-    """A store that takes whatever is written and keeps nothing."""
+    """A store that discards all writes."""
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         deque(parts, maxlen=0)
 
     def delete(self, name: str) -> None:
-        """Nothing was kept."""
+        """Nothing was stored."""
 
 
 @contextmanager
 def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
-    """A data directory, with every broker kept out of it. Raises Busy(BUSY) while one runs, Unavailable where none was, Corrupt, OSError."""
+    """Open a data directory and keep brokers out; raise Busy(BUSY), Unavailable if it is not one, Corrupt or OSError."""
     if not exists(SYSTEM_FILES, directory / JOURNAL):
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"not a data directory path={str(directory)!r}")
     unlock = lock_directory(directory)
     try:
         offline = OfflineLog(directory, replay, loop)
@@ -215,8 +230,10 @@ def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> I
 
 
 def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
-    """Copy the slots that hold what is given up aside, on the disk before anything is changed; returns where they are. ``finish`` does the
-    rest once the directory is let go."""
+    """Copy the slots that will lose groups aside, synced before any change, and return where.
+
+    ``finish`` does the rest once the directory is released.
+    """
     aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
     make_directories(SYSTEM_FILES, aside)
     damaged = {slot.number: slot for slot in offline.slots_with(diagnosis.through)} or {
@@ -229,12 +246,12 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
 
 
 def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
-    """Make what is kept the beginning of a new start, as every start does. Raises BrokerError."""
+    """Start from the kept groups, as every start does; raise BrokerError."""
     settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
     open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
 
 
-def _note_damaged(found: GivenUp, slot: Slot, entry: Entry) -> None:
+def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
     if entry.kind == EntryKind.STAGED:
         found.staged += 1
         return
@@ -242,8 +259,8 @@ def _note_damaged(found: GivenUp, slot: Slot, entry: Entry) -> None:
     found.damaged.setdefault(header.partition, []).append((header.base_offset, header.next_offset))
 
 
-def _note_cut(found: GivenUp, group: FoundGroup) -> None:
-    """What a group that is cut off holds, as far as its directory and the headers of its batches show."""
+def _note_cut(found: Loss, group: FoundGroup) -> None:
+    """Note the content of a group that is cut off, as far as its directory and its batches' headers show it."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
@@ -256,7 +273,7 @@ def _note_cut(found: GivenUp, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Where the headers of numbered batches lie in an entry."""
+    """Return the positions of headers of numbered batches in an entry."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()

@@ -1,7 +1,4 @@
-"""What a log may use and what it promises: one value, every limit named, with its unit and its reason.
-
-Promises: plain numbers. Must not know: who reads them.
-"""
+"""Settings and limits of a log, with units and reasons."""
 
 from __future__ import annotations
 
@@ -16,33 +13,36 @@ PAGE_BYTES: Final = 4096
 SLOT_BYTES_MIN: Final = 8 * PAGE_BYTES
 SLOT_MARGIN_BYTES: Final = (
     4 * PAGE_BYTES
-)  # of a slot that no group takes: for the page it begins on, and the sealer's own groups
-MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
-KEPT_BYTES: Final = (
-    2 * 1024 * 1024
-)  # of the last slot: 128 removals that are synced one by one, as many groups of the sealer
-GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES  # of a group beside its only batch
+)  # end of a slot that no group uses: a page to begin on, and the sealer's own groups
+MERGE_SLACK_BYTES: Final = 2048  # a merged batch may need wider alignment than its parts
+KEPT_BYTES: Final = 2 * 1024 * 1024  # of the last slot: 128 removals, each synced alone, as many groups of the sealer
+# size of a group beside its only batch
+GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """Limits of one log.
 
-    slot_bytes: one journal file; 64 MiB seal at 1.1–1.3 GB/s (concepts: storage#what-it-costs).
-        A group is at most 16 MiB and never spans two.
-    slot_count_min: made when the log opens: one to write, one ready.
-    slot_count_max: mapped slots count as the broker's memory (below 500 MB whatever is produced), so four of 64 MiB;
-    when all wait for the sealer,
-        produce waits.
-    sync_interval_ms: how long ``written`` data may wait for a sync, or the sealing of its slot, to begin.
-    unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
-    staged_bytes_max, staged_batches_max: what may lie staged; a staged batch costs some 300 bytes of memory.
-    group_bytes_max: see decision 0002; smaller slots lower it.
-    disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
-    scrub_hours: every segment is read and verified once in so many hours; 0 for never. A week finds rot before a monthly backup goes.
-    cache_bytes: of what was sealed last, kept in memory for readers who are somewhat behind; 0 for nothing.
-    open_blobs_max: segments kept open, with up to two descriptors each.
-    durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
+    Attributes:
+        slot_bytes: size of a journal file; 64 MiB are sealed at 1.1 to 1.3 GB/s (concepts: storage#what-it-costs). A
+            group is at most 16 MiB and never spans two slots.
+        slot_count_min: slots created when the log opens: one to write, one ready.
+        slot_count_max: most slots. Mapped slots count as the broker's memory, so four of 64 MiB keep it below 500 MB.
+            When all wait for the sealer, producers wait.
+        sync_interval_ms: how long ``written`` data may wait for a sync, or the sealing of its slot, to begin.
+        unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
+        staged_bytes_max: most staged bytes.
+        staged_batches_max: most staged batches; each costs some 300 bytes of memory.
+        group_bytes_max: see decision 0002; smaller slots lower it.
+        disk_reserve_bytes: free space reserved for deletion, retention, offsets and the sealer; below it appends are
+            refused.
+        scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before
+            a monthly backup is replaced.
+        cache_bytes: recently sealed bytes cached for readers that are slightly behind; 0 for none.
+        open_blobs_max: segments kept open, each with up to two descriptors.
+        durability: minimum of every acknowledgement, ``WRITTEN`` or ``SYNCED``; with ``SYNCED`` readers see synced
+            records only.
     """
 
     slot_bytes: int = 64 * 1024 * 1024
@@ -67,9 +67,10 @@ class LogSettings:
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:
-        """Capacity of the last slot that is kept: not for data; not for changes either; and not even for removals.
+        """Capacity of the last slot that is reserved: against data, against changes, and against removals.
 
-        Where all slots wait for a disk without space, positions would use it up; freeing a slot, or a segment, takes a group.
+        When all slots wait for a disk without space, offset commits would use it up; freeing a slot or a segment takes
+        a group.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(
@@ -84,10 +85,10 @@ class LogSettings:
 
     @property
     def batch_bytes_max(self) -> int:
-        """Longest batch that always fits a group."""
+        """Size of the longest batch that always fits a group."""
         return self.group_limit - GROUP_OVERHEAD_BYTES
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
-        """Least size of slots whose groups hold a batch of this length."""
+        """Return the smallest slot size whose groups hold a batch of this length."""
         return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

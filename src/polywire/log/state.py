@@ -1,7 +1,6 @@
-"""The log's state in memory, and what each kind of entry does to it: the one state machine that groups being written,
-sealing and recovery share.
+"""The log's state in memory, and the effect of each kind of entry: one state machine for writing, sealing and recovery.
 
-Promises: the same entries in the same order give the same state. Must not know: when a group is written, files.
+The same entries in the same order give the same state.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from polywire.log.segments.segment_set import SegmentSet
 from polywire.records.fields import header_fields
 
 _numbers: Final = header_fields("base_offset", "base_address", "append_time_us")
-LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
+LOST_AT_ONCE_MAX: Final = 8  # a change releases so many runs at once; a topic may lose those of thousands of partitions
 
 
 @dataclass(slots=True)
 class Contents:
-    """What one filling of a slot touched: partitions, in order, and batches that were staged in it."""
+    """Partitions, in order, and staged batches that one use of a slot contains."""
 
     partitions: dict[FilePartition, None] = field(default_factory=dict)
     staged: list[StagedBatch] = field(default_factory=list)
@@ -33,7 +32,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The state after group ``sequence``: packed partitions, and the tokens there were. What was staged later lies in later slots."""
+    """State after group ``sequence``: packed partitions, and the tokens at that time; batches staged later are in later
+    slots.
+    """
 
     sequence: int
     partitions: Sequence[bytes]
@@ -41,7 +42,7 @@ class Image:
 
 
 class LogState:
-    """Guards: ``partitions`` are those not dropped yet; ``_packed`` is their state when the last image was taken."""
+    """Invariant: ``partitions`` are those not dropped; ``_packed`` is their state at the last image."""
 
     def __init__(self, reader: Reader, segments: SegmentSet, staging: Staging, *, hides_unsynced: bool) -> None:
         self.reader: Final = reader
@@ -49,33 +50,33 @@ class LogState:
         self.staging: Final = staging
         self.partitions: Final[dict[int, FilePartition]] = {}
         self.contents: Final[dict[int, Contents]] = {}
-        """By serial of slot."""
+        """By serial of the slot."""
         self.clean: Final[dict[int, int]] = {}
-        """How far partitions were compacted, by incarnation."""
+        """End of compaction, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
         self._lost: deque[tuple[RunIndex, bool]] = deque()
-        """Runs that nobody needs and segments do not know of, and whether that is because their partition was dropped."""
+        """Unneeded runs that segments still count, and whether their partition was dropped."""
         self._packed: dict[int, bytes] = {}
         self._next_published = 0
 
     # Partitions
 
     def find(self, incarnation: int) -> FilePartition:
-        """A partition that has not ended. Raises Missing(PARTITION_MISSING)."""
+        """Return an open partition; raise Missing(PARTITION_MISSING)."""
         found = self.partitions.get(incarnation)
         if found is None or found.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
         return found
 
     def make(self, incarnation: int) -> FilePartition:
-        """A partition that begins; it counts once it is ``opened``."""
+        """Create a partition; it counts once it is ``opened``."""
         assert incarnation not in self.partitions, "incarnations are never used again"
         made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
         self.partitions[incarnation] = made
         return made
 
     def drop(self, partition: FilePartition) -> None:
-        """A partition ends: nothing of it is needed any more."""
+        """Drop a partition."""
         partition.ended = True
         self.partitions.pop(partition.incarnation, None)
         self.clean.pop(partition.incarnation, None)
@@ -84,24 +85,24 @@ class LogState:
         self._lose(partition.take_runs(), dropped=True)
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
-        """Records below ``first_offset`` are not needed any more; the partition is indexed up to ``end``."""
+        """Trim records below ``first_offset``; the partition is indexed up to ``end``."""
         runs, published = partition.trim(first_offset, end)
         self._forget(published)
         self._lose(runs, dropped=False)
 
     def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
-        """Nobody needs these runs. A topic may lose millions at once, so all but few are counted later, some at a time."""
+        """Release runs. A topic may release millions, so most are counted later, in portions."""
         self._lost.append((runs, dropped))
         if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
             self.count_lost(LOST_AT_ONCE_MAX)
 
     @property
     def losing(self) -> bool:
-        """Whether segments count as needed for runs that were lost."""
+        """Whether segments still count released runs as needed."""
         return bool(self._lost)
 
     def count_lost(self, count_max: int) -> None:
-        """Release up to so many runs that nobody needs from their segments' counts."""
+        """Subtract up to ``count_max`` released runs from their segments' counts."""
         while self._lost and count_max > 0:
             runs, dropped = self._lost[0]
             count = min(len(runs), count_max)
@@ -113,7 +114,7 @@ class LogState:
                 self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
-        """A pass of compaction has ended here; a partition may have ended before it."""
+        """Record the end of a compaction pass; the partition may have ended before."""
         partition.clean_offset = offset
         if not partition.ended:
             self.clean[partition.incarnation] = offset
@@ -121,14 +122,14 @@ class LogState:
     # Staging
 
     def add_published(self, published: PublishedBatch) -> int:
-        """A batch is published, or about to be; returns its number."""
+        """Add a batch that is published, or about to be, and return its number."""
         number = self._next_published
         self._next_published += 1
         self.reader.published[number] = published
         return number
 
     def attach(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
-        """A staged batch became part of its partition, with this header, in a group of this slot."""
+        """Attach a staged batch to its partition, with this header, in a group of this slot."""
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
         offset, address, time_us = _numbers(header)
         batch.published = True
@@ -137,7 +138,7 @@ class LogState:
         partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
-        """Tokens are gone. What was published into its partition stays needed until it is sealed."""
+        """Remove tokens; batches published into their partition stay needed until they are sealed."""
         for staged in self.staging.remove(tokens):
             for batch in staged.batches:
                 if not batch.published:
@@ -157,11 +158,11 @@ class LogState:
     # Sealing
 
     def seal_tail(self, partition: FilePartition, next_offset: int) -> None:
-        """What lies below ``next_offset`` is in segments now."""
+        """Record that everything below ``next_offset`` is in segments."""
         self._forget(partition.drop_tail(next_offset))
 
     def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
-        """The state as it is now, after group ``sequence``; ``touched`` are all that changed since the last image."""
+        """Return the state after group ``sequence``; ``touched`` are the partitions changed since the last image."""
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:
                 self._packed[partition.incarnation] = partition.pack()

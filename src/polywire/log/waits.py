@@ -1,7 +1,4 @@
-"""Who waits for records of a partition.
-
-Promises: whoever waits is woken once, from among the notifications, and not at all once it has cancelled. Must not know: when records come.
-"""
+"""Readers that wait for records of a partition. Each is woken once, or never after it cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from polywire.log.partition.partition import FilePartition
 
 
 class Wait:
-    """One who waits for the record at ``offset``. Guards: it is among its partition's wakes until it is woken or cancels."""
+    """A reader that waits for the record at ``offset``; registered with its partition until it is woken or cancels."""
 
     __slots__ = ("_partition", "_waits", "_wake", "is_due", "offset")
 
@@ -26,7 +23,7 @@ class Wait:
         self.is_due = False
 
     def leave(self) -> bool:
-        """Wait no longer; whether it did."""
+        """Deregister; return whether it was registered."""
         if self not in self._partition.wakes:
             return False
         del self._partition.wakes[self]
@@ -34,17 +31,21 @@ class Wait:
         return True
 
     def wake(self) -> None:
-        """Notify, unless it has left meanwhile."""
+        """Notify, unless it has left."""
         if self.leave():
             self._wake()
 
     def cancel(self) -> None:
-        """Wake nobody."""
+        """Deregister without waking."""
         self.leave()
 
 
 class Waits:
-    """Guards: ``count`` is how many wait, in all partitions."""
+    """All waiting readers; ``count`` is their number.
+
+    Args:
+        loop: for the log's own callbacks.
+    """
 
     __slots__ = ("_loop", "_notifications", "count")
 
@@ -55,7 +56,7 @@ class Waits:
         self.count = 0
 
     def add(self, partition: FilePartition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Wake once when the record at ``offset`` can be read or the partition has ended."""
+        """Wake once when the record at ``offset`` is readable or the partition has ended."""
         wait = Wait(self, partition, offset, wake)
         partition.wakes[wait] = None
         self.count += 1
@@ -64,7 +65,7 @@ class Waits:
         return wait
 
     def wake_due_soon(self, partition: FilePartition) -> None:
-        """Look in the loop's next pass who is to be woken."""
+        """Check in the loop's next pass which readers are due."""
         if partition.wakes:
             self._loop.call_soon(self.wake_due, partition)
 

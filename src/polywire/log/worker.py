@@ -1,6 +1,6 @@
-"""The port for work beside the loop, and a thread that does it: one job after another, and the loop is notified of what became of each.
+"""The port for work off the event loop, and its implementation as a thread that runs one job after another.
 
-Promises: jobs run in order; every job is answered on the loop exactly once, with its result or its error. Must not know: what a job does.
+Jobs run in order. Each is answered on the loop exactly once, with its result or its error.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _Result = TypeVar("_Result")
 
 
 class Worker(Protocol):
-    """Does one job after another, in the order they were given. A job must not touch what the loop changes."""
+    """Runs jobs in the order they were submitted. A job must not touch state that the loop changes."""
 
     def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
-        """Do ``job`` some time soon, then complete with what it returned or raised, on the loop."""
+        """Submit ``job``; its result or error goes to ``completed`` on the loop."""
 
     def stop(self) -> None:
-        """Finish the jobs given, and do no more. Their answers may still be waiting on the loop."""
+        """Finish the submitted jobs and accept no more. Their answers may still be queued on the loop."""
 
 
 MakeWorker = Callable[[str, Loop], Worker]
-"""Makes a worker of this name that notifies this loop."""
+"""Creates a worker with this name that answers on this loop."""
 
 
 class ThreadWorker:
-    """One daemon thread, begun with its first job. Guards: after ``stop`` returned no job runs."""
+    """One daemon thread, started with its first job. After ``stop`` has returned no job runs."""
 
     def __init__(self, name: str, loop: Loop) -> None:
         self._name = name
@@ -63,28 +63,28 @@ class ThreadWorker:
             result = broken
             try:
                 result = attempt(job)
-            finally:  # also when the job broke a promise of ours: whoever waits must not wait for ever
+            finally:  # also when the job broke an invariant: its caller must not wait forever
                 del job
                 if result is broken:
-                    self._thread = None  # this one ends; the next job gets another
-                with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be notified
+                    self._thread = None  # this thread ends; the next job starts another
+                with suppress(RuntimeError):  # the loop was closed meanwhile, so there is no caller left
                     self._loop.call_soon_threadsafe(completed, result)
 
 
 def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
-    """What a job returns or raises; the system's errors become Unavailable(STORAGE_FAILED)."""
+    """Run a job and return its result or error; the system's errors become Unavailable(STORAGE_FAILED)."""
     try:
         return job()
     except BrokerError as error:
         return error
     except OSError as error:
         return storage_failed(error)
-    except BlobMissing as error:  # removed between the look-up and the job
+    except BlobMissing as error:  # deleted between lookup and job
         return Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
 def storage_failed(error: OSError) -> BrokerError:
-    """A failed write or sync of the journal, in our words; Busy where nothing failed and only too many files are open."""
+    """Return our error for a failed write or sync of the journal; Busy if there were only too many open files."""
     return no_descriptor(error) or Unavailable(
         ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}"
     )

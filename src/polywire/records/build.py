@@ -275,7 +275,6 @@ def from_spans(
     """Build a batch from payloads inside ``source``.
 
     Args:
-        source: buffer that holds keys and values.
         spans: i64 array, four numbers a record: key position, key length or -1 for null, value position and length.
         rows: i32 array, the records to take, in this order; all of them by default.
         record_flags: u8 array, one per span (not per row).

@@ -119,12 +119,12 @@ def test_repair_lets_a_broker_start_again(tmp_path: Path, rows: Rows) -> None:
     assert code == 4
     assert "polywire log repair" in bad(found)[0]["message"]
     assert bad(found)[0]["remedy"] == "repair"
-    code, given_up = rows("log", "repair", "--dry-run")
+    code, loss = rows("log", "repair", "--dry-run")
     assert code == 0
     assert path.read_bytes() == before
-    (records,) = [row for row in given_up if row["topic"]]
+    (records,) = [row for row in loss if row["topic"]]
     assert (records["topic"], records["partition"], records["next_offset"]) == (TOPIC, 0, 20)
-    assert rows("log", "repair") == (0, given_up)
+    assert rows("log", "repair") == (0, loss)
     assert [found.read_bytes() for found in tmp_path.glob("aside/*/slot-*")].count(before) == 1
     assert rows("doctor")[0] == 0
     write_records(tmp_path, 10)

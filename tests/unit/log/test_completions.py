@@ -295,15 +295,15 @@ class Pinned:
 def test_a_read_that_was_taken_back_is_let_go() -> None:
     told: list[object] = []
     pin = Pinned()
-    asker: Pending[Read] = pending(told.append)
-    assert pending(asker) is asker, "asking again changes nobody's handle"
-    asker.cancel()
-    assert asker.is_over
-    asker(Read((), 0, 0, pin))
+    waiter: Pending[Read] = pending(told.append)
+    assert pending(waiter) is waiter, "asking again changes nobody's handle"
+    waiter.cancel()
+    assert waiter.is_over
+    waiter(Read((), 0, 0, pin))
     assert not told
     assert pin.released == 1
-    asker = pending(told.append)
-    asker(Read((), 0, 0, pin))
-    asker.cancel()
+    waiter = pending(told.append)
+    waiter(Read((), 0, 0, pin))
+    waiter.cancel()
     assert len(told) == 1
     assert pin.released == 1, "who got it lets it go"

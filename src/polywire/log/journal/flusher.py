@@ -1,7 +1,8 @@
-"""When the journal is synced: one flush in one thread for everybody who waits, and one every so often while something is unsynced.
+"""Sync the journal: one flush in one thread for all who wait, and periodic flushes while data is unsynced.
 
-Promises: a callback is called once its sequence is on the disk, in order of asking; a failed sync is never tried again. Must not know: what
-a group holds, who waits, how slots are sealed.
+Guarantees:
+* A callback is called once its sequence is on the disk, in the order of requests.
+* A failed sync is never retried.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker
 from polywire.store.files import Mapping
 
-RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still at work on what is due
+RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still busy
 
 
 @dataclass(slots=True)
 class _Unsynced:
-    """Bytes [start, stop) of a slot that are not on the disk, and how many of them are groups."""
+    """Bytes [start, stop) of a slot that are not on the disk; ``groups`` counts how many of them are groups."""
 
     slot: Slot
     mapping: Mapping
-    """Kept while it is flushed."""
+    """Referenced while it is flushed."""
     start: int
     stop: int
     since: float
@@ -38,7 +39,7 @@ class _Unsynced:
 
 
 def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settings: LogSettings) -> MakeSyncer:
-    """Flushes of this journal."""
+    """Return a factory of flushers for this journal."""
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], sealing: Callable[[], bool]
@@ -51,10 +52,11 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 
 
 class Flusher:
-    """Implements ``Syncer``.
+    """Implements ``Syncer``; see ``MakeSyncer`` for the arguments.
 
-    Guards: ``synced`` is the highest sequence everything up to which is on the disk: in the journal, or in segments that a group on the
-    disk names. ``unsynced_bytes`` are those of the groups behind it. Only one sync runs."""
+    ``synced`` is the highest sequence up to which everything is on the disk: in the journal, or in segments named by a
+    group on the disk. ``unsynced_bytes`` are those of later groups. Only one sync runs at a time.
+    """
 
     def __init__(
         self,
@@ -82,9 +84,9 @@ class Flusher:
         self._worker = make_worker("sync", loop)
         self._waiting: deque[tuple[int, Completion[None]]] = deque()
         self._unsynced: dict[int, _Unsynced] = {}
-        """By serial, oldest first, without what the running sync took."""
+        """By serial, oldest first, without the ranges of the running sync."""
         self._last_position = 0
-        """Of the group written last, in the current slot."""
+        """Position of the last group, in the current slot."""
         self._running = False
         self._timer = False
         self._finished = False
@@ -102,7 +104,7 @@ class Flusher:
         return False
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """A group was written to the current slot."""
+        """Record a group in the current slot."""
         slot = self._journal.current
         assert slot is not None
         found = self._unsynced.get(slot.serial)
@@ -121,8 +123,10 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once ``sequence``, which was written, is synced; syncs at once, or calls at once when it is. Who asks in the midst of
-        others' being called comes behind them."""
+        """Call back once the written group ``sequence`` is synced, or now if it is; start a sync if necessary.
+
+        A request made from inside a callback is queued after those already waiting.
+        """
         if sequence > self.synced:
             self._waiting.append((sequence, callback))
             self.start()
@@ -133,7 +137,7 @@ class Flusher:
             callback(None)
 
     def start(self) -> None:
-        """Sync what was written so far, unless that is being done; what comes meanwhile follows."""
+        """Sync everything written so far, unless a sync is running; later groups follow."""
         if self._running or not self._unsynced:
             return
         self._running = True
@@ -143,7 +147,7 @@ class Flusher:
         self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
 
     def _flush(self, taken: Sequence[_Unsynced]) -> None:
-        """In the thread; remembers a failure for those who do not wait for the answer."""
+        """Flush, in the thread; a failure is remembered for callers that do not wait."""
         try:
             _flush_all(taken)
         except OSError as error:
@@ -151,8 +155,10 @@ class Flusher:
             raise
 
     def _is_sealed_soon(self) -> bool:
-        """Whether the sealer is at work, and what waits longest lies in a full slot: then it is on the disk soon, and written once instead of
-        twice."""
+        """Return whether the sealer is busy and the oldest unsynced data is in a full slot.
+
+        It is then on the disk soon, and is written once instead of twice.
+        """
         oldest = next(iter(self._unsynced.values()), None)
         return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
 
@@ -166,7 +172,7 @@ class Flusher:
             wait = self._recheck
             if not self._is_sealed_soon():
                 self.start()
-        if self._unsynced:  # it is not due yet, is being sealed, or a sync was running
+        if self._unsynced:  # not due yet, being sealed, or a sync was running
             self._timer = True
             self._loop.call_later(wait, self._tick)
 
@@ -178,26 +184,28 @@ class Flusher:
         self._reached(sequence, size)
 
     def _reached(self, sequence: int, size: int) -> None:
-        """Everything up to ``sequence`` is on the disk, ``size`` bytes more than before."""
+        """Record that everything up to ``sequence`` is on the disk, ``size`` bytes more than before."""
         self.synced = max(self.synced, sequence)
         self.unsynced_bytes -= size
         while self._waiting and self._waiting[0][0] <= self.synced:
             self._waiting.popleft()[1](None)
         self._advanced()
         if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
-            self.start()  # whoever is congested by what is unsynced writes nothing that would begin it
+            self.start()  # congested producers write nothing that would start it
 
     # Slots that were sealed before they were synced
 
     def spare(self, slot: Slot) -> None:
-        """A full slot's groups are in segments, which the group written last names: a sync of that group needs none of the slot."""
+        """The last group names segments with a full slot's groups: a sync of that group needs nothing of the slot."""
         unsynced = self._unsynced.get(slot.serial)
         if unsynced is not None:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync nothing but the group written last: what it says of this slot, the oldest one, counts without what lies between. Everything up
-        to the slot's end is on the disk then."""
+        """Sync only the last group; it then counts for this slot, the oldest one, without the groups between.
+
+        Everything up to the slot's end is on the disk then.
+        """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
         assert current is not slot, "a slot is sealed when it is full"
@@ -215,12 +223,12 @@ class Flusher:
         self._worker.run(partial(self._flush, [last]), named)
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Recovery finds out by itself."""
+        """Nothing to do: recovery reads the slots."""
 
-    # Ends
+    # End
 
     def finish(self) -> None:
-        """Sync everything here and now; for closing. Raises OSError."""
+        """Sync everything now, for closing; raise OSError."""
         self._worker.stop()
         if self._error is not None:
             raise self._error
@@ -230,14 +238,14 @@ class Flusher:
         self._reached(self.written, self.unsynced_bytes)
 
     def abandon(self) -> list[Completion[None]]:
-        """The log has failed: nothing is synced any more; returns who waited."""
+        """Stop syncing after a failure of the log; return the waiting callbacks."""
         waiting = [callback for _, callback in self._waiting]
         self._waiting.clear()
         self._unsynced.clear()
         return waiting
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._worker.stop()
 
 

@@ -1,7 +1,7 @@
-"""The journal's group: its header and directory, built and verified (decision 0002). Compiled.
+"""Build and verify the journal's groups: header, directory, entries (decision 0002).
 
-Promises: one call per entry when a group is built, one per group when it is verified; a batch is numbered and entered in the same call;
-nothing is read beyond the buffer, whatever its bytes say. Must not know: slots, files, what an entry means.
+Building makes one call per entry, which also numbers a batch; verifying makes one call per group. Nothing is read beyond
+the buffer, whatever its bytes say.
 
 ```
 group header, 64 bytes                             directory entry, 32 bytes
@@ -16,8 +16,8 @@ group header, 64 bytes                             directory entry, 32 bytes
 64 directory, then entries in its order
 ```
 
-The seed is the journal's own secret: whatever bytes a producer sends, they are never taken for a group of this journal, wherever a recycled
-slot leaves them. The mark, 32 bits of the XXH64 of the seed and bytes 0..44, tells so before anything long is hashed.
+The seed is secret: bytes that a producer sends are never mistaken for a group, wherever a recycled slot leaves them. The
+mark, 32 bits of the XXH64 of the seed and bytes 0..44, rejects other bytes before anything long is hashed.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ _MAGIC = cython.declare(cython.uint, 0x31475750)
 _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 64)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # what 16 MiB hold
+_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # as many as 16 MiB hold
 _BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
 _SHIFT = cython.declare(
     cython.Py_ssize_t, 8
-)  # seed, header and directory are hashed in one piece, without the checksum between them
+)  # seed, header and directory are hashed contiguously, without the checksum between them
 _MARK_BYTES = cython.declare(cython.Py_ssize_t, 44)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262144)
 
@@ -102,7 +102,7 @@ _ENTRY: Final = Struct("<IIQQQ")
 
 
 class EntryKind(IntEnum):
-    """What an entry is."""
+    """Kinds of entries."""
 
     BATCH = 1
     STAGED = 2
@@ -118,7 +118,7 @@ class EntryKind(IntEnum):
 
 
 class GroupFields(NamedTuple):
-    """A group's header."""
+    """Header of a group."""
 
     length: int
     start: int
@@ -129,7 +129,7 @@ class GroupFields(NamedTuple):
     time_us: int
     checksum: int
     kinds: int
-    """Bit k: there is an entry of kind k."""
+    """Bit k is set if there is an entry of kind k."""
 
 
 class Entry(NamedTuple):
@@ -145,9 +145,12 @@ class Entry(NamedTuple):
 
 @cython.cclass
 class GroupHead:
-    """Header and directory of the group that is being built; used again for the next.
+    """Header and directory of the group being built; reused for the next one.
 
-    Guards: ``size`` is what the group takes if it is finished now; entries are in the order they were added.
+    ``size`` is the group's size if it is finished now. Entries are in the order they were added.
+
+    Args:
+        seed: the journal's.
     """
 
     _data: bytearray
@@ -169,12 +172,12 @@ class GroupHead:
 
     @property
     def producers(self) -> bool:
-        """Whether a batch names its producer."""
+        """Whether a batch has a producer."""
         return self._producers
 
     @property
     def count(self) -> int:
-        """Entries so far."""
+        """Number of entries."""
         return self._count
 
     @property
@@ -184,12 +187,12 @@ class GroupHead:
 
     @property
     def payload(self) -> int:
-        """Bytes of the entries so far, padding included."""
+        """Bytes of the entries, padding included."""
         return self._payload
 
     @property
     def checksum(self) -> int:
-        """Checksum of the group that was finished last."""
+        """Checksum of the last finished group."""
         return self._checksum
 
     def clear(self) -> None:
@@ -231,8 +234,11 @@ class GroupHead:
     def batch(
         self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
     ) -> tuple[int, int, bytearray | None]:
-        """Number a batch and enter it: (offset span, address span, the numbered header to write in index of the batch's own when the
-        batch is read-only). Raises Invalid(INVALID_BATCH) for anything but one whole batch."""
+        """Number a batch and enter it.
+
+        Returns offset span, address span, and the numbered header to write instead of the batch's own if the batch is
+        read-only. Raises Invalid(INVALID_BATCH) unless it is exactly one whole batch.
+        """
         lent: Lent = lend(batch)
         size: cython.Py_ssize_t = lent.size
         if (
@@ -241,7 +247,7 @@ class GroupHead:
             or load_u32(lent.p, 0) != _BATCH_MAGIC
             or load_length(lent.p, 0) != size
         ):
-            raise Invalid(ErrorCode.INVALID_BATCH, f"not one whole batch size={size}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"not exactly one whole batch size={size}")
         header: bytearray | None = None
         readonly: cython.bint = lent.view.readonly if cython.compiled else lent.p.readonly  # type: ignore[attr-defined, unused-ignore]
         if readonly:
@@ -254,16 +260,22 @@ class GroupHead:
         return load_offset_span(lent.p, 0), load_address_span(lent.p, 0), header
 
     def entry(self, kind: int, partition: int, argument: int, content: Buffer) -> None:
-        """Enter an entry that is covered by a checksum of its own. Its bytes must be written padded to a multiple of 8."""
+        """Add an entry with a checksum of its own. Its bytes must be written padded to a multiple of 8."""
         lent: Lent = lend(content)
         self._enter(kind, lent.size, partition, argument, xxh64_raw(lent.p, 0, lent.size))
 
     def published(self, content: Buffer, entries: Lendable, numbers: Lendable, epoch: int) -> None:
-        """Number the staged batches of a publish and enter them. ``content``, writable: the entries back to back, each a token and the
-        headers of its batches for one partition. ``entries``: (where it ends, which partition it is, -1 for none: the token is abandoned).
-        ``numbers`` of the partitions: (incarnation, next offset, next address, time); what they are afterwards is stored there.
+        """Number the staged batches of a publish and enter them.
 
-        Raises IndexError where one says what another does not have."""
+        Args:
+            content: writable; the entries back to back, each a token and the headers of its batches for one partition.
+            entries: (end of the entry, index of its partition or -1: the token is abandoned).
+            numbers: (incarnation, next offset, next address, time) by partition; updated in place.
+            epoch: of this start.
+
+        Raises:
+            IndexError: the arguments contradict each other.
+        """
         lent: Lent = lend_writable(content)
         ends: Lent = lend(entries)
         of: Lent = lend_writable(numbers)
@@ -290,12 +302,14 @@ class GroupHead:
             start = end
 
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
-        """Enter a staged batch. ``front`` is its token and its header: what the entry's checksum covers; the body is written behind it."""
+        """Enter a staged batch. ``front``, its token and header, is covered by the checksum; the body is written after
+        it.
+        """
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
     def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
-        """Header and directory, ready to be written before the entries; valid until ``clear``."""
+        """Return header and directory, to be written before the entries; valid until ``clear``."""
         lent: Lent = self._lent
         stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
         store_u64(lent.p, 0, self._seed)
@@ -310,20 +324,21 @@ class GroupHead:
         store_i64(lent.p, _SHIFT + 48, time_us)
         self._checksum = xxh64_raw(lent.p, 0, stop)
         i: cython.int
-        for i in range(7):  # eight bytes at a time towards the front: the ranges overlap
+        for i in range(7):  # move eight bytes at a time towards the front, because the ranges overlap
             store_u64(lent.p, 8 * i, load_u64(lent.p, 8 * i + _SHIFT))
         store_u64(lent.p, 56, self._checksum)
         return memoryview(self._data)[:stop]
 
 
-# ---- reading back ---------------------------------------------------------------------------------------------------------------
+# ---- reading
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
 def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Length of the group whose header lies at ``at``, as far as sizes tell; 0 when there is none before ``limit``."""
+    """Return the length of the group at ``at`` if its sizes are consistent; 0 if it does not fit before ``limit``."""
     if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -334,7 +349,9 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 
 
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """The header of the group at ``at`` when header and directory verify and its length fits the slot; the entries are not looked at."""
+    """Return the header of the group at ``at`` if header and directory verify and it fits the slot; entries are not
+    checked.
+    """
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
     length: cython.Py_ssize_t = _group_bytes(lent.p, position, lent.size)
@@ -365,7 +382,7 @@ def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.bint:
-    """Whether ``length`` bytes at ``at`` are one batch whose header and body verify."""
+    """Return whether ``length`` bytes at ``at`` are one batch whose header and body verify."""
     return is_sound(p, at, at + length) and load_length(p, at) == length
 
 
@@ -375,7 +392,7 @@ def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.P
 def _entry_fits(
     p: cython.p_const_uchar, entry: cython.Py_ssize_t, at: cython.Py_ssize_t, length: cython.Py_ssize_t
 ) -> cython.bint:
-    """Whether the bytes at ``at`` are what the directory entry at ``entry`` says."""
+    """Return whether the bytes at ``at`` match the directory entry at ``entry``."""
     kind: cython.uint = load_u32(p, entry)
     checksum: cython.ulonglong = load_u64(p, entry + 24)
     if kind == 1:
@@ -389,7 +406,7 @@ def _entry_fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Number of the first entry that does not verify; -1 when all do and fill the group exactly."""
+    """Return the index of the first entry that does not verify; -1 if all do and fill the group exactly."""
     count: cython.Py_ssize_t = load_u32(p, at + 40)
     position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
     size: cython.Py_ssize_t
@@ -406,7 +423,7 @@ def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py
 
 
 def bad_entry(slot: Buffer, at: int) -> int:
-    """Number of the first entry of the group at ``at`` that does not verify, -1 when all do. ``read_group`` must have accepted it."""
+    """Return the index of the first invalid entry of a group that ``read_group`` accepted, or -1."""
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
     found: cython.Py_ssize_t
@@ -421,7 +438,7 @@ def bad_entry(slot: Buffer, at: int) -> int:
 
 
 def read_directory(slot: Buffer, at: int) -> list[Entry]:
-    """The entries of a group that verified, in order."""
+    """Return the entries of a verified group, in order."""
     count = int.from_bytes(slot[at + 40 : at + 44], "little")
     position = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
     entries = []

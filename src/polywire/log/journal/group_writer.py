@@ -1,7 +1,8 @@
-"""Write batches on their way into the journal: what was added between two commits becomes one group, and its owners are notified. Compiled.
+"""Write the write batch to the journal as one group and notify the owners of its additions.
 
-Promises: a commit always fits; an addition that would not fit writes what was added before it, and notifies nobody; what becomes of a group
-is known once it was written, and a partition ends where it did when it was not. Must not know: what steps do, recovery, sealing, syncs.
+Guarantees:
+* A commit always fits. An addition that would not fit first writes the earlier ones, without calling completions.
+* An addition takes effect only after its group was written; otherwise partitions end where they did before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if cython.compiled:
 else:
     from polywire.log.journal.write_batch import Appends, Draft, WriteBatch
 
-BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
+BUSY_RETRY_MS: Final = 50  # sealing a slot takes about this long
 
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, ENTRY_BYTES)
 _GROUP_HEADER_BYTES = cython.declare(cython.Py_ssize_t, GROUP_HEADER_BYTES)
@@ -44,9 +45,16 @@ _MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
 class GroupWriter:
     """The log's write batch and its journal.
 
-    Guards: ``_scheduled`` is true while a commit is scheduled, or the log is ``_held``: then one follows. ``sequence`` and ``checksum`` are
-    those of the last group written; ``capacities`` is what one more write batch may take, by ``Need``, so that a commit always fits.
-    ``write_batch`` is added to, ``writing`` the one that is being written. Nothing is added once there is a ``failure``, or it is ``closed``.
+    ``_scheduled`` is true while a commit is scheduled, or the log is ``_held``, so that one follows. ``sequence`` and
+    ``checksum`` are those of the last group. ``capacities`` is the size that one more write batch may have, by
+    ``Need``. ``write_batch`` takes additions, ``writing`` is being written. Nothing is added after a ``failure`` or
+    once ``closed``.
+
+    Args:
+        roll: continue in the next slot.
+        changed: called for groups that did more than append.
+        failed: called when a write failed.
+        broken: called for an error in the log's own code.
     """
 
     write_batch = cython.declare(WriteBatch, visibility="public")
@@ -143,7 +151,7 @@ class GroupWriter:
             self._schedule()
 
     def add(self, step: Step, size: int, *, closing: bool = False) -> None:
-        """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
+        """Add a step that was admitted; with ``closing``, later batches go after it."""
         if closing:
             self.write_batch.close()
         self.write_batch.steps.append(step)
@@ -159,7 +167,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """See to it that the write batch takes so much more. Raises as ``allocate``."""
+        """Ensure capacity for ``size`` more bytes; raise as ``allocate``."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 
@@ -168,7 +176,9 @@ class GroupWriter:
         return self.write_batch.size + size <= max(self.capacities[need], self.write_batch.granted)
 
     def allocate(self, size: int, need: Need) -> None:
-        """Allocate space for one more addition, writing the write batch if need be; nobody is notified yet. Raises Invalid, Busy."""
+        """Make space for one more addition, writing the write batch if necessary, without notifying; raise Invalid or
+        Busy.
+        """
         self.check_open()
         if size > self._group_bytes_max - _GROUP_HEADER_BYTES:
             reason = f"group is too large bytes={size} limit={self._group_bytes_max}"
@@ -184,7 +194,7 @@ class GroupWriter:
             raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
 
     def refresh(self) -> None:
-        """Work out what one more write batch may take."""
+        """Compute the capacity for one more write batch."""
         if self.failure is not None or self.closed:
             self.capacities = (-1, -1, -1)
         elif self._journal.free:
@@ -198,7 +208,7 @@ class GroupWriter:
         self.weigh()
 
     def weigh(self) -> None:
-        """Find out whether the log is congested."""
+        """Determine whether the log is congested."""
         if self._syncer.unsynced_bytes > self._unsynced_bytes_max:
             self.congested = True
         elif self._disk.full or self._journal.free:
@@ -207,7 +217,7 @@ class GroupWriter:
             self.congested = self._journal.capacity < self._spare_bytes
 
     def check_open(self) -> None:
-        """Raises Unavailable, and what the log has failed with."""
+        """Raise Unavailable if the log is closed, or the error with which it failed."""
         if self.failure is not None:
             raise self.failure
         if self.closed:
@@ -221,7 +231,7 @@ class GroupWriter:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether there are additions that are not written yet."""
+        """Return whether there are unwritten additions."""
         return bool(self.write_batch.steps)
 
     def hold(self) -> None:
@@ -241,13 +251,17 @@ class GroupWriter:
 
     @cython.ccall
     def write(self) -> None:
-        """Write what was added; nobody is notified yet."""
+        """Write the additions without notifying."""
         if self.write_batch.steps and self.failure is None:
             self._write()
 
     @cython.cfunc
     def _write(self) -> None:
-        """Write it as one group; callbacks are queued, not called. As vital as the log's own callbacks, and run more often."""
+        """Write the write batch as one group and queue the callbacks.
+
+        An exception here ends the log, as in its own callbacks; the context is inlined because this runs for every
+        commit.
+        """
         write_batch: WriteBatch = self.write_batch
         draft: Draft = self._draft
         self.writing, self.write_batch = write_batch, WriteBatch()
@@ -271,7 +285,7 @@ class GroupWriter:
 
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
-        """Write what was entered and make it true; False when the disk has failed."""
+        """Write the entries and apply them; False if the disk failed."""
         head, journal, syncer = draft.head, self._journal, self._syncer
         sequence: int = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
@@ -306,7 +320,7 @@ class GroupWriter:
             self._syncer.wait(self.sequence, partial(self._queue_synced, draft.synced))
 
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
-        """Under ``durability=synced`` readers see records once they are on the disk."""
+        """Wake readers; with ``durability=synced``, once the records are on the disk."""
         if synced is None:
             for partition, next_offset in ends.items():
                 partition.synced_offset = max(partition.synced_offset, next_offset)
@@ -321,7 +335,7 @@ class GroupWriter:
             self._notifications.add(done, synced)
 
     def fail(self, error: BrokerError) -> list[Completion[int]]:
-        """Write nothing more; returns who waits for what was not written."""
+        """Stop writing; return the completions of additions that were not written."""
         self.failure = error
         self.refresh()
         unwritten = [self.write_batch] if self.writing is None else [self.writing, self.write_batch]

@@ -1,7 +1,7 @@
-"""Which small neighbours of a partition's batches become one before they are written, and who is told what of it. Compiled.
+"""Merge small neighbouring batches of a partition before they are written, and answer their owners.
 
-Promises: one call for all batches that a write batch has of a partition; batches stay in their order, and what cannot be merged stays apart,
-which costs some bytes and nothing else. Must not know: groups, offsets that are not given, who waits.
+One call handles all batches of a partition in a write batch. Batches stay in order. Those that cannot be merged stay
+separate, which costs a few bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _WRITTEN = cython.declare(cython.int, Level.WRITTEN)
 
 
 def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
-    """What is written in place of these: (batch, whose it is, record counts of these; none where it is one's alone). A merged batch may be
-    aligned more widely than its parts: all of them together grow by ``slack`` bytes at most."""
+    """Return the batches to write for these items: (batch, owners, record counts of the owners; empty for a single
+    owner).
+
+    A merged batch may be aligned more widely than its parts; together they grow by at most ``slack`` bytes.
+    """
     entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
     counts: list[int]
     start: cython.Py_ssize_t = 0
@@ -72,7 +75,7 @@ def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Appen
 
 @cython.cfunc
 def _merged(items: list[Append]) -> bytearray | None:
-    """One batch of these; None when they must stay apart."""
+    """Return one batch of these items, or None if they must stay separate."""
     try:
         return merge([item[0] for item in items])
     except (ValueError, BrokerError):
@@ -86,7 +89,9 @@ def answer(
     written: list[tuple[Any, tuple[Any, ...]]],
     synced: list[tuple[Any, tuple[Any, ...]]],
 ) -> None:
-    """Tell each owner of a batch that begins at ``offset`` where its own part begins, once the group has the level it asked for."""
+    """Complete each owner of a batch at ``offset`` with the offset of its own part, once the group has the requested
+    level.
+    """
     first: cython.longlong = offset
     i: cython.Py_ssize_t
     level: cython.int

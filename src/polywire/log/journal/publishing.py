@@ -1,7 +1,8 @@
-"""A publish in the making: what its group will hold but for the numbers, laid out a little at a time (decision 0031).
+"""Prepare a publish: lay out its group except for the numbers, a little at a time (decision 0031).
 
-Promises: a token belongs to one publish until that is written or given up; however many batches there are, the group that publishes them is
-numbered in one compiled call, and becomes true in another. Must not know: when a group is written, files.
+Guarantees:
+* A token belongs to one publish until that is written or cancelled.
+* However many batches there are, one compiled call numbers the group and another applies it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from polywire.log.partition.tail_index import attach
 if TYPE_CHECKING:
     from polywire.log.state import LogState
 
-LOT_BATCHES: Final = 50  # laid out in one go: some hundredths of a millisecond
+LOT_BATCHES: Final = 50  # laid out at once: some hundredths of a millisecond
 NO_PARTITION: Final = -1
 
 Publishable = Sequence[bytes] | Publication
@@ -32,9 +33,10 @@ Publishable = Sequence[bytes] | Publication
 class FilePublication:
     """Implements ``Publication``.
 
-    Invariant: every token in ``tokens`` is claimed for this; ``content`` are the entries of the group back to back: a token and the headers
-    of its batches for one partition. ``entries``: where each ends, and the index of its partition in ``partitions``, for all that is to be
-    published of a token whose partitions have all ended NO_PARTITION. ``positions``: of each batch, as a tail has them.
+    Invariant: every token in ``tokens`` is claimed for this publish. ``content`` holds the group's entries back to
+    back: a token and the headers of its batches for one partition. ``entries``: where each ends, and the index of its
+    partition in ``partitions``; NO_PARTITION if all partitions of the token have ended. ``positions``: of each batch,
+    in the form that a tail index uses.
     """
 
     __slots__ = (
@@ -68,7 +70,7 @@ class FilePublication:
 
     @property
     def size(self) -> int:
-        """Bytes it takes in a group."""
+        """Bytes that it takes in a group."""
         return len(self.content) + ENTRY_BYTES * (len(self.entries) // 2)
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
@@ -95,7 +97,7 @@ class FilePublication:
         del self.positions[:]
 
     def of_living(self) -> FilePublication:
-        """The same without what was staged for partitions that have ended."""
+        """Return the publication without batches for partitions that have ended."""
         if all(partition.opened for partition in self.partitions):
             return self
         self._drop_published()
@@ -119,7 +121,7 @@ class FilePublication:
                 if number % LOT_BATCHES == 0:
                     yield
             self.entries.extend((len(content), index))
-        if len(self.entries) == entries:  # recovery must know that the token is gone
+        if len(self.entries) == entries:  # recovery must learn that the token is gone
             content += staged.token
             self.entries.extend((len(content), NO_PARTITION))
 
@@ -141,7 +143,7 @@ class FilePublication:
         self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
-        """Its group was written, in this slot: the batches are part of their partitions, and the tokens are gone."""
+        """Apply the written group, which is in this slot: batches join their partitions and the tokens are removed."""
         self.group.serial = serial
         attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
         for partition, numbers, size in zip(self.partitions, self._numbers, self._sizes, strict=True):
@@ -154,7 +156,9 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """What is to be published, laid out at once where it is given as tokens; given back when refused. Raises as ``Publication.add``."""
+    """Yield the publication, laid out at once if given as tokens, and cancel it on errors; raise as
+    ``Publication.add``.
+    """
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

@@ -1,8 +1,7 @@
-"""Finding the journal's unbroken chain after a stop of any kind (decision 0002).
+"""Find the journal's unbroken chain of groups after any kind of stop (decision 0002).
 
-Promises: looks only, changes nothing. Proof that synced groups are damaged is Corrupt; anything else at the end is a
-torn tail, which is reported and cut off.
-Must not know: what the entries do.
+Recovery only reads. Evidence that a synced group is damaged is Corrupt; anything else at the end is a torn tail, which
+is reported and cut.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A group whose header verified, and where it lies; ``whole``: its entries verified as well."""
+    """A group whose header verified, with its location; ``whole``: its entries verified as well."""
 
     slot: Slot
     position: int
@@ -53,7 +52,7 @@ class FoundGroup:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A torn tail: where it begins, and how much there was."""
+    """A torn tail: its position and size."""
 
     path: str
     position: int
@@ -63,12 +62,13 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What recovery has to go by. ``groups`` follow ``sealed``, the sequence everything up to which is in segments.
+    """Result of recovery: ``groups`` follow ``sealed``, the sequence up to which everything is in segments.
 
-    snapshot: name of the newest snapshot's blob, None when there is none.
-    rests_on: the last group that the snapshot, or the segments it lists, depend on.
-    checksum: of the last group of all.
-    slots: where all of it was looked for.
+    Attributes:
+        snapshot: name of the newest snapshot, None if there is none.
+        rests_on: last group that the snapshot, or the segments it lists, depend on.
+        checksum: of the last group.
+        slots: the slots that were searched.
     """
 
     start: int
@@ -86,8 +86,11 @@ class Chain:
         return self.groups[-1].sequence if self.groups else self.sealed
 
     def missing(self, name: str) -> Corrupt:
-        """The error of a snapshot that is gone: each goes once the group is synced that names the next one, so what lies behind the last
-        whole group may be that one, damaged."""
+        """Return the error for a missing snapshot.
+
+        A snapshot is deleted once the group that names its successor is synced, so that group may follow the last whole
+        one, damaged.
+        """
         if self.torn is not None:
             path, position = self.torn.path, self.torn.position
         elif self.groups:
@@ -103,8 +106,9 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """``rests_on`` is how far the chain must reach: the snapshot holds nothing of groups that were lost, and the segments lack nothing that
-    was removed by these."""
+    """State that a group names. The chain must reach ``rests_on``: then the snapshot has no effect of lost groups, and
+    no segment is missing that lost groups removed.
+    """
 
     sealed: int
     rests_on: int
@@ -113,9 +117,9 @@ class _Naming:
 
 
 def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
-    """The newest start's chain; None when no slot holds any group. Raises Corrupt.
+    """Return the newest start's chain; None if no slot holds a group. Raise Corrupt.
 
-    through: the last sequence an operator wants to keep, whatever follows; batches of which only the body is damaged are kept as they are.
+    through: last sequence that an operator wants to keep; batches of which only the body is damaged are kept unchanged.
     """
     found_groups = newest_groups(slots)
     if not found_groups:
@@ -136,7 +140,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """The groups whose headers verify of the newest start, and of those it goes on from, by sequence."""
+    """Return the groups with valid headers of the newest start, and of the starts it continues, by sequence."""
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
@@ -146,7 +150,7 @@ def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
-    """The batches of a group of which the body alone is damaged; None when anything else of the group is."""
+    """Return the batches of a group of which only the body is damaged; None if anything else of the group is."""
     found, view = [], group.slot.view
     for entry in read_directory(view, group.position):
         if entry.position + entry.length > group.position + group.length:
@@ -166,18 +170,20 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 
 def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """The groups of a start, and of earlier ones those it goes on from: where there was no space to seal them (decision 0021)."""
+    """Return the groups of a start and of earlier ones that it continues, because there was no space to seal them
+    (decision 0021).
+    """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
         sealed = _read_naming(first).sealed
         earlier = [group for group in found if sealed < group.sequence < first.sequence]
-        earlier.sort(key=read_start)  # what a start cut, the next one gave another meaning
+        earlier.sort(key=read_start)  # a later start gives another meaning to sequences that an earlier one cut
         found_groups = {group.sequence: group for group in earlier} | found_groups
     return found_groups
 
 
 def read_start(group: FoundGroup) -> int:
-    """The start a group belongs to."""
+    """Return the start that a group belongs to."""
     return int.from_bytes(group.slot.view[group.position + 8 : group.position + 16], "little")
 
 
@@ -192,7 +198,7 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
 
 
 def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
-    """States that groups name, newest first."""
+    """Yield states that groups name, newest first."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
             yield _read_naming(found_groups[sequence])
@@ -211,7 +217,7 @@ def _read_naming(group: FoundGroup) -> _Naming:
 
 
 def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
-    """Whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
+    """Yield whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and group.previous != last.checksum:
@@ -227,7 +233,7 @@ def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | 
 def _examine_end(
     slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
-    """What lies behind the last whole group. Raises Corrupt when it proves that a synced group is damaged."""
+    """Examine the bytes after the last whole group; raise Corrupt if they prove that a synced group is damaged."""
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
@@ -251,7 +257,7 @@ def _damaged(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expecte
 
 
 def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """No state that a group names is reached."""
+    """Return the error for a journal whose chain reaches no named state."""
     newest = next(_namings(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
@@ -267,8 +273,10 @@ def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: 
 
 
 def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
-    """The newest group from ``first`` on that was synced and is not whole: of the older ones some were overwritten, once the newest state
-    that is not damaged needed them no more."""
+    """Return the newest damaged group from ``first`` on that was synced.
+
+    Some older ones were overwritten, because the newest intact state did not need them.
+    """
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
         found = found_groups.get(sequence)
@@ -282,7 +290,9 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 
 
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
-    """(file, position, end) of a damaged group, where its header was found; else behind the nearest before or before the nearest behind."""
+    """Return (file, position, end) of a damaged group: at its header, else after its predecessor or before its
+    successor.
+    """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
     if found is not None:
@@ -297,22 +307,25 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
 
 
 def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
-    """Where else a damaged group may lie: what follows begins a slot, so it was the last of one, or the first of another."""
+    """Describe the second possible location of a damaged group whose successor begins a slot."""
     is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
     return "" if is_certain else _or_at_the_beginning(slots)
 
 
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
-    """Slots at whose beginning no group is found: none was written there, or it is damaged; a sector of zeros looks like either."""
+    """Describe slots that do not begin with a group: none was written, or it is damaged; a sector of zeros looks like
+    either.
+    """
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
     return f", or at the beginning of {paths}" if paths else ""
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:
-    """Every group whose header verifies, wherever it begins: a group may count although what lies before it was never synced.
+    """Yield every group with a valid header, at any position, because a group may count although earlier ones were
+    never synced.
 
-    Inside whole groups nothing is looked for; those that an earlier filling left may have been overwritten from their middle on.
+    Whole groups are not searched inside. Groups of the slot's earlier use may be overwritten from their middle on.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
@@ -320,12 +333,14 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
         if group is not None:
             yield group
         at = slot.find(GROUP_MAGIC, at + (group.length if group is not None and group.whole else 1))
-    slot.forget()  # the pages of all slots at once would be most of what a start takes
+    slot.forget()  # keeping the pages of all slots would dominate the memory of a start
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """A group that would be next, had it been written whole: two of its header's four facts, its number or its
-    predecessor among them, distinguish it from what lay there before."""
+    """Find a torn group: it would be next, and two of its header's four facts match, number or predecessor among them.
+
+    Those distinguish it from older groups in the same place.
+    """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES
     spots = [(last.slot, after), (last.slot, boundary), *((slot, 0) for slot in slots if slot is not last.slot)]

@@ -1,6 +1,6 @@
-"""Playing the journal back into the log's state: a snapshot, the segments it lists, then every group behind it.
+"""Replay the journal into the log's state: a snapshot, the segments it lists, then all later groups.
 
-Promises: the state that the write batches had made, or Corrupt. Must not know: how the chain was found, how a new start begins.
+The result is the state that the write batches had produced, or Corrupt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALL: Final = 2**63 - 1
 
 
 class Player:
-    """Replays one chain. Guards: entries are played in commit order, each once."""
+    """Replays one chain; entries are applied in commit order, each once."""
 
     def __init__(self, store: Store, state: LogState, replay: Replay, chain: Chain) -> None:
         self._store = store
@@ -46,18 +46,18 @@ class Player:
         self._replay = replay
         self._chain = chain
         self._broker_sequence = chain.rests_on
-        """The broker's state that was restored is that after this group."""
+        """The restored broker state includes groups up to this one."""
         self._expiries: dict[tuple[bytes, int], int] = {}
-        """By token and segment: a token may have been used before."""
+        """By token and segment, because a token may have been used before."""
         self._published: list[bytes] = []
         self._gone = _ends_of_the_gone(chain)
         self.playing: FoundGroup | None = None
-        """The group that is being played: the one that makes no sense, after Corrupt."""
+        """Current group; after Corrupt, the invalid one."""
         self.full: Final[list[tuple[Slot, Image]]] = []
-        """Slots that were full, in order, each with the state after its last group."""
+        """Full slots, in order, each with the state after its last group."""
 
     def play(self) -> None:
-        """Everything. Raises Corrupt, and what the store raises."""
+        """Replay everything; raise Corrupt, and whatever the store raises."""
         if self._chain.snapshot is not None:
             try:
                 self._restore(get_snapshot(self._store, self._chain.snapshot))
@@ -92,7 +92,7 @@ class Player:
         self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
     def _named(self) -> tuple[set[int], set[int]]:
-        """Segments that groups behind the snapshot name, and those they remove: what was merged, and what nobody needed."""
+        """Return segments that groups after the snapshot name, and those they remove: merged or no longer needed."""
         new: set[int] = set()
         removed: set[int] = set()
         for group in self._chain.groups:
@@ -106,8 +106,10 @@ class Player:
         return new, removed
 
     def _hand_out(self, numbers: Sequence[int]) -> None:
-        """Give every run that is still needed to its partition, in offset order, or to its token, in the order it was staged. Footers are
-        looked at one after the other and not kept."""
+        """Assign each needed run to its partition, in offset order, or to its token, in staging order.
+
+        Footers are read one by one and not retained.
+        """
         partitions = sorted(self._state.partitions.values(), key=lambda partition: partition.incarnation)
         incarnations = array("Q", (partition.incarnation for partition in partitions))
         kept = array("q", map(self._first_kept, partitions))
@@ -136,11 +138,11 @@ class Player:
         self._state.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
-        """Where a partition begins once all is played: segments and staged batches below may be gone already."""
+        """Return where a partition begins after replay; segments and staged batches below may be deleted already."""
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
     def _check_ends(self, ends: Mapping[int, int]) -> None:
-        """What is kept of a partition begins at its first offset and ends where the snapshot says. Raises Corrupt."""
+        """Check that each partition begins at its first offset and ends where the snapshot says; raise Corrupt."""
         for incarnation, partition in self._state.partitions.items():
             kept = self._first_kept(partition)
             if kept >= partition.next_offset:
@@ -207,11 +209,11 @@ class Player:
             case _:
                 raise Corrupt(
                     ErrorCode.NEWER_FORMAT,
-                    f"a newer Polywire wrote this, and reads it: entry of the journal kind={entry.kind} sequence={group.sequence}",
+                    f"a newer version of Polywire wrote this journal entry kind={entry.kind} sequence={group.sequence}",
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """A numbered batch in a slot joins its partition's tail."""
+        """Add a numbered batch in a slot to its partition's tail."""
         offset, address, time_us, span, address_span = self._follow(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
@@ -220,7 +222,9 @@ class Player:
         self._replay_producer(batch)
 
     def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
-        """(offset, address, time, offset span, address span) of a header. Raises Corrupt when it does not follow its partition."""
+        """Return (offset, address, time, offset span, address span) of a header; raise Corrupt if it does not continue
+        its partition.
+        """
         epoch, offset, address, time_us, address_span, offset_span = _numbers(header)
         if offset != partition.next_offset or address != partition.next_address:
             raise Corrupt(
@@ -260,7 +264,7 @@ class Player:
         count = len(headers) // HEADER_BYTES
         missing = count - len(
             batches
-        )  # the first ones, if any: they were trimmed or dropped later, so nobody kept them
+        )  # leading batches, if any, that were trimmed or dropped later and thus not retained
         for number in range(count):
             header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
             offset, address, time_us, span, address_span = self._follow(partition, header)
@@ -274,25 +278,28 @@ class Player:
             self._advance(partition, offset + span, address + address_span, time_us)
 
     def _unstage_published(self) -> None:
-        """The change that ends a publish: its tokens are gone."""
+        """Remove the tokens of a publish, at the change that ends it."""
         self._state.unstage(self._published)
         self._published.clear()
 
 
 def image_of_all(state: LogState, sequence: int) -> Image:
-    """The state after this group, the last that was played."""
+    """Return the state after this group, the last one replayed."""
     touched = dict.fromkeys(state.partitions.values())
     for contents in state.contents.values():
-        touched.update(contents.partitions)  # those that ended as well: an earlier image may know them
+        touched.update(contents.partitions)  # including those that ended: an earlier image may contain them
     return state.image(sequence, touched)
 
 
 def put_in_order(
     partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]
 ) -> int:
-    """Sort a partition's runs, which came in the order of their segments: some were merged. Returns where the last one ends.
+    """Sort a partition's runs, which are in the order of their segments, and return where the last one ends; raise
+    Corrupt.
 
-    breaks: where the run before an entry ended that did not begin there. end: where the run of the last entry ends. Raises Corrupt.
+    Args:
+        breaks: end of the run before an entry that does not begin there.
+        end: end of the last entry's run.
     """
     runs = partition.take_runs()
     entries = [runs.entry(number) for number in range(len(runs))]
@@ -302,7 +309,7 @@ def put_in_order(
     found.sort(key=lambda run: (run[0][0], -run[2].number))
     at, newest = found[0][0][0], 0
     for (offset, _, size, location, address, time_us), stop, item in found:
-        if stop <= at and item.number < newest:  # these offsets were compacted into the run before
+        if stop <= at and item.number < newest:  # these offsets were compacted into the previous run
             item.live -= 1
             item.live_bytes -= size
             continue
@@ -316,7 +323,9 @@ def put_in_order(
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
-    """Offsets below which the chain's own trims and drops leave nothing, by partition. Their segments may have been removed since."""
+    """Return offsets by partition below which the chain's own trims and drops leave nothing; their segments may be
+    deleted.
+    """
     gone: dict[int, int] = {}
     for group in chain.groups:
         ends = group.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP)

@@ -1,7 +1,9 @@
-"""The journal's seed: the secret that every group's checksum covers, kept twice because without it nothing of the journal can be verified.
+"""The journal's seed: the secret that every group's checksum covers. It is stored twice, because no group can be verified
+without it.
 
-Promises: a damaged copy is not taken for the seed while another is sound, and a sound one is never replaced by another seed. Must not know:
-groups.
+Guarantees:
+* A damaged copy is not used while the other is intact.
+* An intact copy is never replaced by another seed.
 
 ```
 seed, seed.copy: 24 bytes each      before: seed, 8 plain bytes
@@ -29,7 +31,9 @@ _PLAIN_BYTES: Final = 8
 
 
 def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
-    """The seed of the journal in this directory, made where there is neither a seed nor a slot. Raises Corrupt, OSError."""
+    """Return the seed of the journal in this directory, created if there is neither a seed nor a slot. Raise Corrupt or
+    OSError.
+    """
     if has_slots or any(exists(files, directory / name) for name in SEED_NAMES):
         return read_seed(files, directory)
     seed = int.from_bytes(files.token(8), "little")
@@ -38,7 +42,7 @@ def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
 
 
 def read_seed(files: Files, directory: Path) -> int:
-    """The seed of the journal in this directory. Raises Corrupt when no copy is sound."""
+    """Return the seed of the journal in this directory; raise Corrupt if no copy is intact."""
     contents = seed_copies(files, directory)
     for content in contents:
         if is_sound(content):
@@ -52,13 +56,13 @@ def read_seed(files: Files, directory: Path) -> int:
 
 
 def seed_copies(files: Files, directory: Path) -> list[bytes]:
-    """What the files of both copies hold; nothing where there is none."""
+    """Return the content of both files; empty for a missing one."""
     paths = [directory / name for name in SEED_NAMES]
     return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 
 
 def is_sound(content: bytes) -> bool:
-    """Whether this is a seed with its checksum."""
+    """Return whether this is a seed with its checksum."""
     size = _SEED.size
     if len(content) != size + 8 or _SEED.unpack_from(content)[0] != _MAGIC:
         return False
@@ -66,7 +70,7 @@ def is_sound(content: bytes) -> bool:
 
 
 def keep_seed(files: Files, directory: Path, seed: int) -> None:
-    """Write the copies that are missing or damaged, one after the other, each on the disk before the next. Raises OSError."""
+    """Write the missing or damaged copies, each synced before the next; raise OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
     for name, found in zip(SEED_NAMES, seed_copies(files, directory), strict=True):

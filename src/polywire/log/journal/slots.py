@@ -1,8 +1,10 @@
-"""The journal on files: preallocated slots that are overwritten in place and used again (decision 0002).
+"""The journal's files: preallocated slots that are overwritten in place and reused (decision 0002).
 
-Promises: a group lies in one slot; the first one after ``align`` begins on a new page; bytes are readable through the slot's mapping as
-soon as they are written; a slot's serial is never used again while the process lives. A failed write is raised and never tried again.
-Must not know: batches, partitions, what a group holds.
+Guarantees:
+* A group is in one slot; the first one after ``align`` begins on a new page.
+* Bytes are readable through the slot's mapping once written.
+* A slot's serial is never reused while the process lives.
+* A failed write is raised and never retried.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ _SUFFIX: Final = ".pwj"
 
 
 class Slot:
-    """One journal file, mapped read-only. ``serial`` numbers its current filling; ``pins`` counts readers of its bytes.
+    """One journal file, mapped read-only. ``serial`` numbers its current use; ``pins`` counts readers of its bytes.
 
     ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
+
+    Args:
+        seed: of its journal.
     """
 
     __slots__ = (
@@ -58,7 +63,7 @@ class Slot:
         self.size: Final = self.file.size
         if self.size == 0:
             self.file.close()
-            raise Corrupt(ErrorCode.CORRUPT, f"a slot of the journal is empty path={str(path)!r}")
+            raise Corrupt(ErrorCode.CORRUPT, f"journal slot is empty path={str(path)!r}")
         self.mapping: Final = self.file.map()
         self.view = self.mapping.view
         self.serial = -1
@@ -67,7 +72,7 @@ class Slot:
         self.last = 0
 
     def lock(self) -> None:
-        """Keep every other process from writing here. Raises Unavailable."""
+        """Keep other processes from writing the file; raise Unavailable."""
         try:
             self.file.lock()
         except BlockingIOError:
@@ -76,37 +81,39 @@ class Slot:
             ) from None
 
     def find(self, pattern: bytes, start: int) -> int:
-        """Position of a pattern at or after ``start``, -1 when there is none."""
+        """Return the position of a pattern at or after ``start``, or -1."""
         return self.mapping.find(pattern, start)
 
     def check_readable(self) -> None:
-        """Read everything once: touching a bad sector through the mapping would end the process. Raises Corrupt."""
+        """Read the whole file once; touching a bad sector through the mapping would kill the process. Raise Corrupt."""
         block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
             for at in range(0, self.size, len(block)):
                 self.file.read(block, at)
         except OSError as error:
             raise Corrupt(
-                ErrorCode.CORRUPT, f"cannot read a slot of the journal: {error.strerror} path={str(self.path)!r}"
+                ErrorCode.CORRUPT, f"cannot read journal slot: {error.strerror} path={str(self.path)!r}"
             ) from error
 
     def is_blank(self) -> bool:
-        """Whether there are only zeros behind the first page."""
+        """Return whether everything after the first page is zero."""
         zeros = bytes(_ZEROS_BYTES)
         pieces = range(PAGE_BYTES, self.size, _ZEROS_BYTES)
         return all(self.view[at : at + _ZEROS_BYTES] == zeros[: self.size - at] for at in pieces)
 
     def forget(self) -> None:
-        """Give the mapped pages back; they stay in the page cache and are not the broker's memory any more."""
+        """Release the mapped pages: they stay in the page cache but no longer count as the broker's memory."""
         self.mapping.forget()
 
     def sync(self) -> None:
-        """Put all of it on the disk. Raises OSError."""
+        """Sync the whole file; raise OSError."""
         self.file.sync(data_only=True)
 
     def recover(self) -> None:
-        """Put all of it on the disk, even what an earlier sync has failed to: the system takes that for written, so it is asked what the disk
-        has, and written what that lacks. Raises OSError."""
+        """Put the whole file on the disk, including pages that an earlier sync failed to write.
+
+        The system marks such pages as clean. So compare with the disk, and rewrite pages that differ. Raises OSError.
+        """
         self.sync()
         lost = self.lost_pages()
         for at in lost:
@@ -115,9 +122,11 @@ class Slot:
             self.sync()
 
     def lost_pages(self) -> list[int]:
-        """Return the positions of pages that memory has and the disk has not; none where the system cannot read past its page cache.
+        """Return positions of pages that differ between memory and disk; empty if the system cannot bypass its page
+        cache.
 
-        Raises OSError."""
+        Raises OSError.
+        """
         try:
             file = self._files.open(self.path, Access.DIRECT)
         except OSError as error:
@@ -130,7 +139,8 @@ class Slot:
             file.close()
 
     def _differing(self, file: File) -> Iterator[int]:
-        # A slot that was cut short may have any length, a direct read may not: it asks for whole blocks, and the system stops at the end.
+        # A truncated slot may have any length, a direct read may not: request whole blocks, and the system stops at the
+        # end.
         block = aligned_buffer(-(-min(self.size, CHUNK_BYTES) // BLOCK_BYTES) * BLOCK_BYTES)
         for start in range(0, self.size, len(block)):
             stop = min(start + len(block), self.size)
@@ -141,13 +151,16 @@ class Slot:
                 yield from (start + at for at in pages if found[at:][:PAGE_BYTES] != cached[at:][:PAGE_BYTES])
 
     def close(self) -> None:
-        """Close the file; the mapping goes with its last reader, and must not keep the lock until then."""
+        """Close the file now, to release its lock; the mapping ends with its last reader."""
         self.file.close()
         self.view = memoryview(b"")
 
 
 class FileJournal:
-    """The slots of one directory. Guards: the current slot is written at ``position`` and nowhere else; free slots hold nothing needed."""
+    """The slots of one directory.
+
+    Invariant: the current slot is written at ``position`` and nowhere else; free slots hold nothing needed.
+    """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
         self._files = files
@@ -157,26 +170,26 @@ class FileJournal:
         self._serial = 0
         self._making = 0
         self._planned = 0
-        """The highest number of a slot that is being made, while one is."""
+        """Highest number of a slot being created."""
         self.slots: Final[dict[int, Slot]] = {}
-        """Every slot that holds something needed, by serial."""
+        """Slots with needed content, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
-        """Mapped bytes of these."""
+        """Their mapped bytes."""
         self.free: Final[deque[Slot]] = deque()
         self.current: Slot | None = None
         self.position = 0
         self.seed = 0
-        """The secret that every group's checksum covers; known once ``open_all`` was called."""
+        """Secret that every group's checksum covers; set by ``open_all``."""
 
     # Slots
 
     def open_all(self) -> list[Slot]:
-        """Open every slot that exists; each counts as needed until ``release``. Raises Corrupt, Unavailable, OSError."""
+        """Open all existing slots; each counts as needed until ``release``. Raise Corrupt, Unavailable or OSError."""
         make_directories(self._files, self._directory)
         for name in self._files.names(self._directory):
-            if name.startswith("."):  # a slot or a seed that was being made
+            if name.startswith("."):  # a slot or seed that was being created
                 self._files.unlink(self._directory / name)
-        # Who was killed before it could do this has left names that a power loss takes.
+        # A process killed before this sync leaves names that a power loss removes.
         self._files.sync_directory(self._directory)
         self.seed = find_seed(self._files, self._directory, has_slots=any(self._slot_paths()))
         for slot in self._open_slots():
@@ -184,7 +197,7 @@ class FileJournal:
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
-        """Open every slot that exists, to be read: nothing is changed. Raises Corrupt, OSError."""
+        """Open all existing slots read-only, changing nothing; raise Corrupt or OSError."""
         self.seed = read_seed(self._files, self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
 
@@ -200,11 +213,13 @@ class FileJournal:
             yield slot
 
     def keep_seed(self) -> None:
-        """Make sure that there are two sound copies of the seed; call it once groups verified by it, or there were none. Raises OSError."""
+        """Ensure two intact copies of the seed; call it once groups were verified with it, or there were none. Raise
+        OSError.
+        """
         keep_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
-        """Whether nothing was ever written to any slot but perhaps the group of a start, which holds nothing."""
+        """Return whether nothing was ever written, except perhaps the empty group of a start."""
         return all(slot.is_blank() for slot in self.slots.values())
 
     def _use(self, slot: Slot) -> None:
@@ -215,39 +230,42 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def arrange(self, slots: Iterable[Slot]) -> None:
-        """Renumber these slots, oldest first: their file names do not say which is older."""
+        """Renumber these slots, oldest first; file names do not show their age."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
 
     @property
     def count(self) -> int:
-        """Slots there are."""
+        """Number of slots."""
         return len(self.slots) + len(self.free)
 
     def may_grow(self) -> bool:
-        """Whether one more slot may be made."""
+        """Whether another slot may be created."""
         return self.count + self._making < self._slot_count_max
 
     def plan_slot(self) -> Callable[[], Slot]:
-        """A job that makes one more slot; for any thread. Give its result to ``add``."""
+        """Return a job, for any thread, that creates a slot; pass its result to ``add``."""
         taken = {slot.number for slot in (*self.slots.values(), *self.free)}
-        first = self._planned + 1 if self._making else 0  # two that are made at a time must not be one file
+        first = self._planned + 1 if self._making else 0  # two slots created at the same time need different files
         self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
         self._making += 1
         path = self._directory / f"slot-{number:04d}{_SUFFIX}"
         return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
-        """A slot was made, or could not be."""
+        """Add a created slot; None if it could not be created."""
         self._making -= 1
         if slot is not None:
             slot.lock()
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
-        """Nothing in a slot is needed any more: it may be written again, or goes when it has the wrong size, or there are too many and one of
-        them is free; without that nothing could be sealed once the current one is full."""
+        """Make a slot without needed content writable again.
+
+        It is deleted instead if its size is wrong, or if there are too many slots and one of them is free. Without a
+        free one nothing could be sealed once the current slot is full.
+        """
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
         if slot.size == self._slot_bytes and (self.count < self._slot_count_max or not self.free):
@@ -257,8 +275,11 @@ class FileJournal:
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
-        """A last group, empty, that says that everything up to ``sequence`` is on the disk: what is found damaged later was not torn.
-        Raises OSError."""
+        """Write a last, empty group that says everything up to ``sequence`` is on the disk: later damage is then not a
+        torn tail.
+
+        Raises OSError.
+        """
         self.align()
         if self.capacity < GROUP_HEADER_BYTES:
             if not self.free:
@@ -271,12 +292,12 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Unlink a slot that only readers still need; another file replaces it. The caller closes it when they are done."""
+        """Unlink a slot that only readers need; another file replaces it. The caller closes it when they finish."""
         del self.slots[slot.serial], self.views[slot.serial]
         self._files.unlink(slot.path)
 
     def close(self) -> None:
-        """Close every file."""
+        """Close all files."""
         for slot in (*self.slots.values(), *self.free):
             slot.close()
         self.slots.clear()
@@ -288,15 +309,15 @@ class FileJournal:
 
     @property
     def capacity(self) -> int:
-        """Bytes left in the current slot."""
+        """Free bytes in the current slot."""
         return 0 if self.current is None else self.current.size - self.position
 
     def align(self) -> None:
-        """Begin the next group on a new page: what lies before is being synced."""
+        """Begin the next group on a new page, because earlier bytes are being synced."""
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
     def roll(self) -> Slot | None:
-        """Go on in a free slot; returns the one that is full now. Raises IndexError when none is free."""
+        """Continue in a free slot and return the full one; raise IndexError if none is free."""
         full = self.current
         slot = self.free.popleft()
         self._use(slot)
@@ -304,12 +325,12 @@ class FileJournal:
         return full
 
     def go_on(self, slot: Slot, position: int) -> None:
-        """Write on in a slot, on the first page behind this position; what lies there is not needed."""
+        """Continue writing in a slot, on the first page after this position, whose content is not needed."""
         self.current, self.position = slot, position
         self.align()
 
     def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
-        """Write one group in the current slot, where it fits; returns its position. Raises OSError."""
+        """Write a group that fits the current slot and return its position; raise OSError."""
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
@@ -323,13 +344,13 @@ class FileJournal:
 
 
 def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
-    """Write everything, in pieces: after a short write, or with more buffers than one call takes."""
+    """Write everything in pieces, after a short write or with more buffers than one call takes."""
     for start in range(0, len(parts), IOV_MAX):
         position = write_parts(slot.file, parts[start : start + IOV_MAX], position)
 
 
 def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:
-    """Preallocate one slot, filled with zeros, synced with its directory. Raises OSError; then nothing is left."""
+    """Preallocate a slot: zeros, synced with its directory. Raise OSError, leaving nothing behind."""
     temporary = path.with_name(f".{path.name}")
     file = files.open(temporary, Access.REPLACE)
     try:

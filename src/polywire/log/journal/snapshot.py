@@ -1,7 +1,6 @@
-"""The blob of a snapshot: the log's state and the broker's (decision 0002).
+"""The blob of a snapshot: state of the log and of the broker (decision 0002).
 
-Promises: a blob of which neither copy verifies is Corrupt, never half taken over; those of versions 1 and 2 are read. Must not know:
-partitions as objects, the broker's state.
+A blob of which neither copy verifies is Corrupt. Versions 1 and 2 can be read.
 
 ```
  0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens
@@ -11,8 +10,8 @@ partitions as objects, the broker's state.
 24 u64 compacted partitions               u64 segment that holds a run of it), (u64 compacted partition, u64 offset
 32 u64 zero                               up to which it is), broker's state, u64 XXH64 of everything before
 ```
-The blob holds all this twice, each copy filled with zeros to the same multiple of a page: one damaged spot costs one copy. Versions 1 and
-2 held it once, without zeros; version 1 had 0 at 24.
+The blob holds all this twice, each copy padded with zeros to the same multiple of a page, so that one damaged spot affects
+one copy. Versions 1 and 2 held it once, without padding; version 1 had 0 at 24.
 """
 
 from __future__ import annotations
@@ -36,8 +35,12 @@ _CLEAN: Final = Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a blob holds; ``partitions`` are packed one after the other; ``tokens`` are (token, expiry, segment that holds a run of it);
-    ``clean`` is how far some of the partitions were compacted when all of ``segments`` counted.
+    """Content of a blob.
+
+    Attributes:
+        partitions: packed, back to back.
+        tokens: (token, expiry, segment with a run of it).
+        clean: end of compaction of some partitions, when all of ``segments`` counted.
     """
 
     sequence: int
@@ -50,7 +53,7 @@ class Snapshot:
 
 
 def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
-    """Write a snapshot; durable on return. Raises what the store raises."""
+    """Write a snapshot, durable on return; raise what the store raises."""
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -73,7 +76,7 @@ def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
 
 
 def get_snapshot(store: Store, name: str) -> Snapshot:
-    """Read a snapshot. Raises BlobMissing, Corrupt."""
+    """Read a snapshot; raise BlobMissing or Corrupt."""
     content = store.get(name)
     for copy in (content, content[: len(content) // 2], content[len(content) // 2 :]):
         fields = _fields_of(copy)
@@ -86,7 +89,7 @@ def get_snapshot(store: Store, name: str) -> Snapshot:
 
 
 def copies_sound(store: Store, name: str) -> tuple[int, int]:
-    """(copies of a snapshot that verify, copies there are). Raises BlobMissing."""
+    """Return (valid copies of a snapshot, all copies); raise BlobMissing."""
     content = store.get(name)
     if _fields_of(content) is not None:
         return 1, 1
@@ -95,12 +98,12 @@ def copies_sound(store: Store, name: str) -> tuple[int, int]:
 
 
 def is_copy(content: bytes) -> bool:
-    """Whether this is one copy of a snapshot, and verifies."""
+    """Return whether this is one valid copy of a snapshot."""
     return _fields_of(content) is not None
 
 
 def newer_version(content: bytes) -> int:
-    """The version that both copies name, where it is not known yet; else 0. What else they hold cannot be verified then."""
+    """Return the version in both copies if it is unknown, else 0; the rest cannot be verified then."""
     versions = set()
     for copy in (content[: len(content) // 2], content[len(content) // 2 :]):
         magic, version = _HEADER.unpack_from(copy)[:2] if len(copy) >= _HEADER.size else (0, 0)
@@ -109,7 +112,7 @@ def newer_version(content: bytes) -> int:
 
 
 def _fields_of(copy: bytes) -> tuple[int, ...] | None:
-    """The header of one copy of a snapshot, if it verifies."""
+    """Return the header of one copy of a snapshot if it verifies."""
     if len(copy) < _HEADER.size + 8:
         return None
     fields = _HEADER.unpack_from(copy)
@@ -125,7 +128,7 @@ def _fields_of(copy: bytes) -> tuple[int, ...] | None:
 
 
 def _unpacked(content: bytes, fields: tuple[int, ...]) -> Snapshot:
-    """What a copy that verified holds."""
+    """Decode a verified copy."""
     clean_count, _, segment_count, token_count, partitions_bytes, broker_bytes = fields[4:]
     segments_at = _HEADER.size + partitions_bytes
     tokens_at = segments_at + 8 * segment_count

@@ -1,7 +1,9 @@
-"""Batches staged under a token, until somebody publishes or abandons them or they expire (decision 0002).
+"""Batches staged under a token until they are published, abandoned or expire (decision 0002).
 
-Promises: what is staged has a limit in bytes and in batches; a token that was claimed cannot be claimed again; nothing expires early or
-never because the wall clock was set. Must not know: how bytes are written or read.
+Guarantees:
+* Staged data is limited in bytes and in batches.
+* A claimed token cannot be claimed again.
+* Changes of the wall clock do not affect expiry.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its own header, and where its bytes lie: in a slot (``serial``) or a segment (``location``), at ``position``.
+    """One staged batch: its header and the location of its bytes, at ``position`` of a slot (``serial``) or segment
+    (``location``).
 
-    ``published`` once it is part of its partition; ``needed`` until it was abandoned, or was published and its partition sealed so far.
+    ``published``: it is part of its partition. ``needed``: until it is abandoned, or published and sealed.
     """
 
     __slots__ = ("header", "incarnation", "length", "location", "needed", "position", "published", "serial", "token")
@@ -37,7 +40,9 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token, and their bytes. ``claimed``: a publish in the making, or an abandon of this write batch, has it."""
+    """All batches of one token, and their bytes. ``claimed``: a publish in preparation, or an abandon of this write
+    batch, has it.
+    """
 
     __slots__ = ("_by_partition", "batches", "claimed", "expires_at_us", "size", "token")
 
@@ -45,12 +50,12 @@ class StagedToken:
         self.token: Final = token
         self.expires_at_us = expires_at_us
         self.batches: Final[list[StagedBatch]] = []
-        self._by_partition: dict[int, list[StagedBatch]] = {}  # nothing while there is one batch, as nearly always
+        self._by_partition: dict[int, list[StagedBatch]] = {}  # empty while there is one batch, as nearly always
         self.claimed = False
         self.size = 0
 
     def add(self, batch: StagedBatch) -> None:
-        """One more batch."""
+        """Add a batch."""
         batches, kept = self.batches, self._by_partition
         batches.append(batch)
         self.size += batch.length
@@ -60,14 +65,14 @@ class StagedToken:
             kept.setdefault(batch.incarnation, []).append(batch)
 
     def by_partition(self) -> Collection[tuple[int, Sequence[StagedBatch]]]:
-        """Its batches, in order, by the incarnation of their partition."""
+        """Return the batches, in order, by the incarnation of their partition."""
         if len(self.batches) == 1:
             return ((self.batches[0].incarnation, self.batches),)
         return self._by_partition.items()
 
 
 class Staging:
-    """Guards: ``size`` and ``count`` are those of the tokens that are neither published nor gone."""
+    """All tokens. ``size`` and ``count`` are those of tokens neither published nor removed."""
 
     def __init__(self, *, bytes_max: int, batches_max: int) -> None:
         self._bytes_max = bytes_max
@@ -86,7 +91,7 @@ class Staging:
                 staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
     def _now_us(self) -> int:
-        """What has expired by then is over; nothing is before there is a clock."""
+        """Return the time for expiry; without a clock nothing has expired."""
         return -1 if self._clock is None else self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:
@@ -96,14 +101,14 @@ class Staging:
         return len(self._tokens)
 
     def admit(self, size: int) -> None:
-        """Refuse more than the limits. Raises Busy(STAGE_FULL)."""
+        """Raise Busy(STAGE_FULL) if the limits would be exceeded."""
         if self.size + size > self._bytes_max or self.count >= self._batches_max:
             raise Busy(
                 ErrorCode.STAGE_FULL, f"too much is staged bytes={self.size} batches={self.count}", retry_after_ms=1000
             )
 
     def add(self, batch: StagedBatch, expires_at_us: int) -> None:
-        """A batch joins its token; the last expiry counts."""
+        """Add a batch to its token; the last expiry counts."""
         token = batch.token
         staged = self._tokens.get(token)
         if staged is None:
@@ -114,11 +119,11 @@ class Staging:
         self.count += 1
 
     def get(self, token: bytes) -> StagedToken | None:
-        """A token, claimed or not."""
+        """Return a token, claimed or not."""
         return self._tokens.get(token)
 
     def claim(self, token: bytes) -> StagedToken:
-        """Take a token, for who will publish it. Raises Missing(STAGE_MISSING)."""
+        """Claim a token for a publish; raise Missing(STAGE_MISSING)."""
         staged = self._tokens.get(token)
         if staged is None or staged.claimed or staged.expires_at_us <= self._now_us():
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
@@ -126,7 +131,7 @@ class Staging:
         return staged
 
     def find(self, tokens: Iterable[bytes]) -> list[StagedToken]:
-        """Tokens that can be published. Raises Missing(STAGE_MISSING)."""
+        """Return tokens that can be published; raise Missing(STAGE_MISSING)."""
         get, now_us, found = self._tokens.get, self._now_us(), []
         for token in tokens:
             staged = get(token)
@@ -136,7 +141,7 @@ class Staging:
         return found
 
     def remove(self, tokens: Iterable[bytes]) -> list[StagedToken]:
-        """Tokens were published or abandoned; returns those that were there."""
+        """Remove published or abandoned tokens; return those that existed."""
         pop = self._tokens.pop
         found = [staged for token in tokens if (staged := pop(token, None)) is not None]
         for staged in found:
@@ -145,6 +150,6 @@ class Staging:
         return found
 
     def expired(self) -> Sequence[bytes]:
-        """Tokens whose time is over."""
+        """Return the expired tokens."""
         now_us = self._now_us()
         return [staged.token for staged in self if staged.expires_at_us <= now_us and not staged.claimed]

@@ -1,7 +1,6 @@
-"""What may be added to a write batch beside batches, each a step of its own (decision 0003).
+"""Additions to a write batch other than batches, each as a step (decision 0003).
 
-Promises: a step becomes part of the group when it is entered, which never fails; whoever asked to be notified is. Must not know: slots,
-syncs, when a write batch is committed.
+A step becomes part of the group when it is entered, which never fails.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _NAMED: Final = Struct("<II")
 
 
 class _Simple:
-    """A step that cannot fail and nobody asked about, unless it says otherwise."""
+    """Base of steps that cannot fail and have no owner."""
 
     __slots__ = ()
 
     def prepare(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def owners(self) -> Sequence[Completion[Any]]:
-        """Nobody asked to be notified."""
+        """Return no owners."""
         return ()
 
 
@@ -59,7 +58,7 @@ class Entered(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Open(_Simple):
-    """A partition begins."""
+    """Open a partition."""
 
     partition: FilePartition
 
@@ -71,7 +70,7 @@ class Open(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Drop(_Simple):
-    """A partition ends."""
+    """Drop a partition."""
 
     partition: FilePartition
 
@@ -83,13 +82,13 @@ class Drop(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Trim(_Simple):
-    """A partition's first offset rises."""
+    """Raise a partition's first offset."""
 
     partition: FilePartition
     first_offset: int
 
     def enter(self, draft: Draft) -> None:
-        end = self.partition.next_offset  # what the same group appends behind it stays
+        end = self.partition.next_offset  # records that the same group appends later stay
         first_offset = min(self.first_offset, end)
         draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
         draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
@@ -97,7 +96,7 @@ class Trim(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Stage(_Simple):
-    """A batch is staged."""
+    """Stage a batch."""
 
     token: bytes
     batch: Buffer
@@ -120,8 +119,10 @@ class Stage(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Tokens become part of their partitions. There may be thousands, of tens of thousands of batches, and one group has them all: nothing is
-    done here for each of them."""
+    """Publish tokens.
+
+    There may be thousands, with tens of thousands of batches, all in one group: this step does nothing per batch.
+    """
 
     publication: FilePublication
     change: bytes
@@ -153,7 +154,7 @@ class Publish(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Abandon(_Simple):
-    """Staged batches are dropped."""
+    """Drop staged batches."""
 
     tokens: Sequence[bytes]
 
@@ -163,17 +164,17 @@ class Abandon(_Simple):
 
 
 def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
-    """The bytes of a ``sealed`` entry: how many segments are new and removed, then their numbers."""
+    """Return the bytes of a ``sealed`` entry: counts of new and removed segments, then their numbers."""
     numbers = [*new, *removed]
     return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
 
 
 def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(new, removed) of a ``sealed`` entry."""
+    """Return (new, removed) of a ``sealed`` entry."""
     new, removed = _NAMED.unpack_from(content)
     numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
     return numbers[:new], numbers[new:]
 
 
 def _nothing(_: int) -> None:
-    """The step is done with its entry."""
+    """Do nothing: the step ends with its entry."""

@@ -1,6 +1,6 @@
-"""The port for what makes groups durable: a disk that is flushed, or a bucket that groups are sent to.
+"""The port that makes groups durable: by flushing a disk, or by uploading to a bucket.
 
-Promises: groups become durable in their order, and who waits is called in order of asking. Must not know: what a group holds, who waits.
+Groups become durable in order, and callbacks are called in the order of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from polywire.log.journal.slots import Slot
 
 
 class Syncer(Protocol):
-    """Guards: ``synced`` is the highest sequence everything up to which is durable; ``unsynced_bytes`` are those of the groups behind it."""
+    """``synced`` is the highest sequence up to which everything is durable; ``unsynced_bytes`` are those of later
+    groups.
+    """
 
     synced: int
     written: int
@@ -22,39 +24,46 @@ class Syncer(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether recovery reads the slots themselves: then a group may count that lies behind others which do not (decision 0013), and
-        one that says what was synced last distinguishes damage from a torn end."""
+        """Whether recovery reads the slots.
+
+        A group may then count although earlier ones do not (decision 0013), and a group that says what was synced
+        distinguishes damage from a torn end.
+        """
 
     @property
     def is_long(self) -> bool:
-        """Whether recovery would have to read so much that the slot at hand should be sealed before it is full."""
+        """Whether the current slot should be sealed before it is full, because recovery would have to read too much."""
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """A group was written to the current slot."""
+        """Record a group in the current slot."""
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once ``sequence``, which was written, is durable; at once when it is."""
+        """Call back once the written group ``sequence`` is durable, or now if it is."""
 
     def spare(self, slot: Slot) -> None:
-        """A full slot's groups are in segments, which the group written last names."""
+        """The last group names segments with a full slot's groups."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make nothing but the group written last durable: what it says of this slot counts without what lies between. Only where
-        ``is_local``."""
+        """Make only the last group durable; it then counts for this slot without the groups between. Requires
+        ``is_local``.
+        """
 
     def sealed(self, sequence: int, naming: int) -> None:
         """Everything up to ``sequence`` is in segments; the group that says so, ``naming``, is durable."""
 
     def finish(self) -> None:
-        """Make everything durable here and now; for closing. Raises OSError, NotOwner, Unavailable."""
+        """Make everything durable now, for closing; raise OSError, NotOwner or Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
-        """The log has failed: nothing becomes durable any more; returns who waited."""
+        """Stop after a failure of the log; return the waiting callbacks."""
 
     def stop(self) -> None:
-        """End what runs beside the loop."""
+        """Stop all threads."""
 
 
 MakeSyncer = Callable[[Loop, Callable[[], None], Callable[[BrokerError], None], Callable[[], bool]], Syncer]
-"""Makes a syncer that calls back on this loop: whenever ``synced`` has grown, behind those who waited for it, and when it has failed. The
-last argument returns whether a slot is being sealed."""
+"""Creates a syncer for this loop.
+
+It calls the second argument whenever ``synced`` has grown, after the waiting callbacks, and the third on failure. The
+last argument returns whether a slot is being sealed.
+"""

@@ -1,8 +1,9 @@
-"""A write batch: what was added between two commits, and how it becomes one group (decision 0003). Compiled.
+"""The write batch: additions between two commits, which become one group (decision 0003).
 
-Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is notified exactly once. What may
-fail comes first, while nothing has changed: ``prepare``; then everything is numbered and entered: ``enter``. Must not know: slots, syncs,
-when a write batch is committed.
+Guarantees:
+* Entries are in the order of the calls; small batches of one partition are merged.
+* Every callback is called exactly once.
+* ``prepare`` does everything that may fail and changes nothing; ``enter`` then numbers and enters, and cannot fail.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON}
 
 @cython.cclass
 class Draft:
-    """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
+    """The group being written. ``parts`` are the bytes of the entries in ``head``, in order."""
 
-    if not cython.compiled:  # compiled, write_batch.pxd declares what it holds
+    if not cython.compiled:  # compiled, write_batch.pxd declares the fields
         __slots__ = (
             "all_synced",
             "epoch",
@@ -67,11 +68,12 @@ class Draft:
         self.head.clear()
         self.parts: list[Buffer] = []
         self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
-        """(partition, its next offset before, position among the entries, length, address, time); a position of -1 - n is the n-th of
-        ``then``, NO_OFFSET where that numbers nothing."""
+        """(partition, its next offset before, position among the entries, length, address, time). A position of -1 - n
+        refers to entry n of ``then``; NO_OFFSET if that numbers nothing.
+        """
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
-        """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
+        """Called with the slot's serial once the group is written and earlier entries of ``indexed`` are indexed."""
         self.written: list[Call] = []
         self.synced: list[Call] = []
         self.state_changed = False
@@ -80,20 +82,20 @@ class Draft:
 
     @cython.ccall
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
-        """Complete with ``result`` once the group has its level."""
+        """Complete with ``result`` once the group has this level."""
         if done is not None:
             waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
 
     @cython.cfunc
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
-        """The same for the owners of one batch, of whose records each has as many as ``counts`` says; none where it is one's alone."""
+        """Notify the owners of one batch; ``counts`` are the records of each, empty for a single owner."""
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
     @cython.cfunc
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
-        """Give a batch the partition's next numbers and enter it; returns its first offset."""
+        """Number a batch and enter it; return its first offset."""
         head = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
@@ -113,7 +115,7 @@ class Draft:
         return offset
 
     def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
-        """Enter anything that is no batch."""
+        """Enter anything but a batch."""
         self.only_appends &= kind >= EntryKind.SEALED
         self.removes |= kind in _REMOVING
         self.head.entry(kind, partition, argument, content)
@@ -124,18 +126,20 @@ class Draft:
             self.parts.append(_PADDING[size & 7 :])
 
     def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
-        """Number the batches of a publish and enter them; see ``GroupHead.published``."""
+        """Number and enter the batches of a publish; see ``GroupHead.published``."""
         self.only_appends = False
         self.head.published(made.content, made.entries, numbers, self.epoch)
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
+        """Call ``then(serial)`` once the entries so far are written and indexed; it changes ``partition``."""
         self.then.append(then)
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """The same for several partitions, which had these next offsets before."""
+        """Call ``then(serial)`` as in ``after``; it changes these partitions, whose next offsets before are
+        ``offsets``.
+        """
         self.then += (_nothing, then)
         index = 1 - len(self.then)
         self.indexed += [
@@ -144,13 +148,13 @@ class Draft:
         self.indexed.append((None, NO_OFFSET, index - 1, 0, 0, 0))
 
     def take_back(self) -> None:
-        """The group was not written: its partitions end where they did, for nobody can read what follows."""
+        """Undo the numbering after a failed write: partitions end where they did."""
         for partition, offset, _, _, _, _ in reversed(self.indexed):
             if partition is not None and offset != NO_OFFSET:
                 partition.next_offset = offset
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
-        """The group was written; its entries begin at ``start`` of the slot: index them."""
+        """Index the entries of the written group, which begin at ``start`` of the slot."""
         touched = contents.partitions
         for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
@@ -167,21 +171,23 @@ class Draft:
 
 
 class Step(Protocol):
-    """Something that was added."""
+    """One addition."""
 
     def prepare(self) -> None:
-        """Do what may fail; changes nothing but the step itself."""
+        """Do everything that may fail; change only the step itself."""
 
     def enter(self, draft: Draft) -> None:
-        """Become part of the group. Never fails: numbers are given here, and nobody takes them back."""
+        """Enter the group. Never fails, because numbers assigned here cannot be revoked."""
 
     def owners(self) -> Sequence[Completion[Any]]:
-        """Who must be notified when it is not written."""
+        """Return the completions to call if the step is not written."""
 
 
 @cython.cclass
 class Appends:
-    """Batches of one partition, in order. ``_entries``, once there are several: (batch, whose it is, record counts of these)."""
+    """Batches of one partition, in order. ``_entries``, once there are several: (batch, owners, record counts of
+    these).
+    """
 
     if not cython.compiled:
         __slots__ = ("_entries", "items", "partition")
@@ -192,7 +198,7 @@ class Appends:
         self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
 
     def prepare(self) -> None:
-        """Merge what can be merged."""
+        """Merge batches where possible."""
         if len(self.items) > 1:
             self._entries = merged(self.items, MERGE_SLACK_BYTES)
 
@@ -211,8 +217,11 @@ class Appends:
 
 @cython.cclass
 class WriteBatch:
-    """Steps in the order of the calls. ``size`` is at least what they take in a group; up to ``granted`` it was promised to somebody;
-    ``open`` lists partitions whose last step takes more."""
+    """Steps in the order of the calls.
+
+    ``size`` is an upper bound of their size in a group; up to ``granted`` it was promised to callers. ``open`` lists
+    partitions whose last step accepts more batches.
+    """
 
     if not cython.compiled:
         __slots__ = ("granted", "open", "size", "steps")
@@ -224,16 +233,16 @@ class WriteBatch:
         self.open: Final[list[FilePartition]] = []
 
     def close(self) -> None:
-        """What is appended from now on comes after what was added so far."""
+        """Put later appends after everything added so far."""
         for partition in self.open:
             partition.pending = None
         self.open.clear()
 
     def owners(self) -> list[Completion[Any]]:
-        """Who must be notified when none of it is written; nothing more joins it."""
+        """Return the completions to call if nothing is written; nothing more is added."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
 
 
 def _nothing(_: int) -> None:
-    """The step is done with its entry."""
+    """Do nothing: the step ends with its entry."""

@@ -1,1 +1,1 @@
-"""One partition: its numbers and indexes, and where a reader's bytes come from."""
+"""One partition: its numbers and indexes, and the reads of its bytes."""

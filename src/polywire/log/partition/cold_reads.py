@@ -1,13 +1,15 @@
-"""Reads of history: pieces of segments read past the page cache into reused memory, once for all who ask, and one ahead of who goes on.
+"""Reads of history: pieces of segments, read once for all waiting readers, and ahead of sequential ones.
 
-Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (concepts: storage#what-it-costs); a direct
-read into memory that is already there costs next to nothing, and runs at the disk's speed.
+Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is fresh (concepts: storage#what-it-costs).
+Direct reads into reused memory cost almost nothing and run at the disk's speed. Data that is in memory already, because
+it was sealed recently or is in the page cache, is read on the loop: 50 µs a MiB, and the encoder then finds it in the
+processor's cache.
 
-What memory holds, because it was sealed last or the page cache has it, is read on the loop: 50 us a MiB, and whoever spells it for a peer
-finds it in the processor's cache.
-
-Promises: at most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are kept; their memory is used again only when nobody views it; what
-they hold was verified when it was read, and is nobody else's; the loop never waits. Must not know: partitions, who asks.
+Guarantees:
+* At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained; their memory is reused when no view of it is
+  left.
+* Their content was verified when it was read.
+* The loop never waits.
 """
 
 from __future__ import annotations
@@ -28,35 +30,33 @@ from polywire.records.arena import Arena
 from polywire.records.batch import check_body
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 
-WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
-WINDOWS_MAX: Final = 6  # some 30 MiB: enough for the window being sent and the one ahead of several readers
-PIECES_MAX: Final = 32  # segments of one window: many small runs make one read, within bounds
-GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024  # read on the loop: 0.3 ms, and 0.6 ms more where it must be verified
-GLANCE_BYTES_AHEAD: Final = 512 * 1024  # read on the loop at least, for who goes through history
-GLANCES_MAX: Final = 3  # kept for who goes on, or comes next
-GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # of memory for most of them; longer ones take that of windows
-GLANCE_BLOCKS_MAX: Final = 16  # peers that are slow to take what was read hold on to it
-BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # staged bodies kept: two of the largest
-READERS_MAX: Final = 8  # reads remembered of a partition: as many readers as go through its history side by side
-PARTITIONS_READ_MAX: Final = 256  # of which reads are remembered
-STOPS_MAX: Final = (
-    WINDOWS_MAX + GLANCES_MAX
-)  # one a window: who reads a window beside somebody else looks for where it begins
+WINDOW_BYTES: Final = 4 * 1024 * 1024  # largest window: as much as a FETCH frame carries
+WINDOWS_MAX: Final = 6  # some 30 MiB: the window being sent and the one ahead, for several readers
+PIECES_MAX: Final = 32  # segments of one window, so that many small runs make one read
+GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024  # read on the loop: 0.3 ms, and 0.6 ms more if it must be verified
+GLANCE_BYTES_AHEAD: Final = 512 * 1024  # minimum read on the loop for sequential readers
+GLANCES_MAX: Final = 3  # retained for readers that continue or follow
+GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # block size for most glances; longer ones take a window's memory
+GLANCE_BLOCKS_MAX: Final = 16  # slow clients hold on to the memory of their responses
+BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # retained staged bodies: two of the largest
+READERS_MAX: Final = 8  # remembered reads of a partition: as many concurrent readers of its history
+PARTITIONS_READ_MAX: Final = 256  # partitions with remembered reads
+STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # one per window: a second reader of a window looks for its start
 PIECE_MARGIN_BYTES: Final = (
     2 * BLOCK_BYTES
 )  # a piece is read from the block it begins in to the end of the block it ends in
 WINDOW_BLOCK_BYTES: Final = (
     WINDOW_BYTES + 2 * 1024 * 1024 + PIECES_MAX * PIECE_MARGIN_BYTES
-)  # the strides at both ends may add two large batches' worth
+)  # the strides at both ends may add two large batches
 
 Key = tuple[int, int]
-"""(incarnation, offset) that a window was asked for."""
+"""(incarnation, offset) at which a window was requested."""
 
 
 class Window:
-    """Stored batches of one partition from the offset ``first`` to the offset ``end``, in pieces of consecutive segments, in order.
+    """Stored batches of one partition, offsets ``first`` to ``end``, in pieces of consecutive segments, in order.
 
-    was_waited_for: the disk was, so what follows is better asked for before somebody needs it.
+    was_waited_for: its read had to wait for the disk, so the next one should be requested earlier.
     """
 
     __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
@@ -70,24 +70,25 @@ class Window:
         self._damages = [piece.damage for piece in pieces if piece.damage is not None]
 
     def is_damaged_at(self, offset: int) -> bool:
-        """Whether damage stands where a record was: who asks for that one is better served by reading once more, for a disk that fails to
-        read may do so once."""
+        """Return whether the record at this offset is damaged; a new read may succeed, because disk errors can be
+        transient.
+        """
         return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
     def is_nearly_over(self, offset: int) -> bool:
-        """Whether little lies behind an offset: who goes on there is better served by a window that begins there."""
+        """Return whether little follows an offset, so that a new window should begin there."""
         return (self.end - offset) * 8 <= self.end - self.first
 
 
 class Stop(NamedTuple):
-    """Where a read ended within a window."""
+    """Position in a window at which a read ended."""
 
     window: Window
     position: PiecePosition
 
 
 class ColdReads:
-    """Guards: a window is read once, however many ask for it while it is under way."""
+    """Windows and glances of all partitions; a window is read once, however many readers wait for it."""
 
     __slots__ = (
         "_arena",
@@ -112,13 +113,16 @@ class ColdReads:
         self._readers: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self._stops: OrderedDict[Key, Stop] = OrderedDict()
 
-    # What waits for no disk
+    # Without waiting for a disk
 
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """What a read of up to ``bytes_max`` bytes and the offset ``end`` gets of one segment when memory has it and it is not
-        much, else None. With ``more``, what lies behind that is wanted next."""
+        """Read up to ``bytes_max`` bytes and the offset ``end`` of one segment if memory has them and they are few;
+        else None.
+
+        ``more``: the reader wants what follows, too.
+        """
         span = segment.locate_now(partition, offset, max(bytes_max, 1), end)
         if span is not None and more and span[1] - span[0] < GLANCE_BYTES_AHEAD:
             span = segment.locate_now(partition, offset, GLANCE_BYTES_AHEAD)
@@ -136,7 +140,7 @@ class ColdReads:
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
-        """A staged batch when it is kept or in memory, else None."""
+        """Return a staged batch if it is retained or in memory, else None."""
         key = (segment.name, start)
         body = self._bodies.get(key)
         if body is not None:
@@ -144,31 +148,33 @@ class ColdReads:
         elif stop - start <= GLANCE_BYTES_MAX:
             body = segment.read_now(memoryview(bytearray(stop - start)), start, stop)
             if body is not None and not check_body(body, 0):
-                return None  # it is read again by who may wait: it may be no more than a copy that is damaged
+                return None  # a damaged copy is re-read where waiting is allowed
             if body is not None:
                 self.keep_body(segment, start, body)
         return body
 
     def keep_body(self, segment: Segment, start: int, body: memoryview) -> None:
-        """Keep a staged batch for who reads it next."""
+        """Retain a staged batch for its next reader."""
         self._bodies[segment.name, start] = body
         size = sum(map(len, self._bodies.values()))
         while size > BODIES_BYTES_MAX and len(self._bodies) > 1:
             size -= len(self._bodies.popitem(last=False)[1])
 
     def forget_body(self, segment: Segment, start: int) -> None:
-        """A staged batch is not what it was: whoever asks for it next has it read once more."""
+        """Drop a damaged staged batch, so that its next reader reads it again."""
         self._bodies.pop((segment.name, start), None)
 
-    # Who goes through history
+    # Sequential readers
 
-    def goes_on(self, partition: int, offset: int) -> bool:
-        """Whether a read that begins there follows another: who reads from there on will want what comes next too."""
+    def is_sequential(self, partition: int, offset: int) -> bool:
+        """Return whether a read at this offset continues an earlier one; the reader then wants what follows, too."""
         return any(first < offset <= end for first, end in self._readers.get(partition, ()))
 
     def was_read(self, partition: int, first: int, end: int, stop: Stop | None) -> None:
-        """Somebody was given what lies from one offset to another; a peer may take less of it, and goes on before its end. With
-        ``stop``, what comes next is at hand there."""
+        """Record that a reader was given offsets ``first`` to ``end``.
+
+        A client may consume less and continue before the end. With ``stop``, the following bytes are available there.
+        """
         reads = self._readers.get(partition)
         if reads is None:
             reads = self._readers[partition] = deque(maxlen=READERS_MAX)
@@ -181,7 +187,7 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """Where a read ended that this one follows, if that window is still kept, and no damage stands there."""
+        """Return where the read ended that this one continues, if that window is retained and not damaged there."""
         stop = self._stops.pop((partition, offset), None)
         if stop is None or stop.window.is_damaged_at(offset):
             return None
@@ -195,7 +201,7 @@ class ColdReads:
     # Windows
 
     def find(self, partition: int, offset: int) -> Window | None:
-        """Of the windows at hand that hold this offset, and no damage there, the one that reaches furthest."""
+        """Return the retained window that contains this offset, undamaged, and reaches furthest."""
         best: Window | None = None
         for window in chain(self._glances.values(), self._windows.values()):
             if (
@@ -211,7 +217,7 @@ class ColdReads:
             (self._glances if self._glances.get(key) is best else self._windows).move_to_end(key)
         return best
 
-    def ask(
+    def request(
         self,
         key: Key,
         segments: Sequence[Segment],
@@ -219,9 +225,13 @@ class ColdReads:
         bytes_max: int,
         end: int = NO_END,
     ) -> None:
-        """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``completed`` is called on the loop with it, with the
-        error, or with None when a segment was removed before it was read: ask again for what there is now.
-        segments: those that hold the read, in order. Whoever asks for the same offset meanwhile gets the same window."""
+        """Request a window of up to ``bytes_max`` bytes and the offset ``end``.
+
+        ``completed`` is called on the loop with the window, with an error, or with None if a segment was removed before
+        it was read: then request it again. Concurrent requests at the same offset get the same window.
+
+        segments: those that contain the read, in order.
+        """
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
         if completed is not None:
@@ -231,21 +241,23 @@ class ColdReads:
             self._asked[key] = segments
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key, waiting))
 
-    def asked(self, key: Key) -> Sequence[Segment] | None:
-        """The segments of which a window is being read that begins there: who asks for it meanwhile gets what comes of these, although
-        others may have replaced them."""
+    def requested(self, key: Key) -> Sequence[Segment] | None:
+        """Return the segments of a window being read at this key.
+
+        Requests that join it get the content of these segments, although they may have been replaced.
+        """
         return self._asked.get(key)
 
     def is_under_way(self, key: Key) -> bool:
-        """Whether a window was asked for that begins there, and has not come yet."""
+        """Return whether a window at this key is being read."""
         return isinstance(self._windows.get(key), list)
 
     def begins_within(self, partition: int, first: int, last: int) -> bool:
-        """Whether a window begins at one of the offsets from ``first`` to ``last``, or one that does was asked for."""
+        """Return whether a window begins at one of the offsets from ``first`` to ``last``, or is being read there."""
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
-        """What was read of a partition is not what it holds any more; what is being read is for those who asked for it before."""
+        """Drop windows of a partition that has changed; reads in progress serve only the requests made before."""
         for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
             self._asked.pop(key, None)
@@ -255,7 +267,7 @@ class ColdReads:
             del self._stops[key]
 
     def _arrived(self, key: Key, waiting: list[Completion[Window | None]], window: Window | BrokerError | None) -> None:
-        if self._windows.get(key) is waiting:  # else what it holds may be gone since
+        if self._windows.get(key) is waiting:  # otherwise its content may be obsolete
             del self._windows[key], self._asked[key]
             if isinstance(window, Window):
                 self._windows[key] = window
@@ -264,19 +276,19 @@ class ColdReads:
             completed(window)
 
     def _shrink(self) -> None:
-        """Forget the windows used longest ago; those under way are few, one a reader at most."""
+        """Evict the least recently used windows; those in progress are few, at most one per reader."""
         kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
         for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]
             self._forget_stops(window)
 
     def _forget_stops(self, window: Window) -> None:
-        """A window went: who stopped in it must not keep its memory."""
+        """Drop the stops of an evicted window, so that they do not hold its memory."""
         for key in [key for key, stop in self._stops.items() if stop.window is window]:
             del self._stops[key]
 
     def _read(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window | None:
-        """In the reader's thread; None when a segment went meanwhile. Raises Unavailable, Corrupt."""
+        """Read, in the reader's thread; None if a segment was removed meanwhile. Raise Unavailable or Corrupt."""
         try:
             return self._read_all(key, segments, bytes_max, end)
         except BlobMissing:
@@ -306,5 +318,5 @@ class ColdReads:
 
 
 def _whole_blocks(size: int) -> int:
-    """The size rounded up to blocks of the disk, so that what follows begins on one."""
+    """Round a size up to whole disk blocks."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES

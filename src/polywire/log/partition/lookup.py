@@ -1,8 +1,7 @@
-"""Looking things up in one partition: which offset has a time or a Kafka 0.7 address, which address an offset has, and where sealed
-records lie.
+"""Look up offsets by time or Kafka 0.7 address, addresses by offset, and locations of sealed records.
 
-Promises: what memory knows is answered at once; what lies in a segment, a compressed body or a staged one is looked up in the reader's thread
-and answered on the loop. Must not know: who asks.
+Lookups in memory are answered at once. Segments, compressed bodies and staged bodies are searched in the reader's
+thread, and the answer arrives on the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from polywire.records.compression import expand_body
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
+LOCATED_RUNS_MAX: Final = 64  # in one answer: 4 GiB of large segments, in less than a millisecond of the loop
 
 Span = tuple[int, int]
 """Positions [start, stop) in a blob."""
@@ -31,14 +30,14 @@ _T = TypeVar("_T")
 
 
 class Queries(Protocol):
-    """What query-ups ask of the reader."""
+    """Verbs of the reader that lookups use."""
 
     @property
     def root(self) -> BlobRoot:
-        """Where the segments' blobs lie."""
+        """Location of the segments' blobs."""
 
     def segment(self, location: int) -> Segment:
-        """A segment that is listed. Raises Missing."""
+        """Return a listed segment; raise Missing."""
 
     def query(
         self,
@@ -47,7 +46,7 @@ class Queries(Protocol):
         then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
-        """Ask segments, in the reader's thread."""
+        """Run ``job`` on segments, in the reader's thread."""
 
     def query_tail(
         self,
@@ -57,27 +56,27 @@ class Queries(Protocol):
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Ask the batch of a tail entry."""
+        """Run ``job`` on the batch of a tail entry."""
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
     """See ``PartitionLog.offset_at``."""
-    asker: Pending[int]
+    waiter: Pending[int]
     number = partition.runs.find_time(time_us)
-    if number > 0:  # the run before may hold later records as well
+    if number > 0:  # the run before may contain later records, too
         location = partition.runs.entry(number - 1)[3]
         run = reader.segment(location).run_now(partition.incarnation)
-        if run is None:  # its footer is not at hand
-            asker = pending(then)
-            again = _asked_again(partition.offset_at, time_us, asker)
-            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, asker), again)
-            return asker
+        if run is None:  # its footer is not in memory
+            waiter = pending(then)
+            again = _retried(partition.offset_at, time_us, waiter)
+            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, waiter), again)
+            return waiter
         if time_us <= run.last_time_us:
-            asker = pending(then)
+            waiter = pending(then)
             job = partial(_by_time, partition.incarnation, time_us)
-            again = _asked_again(partition.offset_at, time_us, asker)
-            reader.query((location,), job, _not_below(partition, asker), again)
-            return asker
+            again = _retried(partition.offset_at, time_us, waiter)
+            reader.query((location,), job, _not_below(partition, waiter), again)
+            return waiter
     if number < len(partition.runs):
         return max(partition.runs.entry(number)[0], partition.first_offset)
     number = partition.tail.find_time(time_us)
@@ -91,19 +90,19 @@ def offset_of_address(
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
-    asker: Pending[int] = pending(then)
-    completed = _kept(partition, asker)
-    again = _asked_again(partial(partition.offset_of_address, covering=covering), address, asker)
+    waiter: Pending[int] = pending(then)
+    completed = _kept(partition, waiter)
+    again = _retried(partial(partition.offset_of_address, covering=covering), address, waiter)
     number = partition.tail.find_address(address)
     if number >= 0:
         found = reader.query_tail(partition, number, partial(_offset_in, address, covering), completed, again)
-        return asker if found is None else found if found >= partition.first_offset else NO_OFFSET
+        return waiter if found is None else found if found >= partition.first_offset else NO_OFFSET
     number = partition.runs.find_address(address)
     if number < 0:
         return NO_OFFSET
     job = partial(_by_address, partition.incarnation, address, covering)
     reader.query((partition.runs.entry(number)[3],), job, completed, again)
-    return asker
+    return waiter
 
 
 def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Completion[int]) -> int | Handle:
@@ -111,15 +110,15 @@ def address_of_offset(partition: FilePartition, reader: Queries, offset: int, th
     partition.check_range(offset)
     if offset == partition.next_offset:
         return partition.next_address
-    asker: Pending[int] = pending(then)
-    again = _asked_again(partition.address_of_offset, offset, asker)
+    waiter: Pending[int] = pending(then)
+    again = _retried(partition.address_of_offset, offset, waiter)
     number = partition.tail.find_offset(offset)
     if number >= 0:
-        found = reader.query_tail(partition, number, partial(_address_in, offset), asker, again)
-        return asker if found is None else found
+        found = reader.query_tail(partition, number, partial(_address_in, offset), waiter, again)
+        return waiter if found is None else found
     location = partition.runs.entry(partition.runs.find_offset(offset))[3]
-    reader.query((location,), partial(_by_offset, partition.incarnation, offset), asker, again)
-    return asker
+    reader.query((location,), partial(_by_offset, partition.incarnation, offset), waiter, again)
+    return waiter
 
 
 def locate(
@@ -150,19 +149,19 @@ def locate(
     ]
     if all(warm):
         return located([span for span in warm if span is not None])
-    asker: Pending[Located] = pending(then)
-    again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, asker)
+    waiter: Pending[Located] = pending(then)
+    again = _retried(partial(partition.locate, offset_end=offset_end), offset, waiter)
     reader.query(
-        locations, partial(_spans, partition.incarnation, bounds), partial(_complete_located, located, asker), again
+        locations, partial(_spans, partition.incarnation, bounds), partial(_complete_located, located, waiter), again
     )
-    return asker
+    return waiter
 
 
 # In the reader's thread
 
 
 def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
-    """Where a run ends; what its footer says is at hand afterwards."""
+    """Return where a run ends; its footer is in memory afterwards."""
     (segment,) = segments
     return segment.run(incarnation).next_offset
 
@@ -188,14 +187,14 @@ def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> in
 
 
 def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
-    """Offset of the record of a batch that begins at an address, or covers it."""
+    """Return the offset of the record that begins at an address, or covers it."""
     batch = expand_body(batch)
     index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 
 def _address_in(offset: int, batch: Buffer) -> int:
-    """Address of the first record of a batch at or after an offset; where the batch ends when there is none."""
+    """Return the address of the first record at or after an offset; the batch's end if there is none."""
     batch = expand_body(batch)
     index = record_at_offset(batch, offset)
     header = read_header(batch)
@@ -208,7 +207,7 @@ def _address_in(offset: int, batch: Buffer) -> int:
 def _located(
     root: BlobRoot, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
 ) -> Located:
-    """What ``locate`` answers, once the spans of its runs are known."""
+    """Return the answer of ``locate`` from the spans of its runs."""
     runs = [
         SealedRange(root.prefix + segment.name, *span, *ends)
         for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
@@ -225,7 +224,7 @@ def _complete_located(
 
 
 def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
-    """The question is asked again when what it needs is at hand."""
+    """Repeat the lookup when the data it needs is in memory."""
 
     def completed(found: int | BrokerError) -> None:
         if isinstance(found, BrokerError):
@@ -237,28 +236,28 @@ def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[
 
 
 def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Records trimmed meanwhile are not answered: the first that is kept is."""
+    """Replace an offset that was trimmed meanwhile by the first remaining one."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
 def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """A record that was trimmed has no offset any more."""
+    """Return NO_OFFSET for a record that was trimmed meanwhile."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
-def _asked_again(
-    question: Callable[[int, Completion[_T]], _T | Handle], argument: int, asker: Pending[_T]
+def _retried(
+    question: Callable[[int, Completion[_T]], _T | Handle], argument: int, waiter: Pending[_T]
 ) -> Callable[[], None]:
-    """Ask once more, because a segment was replaced before it was read."""
+    """Repeat a lookup whose segment was replaced before it was read."""
 
-    def ask() -> None:
-        if asker.is_over:
+    def request() -> None:
+        if waiter.is_over:
             return
         try:
-            found: _T | Handle | BrokerError = question(argument, asker)
+            found: _T | Handle | BrokerError = question(argument, waiter)
         except BrokerError as refused:
             found = refused
-        if found is not asker:  # which waits for something else by now
-            asker(cast(_T | BrokerError, found))
+        if found is not waiter:  # it waits for something else meanwhile
+            waiter(cast(_T | BrokerError, found))
 
-    return ask
+    return request

@@ -1,7 +1,6 @@
-"""One partition of the log: its numbers, the index of its unsealed batches, its sealed runs, its epochs.
+"""One partition of the log: its numbers, the index of unsealed batches, its sealed runs, its epochs.
 
-Promises: what ``log.base.PartitionLog`` says. Everything here is memory; bytes are fetched by the reader. Must not know: write batches,
-files.
+Implements ``log.base.PartitionLog``. Everything here is in memory; the reader fetches bytes.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from polywire.log.segments.format import SegmentRun
 from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
-PUBLISHED: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
-PUBLISHED_SHIFT: Final = 25  # entries of published batches never look like neighbours
+PUBLISHED: Final = 0xFFFF_FFFF  # tail entry's slot if its bytes are a published header and a staged body
+PUBLISHED_SHIFT: Final = 25  # entries of published batches are never mistaken for neighbours
 _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
 
 Append = tuple[Buffer, Level, Completion[int] | None]
-"""A batch that was added, the level it is to reach, and its completion."""
+"""Added batch, requested level, and completion."""
 
 
 class Wait(Protocol):
-    """Somebody who waits for the record at ``offset``; ``is_due`` once it is to be woken."""
+    """A reader that waits for the record at ``offset``; ``is_due`` when it is to be woken."""
 
     offset: int
     is_due: bool
 
     def wake(self) -> None:
-        """The record is there, or the partition has ended."""
+        """The record is available, or the partition has ended."""
 
 
 class PartitionReader(Protocol):
-    """What a partition asks of its reader; each verb but the first three answers what ``base.PartitionLog`` says of its own."""
+    """Verbs of the reader that a partition uses; all but the first three implement those of ``base.PartitionLog``."""
 
     @property
     def epoch(self) -> int:
-        """The current start's."""
+        """Epoch of the current start."""
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """A partition's run in a segment, if that is at hand."""
+        """Return a partition's run in a segment if its footer is in memory."""
 
     def published_offset(self, number: int) -> int:
-        """First offset of a published batch."""
+        """Return the first offset of a published batch."""
 
     def read(
         self,
@@ -61,7 +60,7 @@ class PartitionReader(Protocol):
         then: Completion[Read],
         offset_end: int | None,
     ) -> Read | Handle:
-        """Batches from an offset on, which was checked."""
+        """Read batches from a valid offset on."""
 
     def locate(
         self,
@@ -71,25 +70,26 @@ class PartitionReader(Protocol):
         *,
         offset_end: int | None,
     ) -> Located | Handle:
-        """Where sealed records lie."""
+        """Locate sealed records."""
 
     def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | Handle:
-        """First offset appended at a time or after it."""
+        """Return the first offset appended at or after a time."""
 
     def offset_of_address(
         self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
     ) -> int | Handle:
-        """Offset of the record at a Kafka 0.7 address."""
+        """Return the offset of the record at a Kafka 0.7 address."""
 
     def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle:
-        """Kafka 0.7 address of the record at an offset."""
+        """Return the Kafka 0.7 address of the record at an offset."""
 
 
 class FilePartition:
-    """Guards: runs, then tail entries, cover [first kept batch, next_offset) without holes; ``tail_bytes`` and
-    ``sealed_bytes`` are their sizes.
+    """Implements ``PartitionLog``.
 
-    ``opened`` once the group that opened it is written; ``ended`` from the call that drops it on.
+    Invariant: runs, then tail entries, cover [first retained batch, next_offset) without holes; ``tail_bytes`` and
+    ``sealed_bytes`` are their sizes. ``opened``: the group that opened it is written. ``ended``: set by the call that
+    drops it.
     """
 
     __slots__ = (
@@ -134,18 +134,18 @@ class FilePartition:
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """Up to here the newest record of every key was noted, and what is older was compacted to what that did not make needless."""
+        """End of compaction: below, every key's newest record is known and older ones were removed accordingly."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
         self._packed_epochs = b""
-        """As ``pack`` last made them, unless they changed since."""
+        """Result of the last ``pack``, unless epochs changed since."""
         self.published: Final[deque[int]] = deque()
         """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
         """Batches of the open write batch, in a step that is still open."""
         self.wakes: Final[dict[Wait, None]] = {}
-        """Who waits for records of it, in the order they came."""
+        """Waiting readers, in order of arrival."""
         self.opened = False
         self.ended = False
 
@@ -159,7 +159,7 @@ class FilePartition:
 
     @property
     def tail_offset(self) -> int:
-        """Where the unsealed part begins."""
+        """Start of the unsealed part."""
         return self.tail.entry(0)[0] if len(self.tail) else self.next_offset
 
     # Reading
@@ -176,7 +176,7 @@ class FilePartition:
         return self._reader.read(self, offset, bytes_max, then, offset_end)
 
     def check_range(self, offset: int) -> None:
-        """Raises Missing(OFFSET_OUT_OF_RANGE) outside [first_offset, next_offset]."""
+        """Raise Missing(OFFSET_OUT_OF_RANGE) outside [first_offset, next_offset]."""
         if not self.first_offset <= offset <= self.next_offset:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -198,7 +198,7 @@ class FilePartition:
     # Epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """The batch at next_offset is the first of this epoch."""
+        """Begin this epoch with the batch at next_offset."""
         self.last_epoch = epoch
         self.epoch_numbers.append(epoch)
         self.epoch_offsets.append(self.next_offset)
@@ -206,9 +206,7 @@ class FilePartition:
 
     def epoch_end(self, epoch: int) -> int:
         if not 0 < epoch <= self._reader.epoch:
-            raise Missing(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._reader.epoch}"
-            )
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"unknown epoch epoch={epoch} current={self._reader.epoch}")
         number = bisect_right(self.epoch_numbers, epoch)
         if number < len(self.epoch_numbers):
             return self.epoch_offsets[number]
@@ -231,7 +229,10 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """First offset of the first run, then batch, whose last record is not older; a run whose footer is not at hand is kept for now."""
+        """Return the first offset of the first run, then batch, whose last record is young enough.
+
+        Runs whose footer is not in memory are retained for now.
+        """
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
             entry = self.runs.entry(number)
@@ -243,7 +244,9 @@ class FilePartition:
         return self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
 
     def _kept_by_size(self, excess: int) -> int:
-        """First offset that stays when at least ``excess`` bytes, and no run or batch too many, go."""
+        """Return the first offset to retain so that at least ``excess`` bytes are removed, with as few runs and batches
+        as possible.
+        """
         for number in range(len(self.runs)):
             if excess <= 0:
                 return self.runs.entry(number)[0]
@@ -254,27 +257,27 @@ class FilePartition:
             excess -= self.tail.entry(number)[2]
         return self.next_offset
 
-    # Changes, made by groups, the sealer and recovery
+    # Changes by groups, the sealer and recovery
 
     def add_run(self, location: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
-        """A sealed run follows the runs known so far."""
+        """Append a sealed run."""
         self.runs.append(first_offset, size, location, first_address, first_time_us)
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
-        """Numbers of the sealed runs that begin in a range of offsets."""
+        """Return the indexes of sealed runs that begin in a range of offsets."""
         start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
     def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
-        """These runs are one run of another segment now; returns the locations and sizes they had."""
+        """Replace these runs by one run of another segment; return their old locations and sizes."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
         self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Forget unsealed batches that begin below ``next_offset``; returns the numbers of published ones that are gone with them."""
+        """Remove unsealed batches that begin below ``next_offset``; return the numbers of published ones among them."""
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
@@ -285,14 +288,17 @@ class FilePartition:
         return gone
 
     def take_runs(self) -> RunIndex:
-        """Forget all sealed runs; returns them."""
+        """Remove and return all sealed runs."""
         taken, self.runs = self.runs, RunIndex()
         self.sealed_bytes = 0
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make what lies below unreadable: (runs that are gone, numbers of published batches that are gone). Whole runs and batches go.
-        ``end``: where the tail ends as far as it is indexed; what is numbered behind it is not yet."""
+        """Make lower offsets unreadable; return removed runs and the numbers of removed published batches.
+
+        Only whole runs and batches are removed. ``end``: end of the indexed tail; later batches are numbered but not
+        yet indexed.
+        """
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         runs = self._trim_runs(end)
         number = len(self.tail) if self.first_offset >= end else self.tail.find_offset(self.first_offset)
@@ -306,7 +312,7 @@ class FilePartition:
         return runs, gone
 
     def _trim_runs(self, end: int) -> RunIndex:
-        """Take the runs that end at or below the first offset; the last of all ends where the tail begins."""
+        """Remove runs that end at or below the first offset; the last run ends where the tail begins."""
         if self.first_offset >= (self.tail.entry(0)[0] if len(self.tail) else end):
             return self.take_runs()
         gone = RunIndex()
@@ -317,10 +323,10 @@ class FilePartition:
         self.runs.drop_front(len(gone))
         return gone
 
-    # As stored in a snapshot
+    # Snapshot format
 
     def pack(self) -> bytes:
-        """The partition's numbers."""
+        """Return the partition's numbers."""
         if not self._packed_epochs:
             self._packed_epochs = b"".join(map(_EPOCH.pack, self.epoch_numbers, self.epoch_offsets))
         return (
@@ -336,7 +342,7 @@ class FilePartition:
         )
 
     def unpack(self, content: Buffer, at: int) -> int:
-        """Take over numbers that ``pack`` made; returns where they end."""
+        """Load numbers made by ``pack``; return their end."""
         fields = _NUMBERS.unpack_from(content, at)
         self.first_offset, self.next_offset, self.next_address, self.last_append_time_us = fields[1:5]
         self.synced_offset = self.next_offset
@@ -352,5 +358,5 @@ class FilePartition:
 
 
 def packed_incarnation(content: Buffer, at: int) -> int:
-    """Incarnation of the numbers that begin at ``at``."""
+    """Return the incarnation of packed numbers at ``at``."""
     return int.from_bytes(memoryview(content)[at : at + 8], "little")

@@ -1,7 +1,8 @@
-"""Where a partition's bytes come from: mapped slots, verified pieces of segments, and published headers joined with staged bodies.
+"""Fetch a partition's bytes: from mapped slots, verified pieces of segments, and published headers joined with staged
+bodies.
 
-Promises: what is in memory is answered at once; what is not is fetched in the reader's thread and answered on the loop; bytes given out stay
-in place until their pin is released. Must not know: write batches, who asks.
+Data in memory is returned at once. Other data is fetched in the reader's thread and arrives on the loop. Returned bytes
+stay in place until their pin is released.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from polywire.store.base import blob_corrupt
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
-EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
+FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has other work
+EXTENTS_MAX: Final = 8  # more small pieces than this are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
 _offset: Final = header_fields("base_offset")
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class PublishedGroup:
-    """One publish, which many published share: where their headers are, and the slot whose group published them."""
+    """Data that all batches of one publish share: their headers, and the slot whose group published them."""
 
     __slots__ = ("headers", "serial")
 
@@ -51,7 +52,7 @@ class PublishedGroup:
 
 
 class PublishedBatch:
-    """A published batch: where its numbered header is, and its staged body."""
+    """A published batch: location of its numbered header, and its staged body."""
 
     __slots__ = ("_at", "batch", "group")
 
@@ -62,12 +63,12 @@ class PublishedBatch:
 
     @property
     def header(self) -> Buffer:
-        """The numbered header."""
+        """Return the numbered header."""
         return memoryview(self.group.headers)[self._at : self._at + HEADER_BYTES]
 
     @property
     def serial(self) -> int:
-        """The slot whose group published it."""
+        """Slot whose group published it."""
         return self.group.serial
 
     @property
@@ -77,19 +78,19 @@ class PublishedBatch:
 
 
 class NoPin:
-    """Bytes that stay where they are as long as somebody holds them."""
+    """Pin of bytes that stay in place while they are referenced."""
 
     __slots__ = ()
 
     def release(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 NO_PIN: Final = NoPin()
 
 
 class SlotsPin:
-    """Keeps slots from being used again. Guards: each is counted once."""
+    """Keeps slots from being reused; each is counted once."""
 
     __slots__ = ("_slots", "_unpinned")
 
@@ -108,8 +109,10 @@ class SlotsPin:
 
 
 class Reader:
-    """Reads for all partitions of one log, whose blobs lie in ``root``. ``epoch`` is the current one; ``unpinned`` is called when a
-    slot has lost its last reader."""
+    """Reads for all partitions of one log, whose blobs are in ``root``.
+
+    ``epoch`` is the current one. ``unpinned`` is called when a slot has lost its last reader.
+    """
 
     def __init__(
         self, journal: FileJournal, segments: SegmentSet, worker: Worker, *, epoch: int, root: BlobRoot
@@ -125,14 +128,14 @@ class Reader:
         self._fetching = 0
 
     def segment(self, location: int) -> Segment:
-        """A sealed segment by its location. Raises Missing when it was removed meanwhile."""
+        """Return a sealed segment by its location; raise Missing if it was removed meanwhile."""
         sealed = self._segments.by_location.get(location)
         if sealed is None:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed location={location}")
         return sealed.segment
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """A partition's run in a segment if its footer is at hand; else it is fetched, for who asks again later."""
+        """Return a partition's run in a segment if its footer is in memory; otherwise fetch it for a later call."""
         segment = self.segment(location)
         run = segment.run_now(incarnation)
         if run is None and self._fetching < FOOTERS_FETCHED_MAX:
@@ -149,29 +152,29 @@ class Reader:
         return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
-        """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand. See ``Segment.stored``."""
+        """Return a staged batch as stored, unverified; may wait for the disk. See ``Segment.stored``."""
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
         return self.segment(batch.location).staged(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
-        """A published batch by its number, on the loop. Raises Corrupt."""
+        """Return a published batch by its number, on the loop; raise Corrupt."""
         published = self.published[number]
         batch = published.batch
         body = self._kept_body(batch) if batch.location >= 0 else None
         try:
             return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
         except Corrupt:
-            self._cold.forget_body(self.segment(batch.location), batch.position)  # the disk may give it the next time
+            self._cold.forget_body(self.segment(batch.location), batch.position)  # a new read may succeed
             raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
-        """A published batch, whole: its numbered header before its staged body, not verified. See ``Segment.stored``."""
+        """Return a published batch: its numbered header before its staged body, unverified. See ``Segment.stored``."""
         return _join(published, self.staged_view(published.batch, strict=strict))
 
     def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
-        """The same batch, if its body is the one that was staged. Raises Corrupt."""
+        """Return the batch if its body matches its checksum; raise Corrupt."""
         batch = published.batch
         if batch.location >= 0 and not check_body(joined, 0):
             header, segment = read_header(joined), self.segment(batch.location)
@@ -187,22 +190,22 @@ class Reader:
         return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """The batch of a tail entry; waits for the disk where a staged body was sealed."""
+        """Return the batch of a tail entry; may wait for the disk if a staged body was sealed."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == PUBLISHED:
             return self.joined(position >> PUBLISHED_SHIFT)
         return memoryview(self._journal.views[serial])[position : position + length]
 
     def _is_at_hand(self, number: int) -> bool:
-        """Whether the staged body of a published batch can be had without waiting for a disk."""
+        """Return whether the staged body of a published batch is available without waiting for a disk."""
         batch = self.published[number].batch
         return batch.location < 0 or self._kept_body(batch) is not None
 
     def forget(self, partition: FilePartition) -> None:
-        """Records that were read, and may be read again, are gone."""
+        """Drop cached reads of records that are gone."""
         self._cold.forget(partition.incarnation)
 
-    # Looking into one batch or segment
+    # Lookups in one batch or segment
 
     def query(
         self,
@@ -211,8 +214,10 @@ class Reader:
         then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
-        """Ask segments, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when one of them was replaced
-        before it was asked."""
+        """Run ``job`` on segments in the reader's thread.
+
+        ``then`` gets the result on the loop; ``again`` is called instead if a segment was replaced before.
+        """
         segments = [self.segment(location) for location in locations]
         self._worker.run(partial(job, segments), partial(self._answered, locations, then, again))
 
@@ -224,7 +229,7 @@ class Reader:
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``query`` does."""
+        """Run ``job`` on the batch of a tail entry: now if it is in memory and uncompressed, else as ``query``."""
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
         location = -1 if published is None else published.batch.location
@@ -283,7 +288,7 @@ class Reader:
     def read(
         self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
     ) -> Read | Handle:
-        """What ``PartitionLog.read`` says; the offset was checked."""
+        """Implement ``PartitionLog.read`` for a valid offset."""
         readable = partition.readable_offset
         end = readable if offset_end is None or offset_end > readable else offset_end
         if offset >= end:
@@ -292,9 +297,9 @@ class Reader:
         if stop > start:
             stop_warm = self._warm_stop(partition, start, stop)
             if stop_warm == start:
-                asker: Pending[Read] = pending(then)
-                self._warm_up(partition, start, partial(self._asked_again, partition, offset, bytes_max, end, asker))
-                return asker
+                waiter: Pending[Read] = pending(then)
+                self._warm_up(partition, start, partial(self._retried, partition, offset, bytes_max, end, waiter))
+                return waiter
             if stop_warm < stop:
                 stop, size = stop_warm, sum(partition.tail.entry(number)[2] for number in range(start, stop_warm))
             chunks, slots = self._tail_chunks(partition, start, stop, size)
@@ -302,7 +307,7 @@ class Reader:
         return self._read_sealed(partition, offset, bytes_max, end, then)
 
     def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
-        """The first of the tail entries [start, stop) whose body has to be fetched from a disk, or ``stop``."""
+        """Return the first of tail entries [start, stop) whose body must be fetched from a disk, or ``stop``."""
         for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
             if serial == PUBLISHED and not self._is_at_hand(position >> PUBLISHED_SHIFT):
@@ -310,7 +315,7 @@ class Reader:
         return stop
 
     def _warm_up(self, partition: FilePartition, number: int, again: Completion[None]) -> None:
-        """Have the sealed body of a published batch brought into memory, in the reader's thread."""
+        """Read the sealed body of a published batch into memory, in the reader's thread."""
         batch = self.published[partition.tail.entry(number)[1] >> PUBLISHED_SHIFT].batch
         location, segment = batch.location, self.segment(batch.location)
 
@@ -326,28 +331,28 @@ class Reader:
 
         self._worker.run(partial(segment.staged, batch.position, batch.position + batch.length), completed)
 
-    def _asked_again(
+    def _retried(
         self,
         partition: FilePartition,
         offset: int,
         bytes_max: int,
         end: int,
-        asker: Pending[Read],
+        waiter: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
-        """What a read waited for has come; records that were trimmed meanwhile are asked for no more."""
-        if asker.is_over:
+        """Continue a read whose data has arrived; the start moves up if records were trimmed meanwhile."""
+        if waiter.is_over:
             return
         try:
             if fetched is not None:
                 raise fetched
             partition.check_range(offset)
-            found = self.read(partition, offset, bytes_max, asker, end)
+            found = self.read(partition, offset, bytes_max, waiter, end)
         except BrokerError as refused:
-            asker(refused)
+            waiter(refused)
             return
         if isinstance(found, Read):
-            asker(found)
+            waiter(found)
 
     def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
         pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
@@ -356,7 +361,7 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Tail entries [start, stop) of ``size`` bytes as chunks, and the slots they are views of."""
+        """Return tail entries [start, stop) of ``size`` bytes as chunks, and the slots that they view."""
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -376,11 +381,11 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
     ) -> Read | Handle:
-        """A read that begins in a segment; it goes on into later ones and the tail."""
+        """Start a read in a segment; it continues into later segments and the tail."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
-        """Take what is at hand, first of ``window``, until the read has its bytes or waits for a disk. Raises Corrupt."""
+        """Take available data, ``window`` first, until the read is complete or must wait for a disk; raise Corrupt."""
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
         last = min(sealed.end, tail_offset)
@@ -394,11 +399,11 @@ class Reader:
             before = sealed.at
             position = sealed.take(window, position)
             if sealed.at == before or sealed.at < window.end or sealed.bytes_left <= 0:
-                break  # what comes next does not fit, or is damaged
+                break  # the next batch does not fit, or is damaged
             if sealed.at < last and sealed.bytes_left > 0:
                 window, position = None, BEGINNING
         if sealed.at >= tail_offset:
-            return self._go_on(partition, sealed.chunks, sealed.at, sealed.bytes_left, sealed.end)
+            return self._continue(partition, sealed.chunks, sealed.at, sealed.bytes_left, sealed.end)
         if window is not None and window.was_waited_for:
             self._read_ahead(sealed, window)
         stop = None if window is None else Stop(window, position)
@@ -406,49 +411,53 @@ class Reader:
         return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
 
     def _glance(self, sealed: SealedRead) -> Window | None:
-        """What lies where the read has come to, if memory holds it and it is not much."""
+        """Return the data at the read's position if it is in memory and small."""
         partition, at = sealed.partition, sealed.at
         if self._cold.is_under_way((partition.incarnation, at)):
             return None
         segment = self.segment(partition.runs.entry(partition.runs.find_offset(at))[3])
-        more = self._goes_on(sealed)
+        more = self._is_sequential(sealed)
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> Pending[Read]:
-        """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
-        asker: Pending[Read] = pending(sealed.then)
-        sealed.then = asker
+        """Request missing data from the disk; a whole window for sequential readers."""
+        waiter: Pending[Read] = pending(sealed.then)
+        sealed.then = waiter
         key = (sealed.partition.incarnation, sealed.at)
-        segments = self._cold.asked(key) or self._segments_from(sealed.partition, sealed.at)
-        bytes_left, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.bytes_left, sealed.end)
-        self._cold.ask(key, segments, partial(self._thawed, sealed, asker, segments), bytes_left, end)
-        return asker
+        segments = self._cold.requested(key) or self._segments_from(sealed.partition, sealed.at)
+        bytes_left, end = (WINDOW_BYTES, NO_END) if self._is_sequential(sealed) else (sealed.bytes_left, sealed.end)
+        self._cold.request(key, segments, partial(self._window_arrived, sealed, waiter, segments), bytes_left, end)
+        return waiter
 
-    def _goes_on(self, sealed: SealedRead) -> bool:
-        return self._cold.goes_on(sealed.partition.incarnation, sealed.offset)
+    def _is_sequential(self, sealed: SealedRead) -> bool:
+        return self._cold.is_sequential(sealed.partition.incarnation, sealed.offset)
 
     def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
-        """Once a reader is past the middle of a window, have the next one brought: what follows it, or, when little is left of it, what
-        follows the reader."""
+        """Once a reader is past the middle of a window, request the next one.
+
+        It begins after the window, or at the reader's position if little of the window is left.
+        """
         partition, at = sealed.partition, sealed.at
         if (window.end - at) * 2 > window.end - window.first:
             return
         start = at if window.is_nearly_over(at) else window.end
         if start >= min(sealed.end, partition.tail_offset):
             return
-        if sealed.bytes_max < WINDOW_BYTES and not self._goes_on(sealed):
+        if sealed.bytes_max < WINDOW_BYTES and not self._is_sequential(sealed):
             return
         if not self._cold.begins_within(partition.incarnation, at, window.end):
-            self._cold.ask((partition.incarnation, start), self._segments_from(partition, start), None, WINDOW_BYTES)
+            self._cold.request(
+                (partition.incarnation, start), self._segments_from(partition, start), None, WINDOW_BYTES
+            )
 
     def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
-        """The segments of a partition's runs from the one with an offset on, as far as one window may reach."""
+        """Return the segments of a partition's runs from an offset on, as far as one window may reach."""
         number = partition.runs.find_offset(offset)
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
-    def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
-        """The sealed part is read up to its end: add what fits of the tail."""
+    def _continue(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
+        """The sealed part is complete: add as much of the tail as fits."""
         if bytes_left > 0 and at < end:
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
@@ -456,31 +465,37 @@ class Reader:
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
-    def _thawed(
-        self, sealed: SealedRead, asker: Pending[Read], asked: Sequence[Segment], window: Window | BrokerError | None
+    def _window_arrived(
+        self,
+        sealed: SealedRead,
+        waiter: Pending[Read],
+        requested: Sequence[Segment],
+        window: Window | BrokerError | None,
     ) -> None:
-        """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
+        """Continue with the window, or again if a segment was replaced; a segment that is missing but was not replaced
+        is Corrupt.
+        """
         partition = sealed.partition
         if not isinstance(window, Window):
             listed = [other.segment for other in self._segments.by_location.values()] if window is None else []
-            if window is None and all(segment in listed for segment in asked):
-                window = blob_corrupt(asked[0].name, "a blob of these is missing")
-            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, asker, window)
+            if window is None and all(segment in listed for segment in requested):
+                window = blob_corrupt(requested[0].name, "a blob of these is missing")
+            self._retried(partition, sealed.offset, sealed.bytes_max, sealed.end, waiter, window)
             return
-        if asker.is_over:
+        if waiter.is_over:
             return
         try:
             partition.check_range(sealed.offset)
             found = self._collect(sealed, window)
         except BrokerError as refused:
-            asker(refused)
+            waiter(refused)
             return
         if isinstance(found, Read):
-            asker(found)
+            waiter(found)
 
 
 class SealedRead:
-    """A read that begins in a segment, and what it has so far: ``chunks`` up to the offset ``at``, with ``bytes_left`` bytes left."""
+    """A read that begins in a segment: ``chunks`` up to the offset ``at``, with ``bytes_left`` to go."""
 
     __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
 
@@ -495,8 +510,10 @@ class SealedRead:
         self.bytes_left = bytes_max
 
     def take(self, window: Window, position: PiecePosition) -> PiecePosition:
-        """Take what fits of a window that holds what comes next, from a position before that on: the position reached. Raises Corrupt
-        when damage is all there would be."""
+        """Take as much as fits of a window, searching from a position on, and return the position reached.
+
+        Raises Corrupt if damage comes first.
+        """
         self.at, self.bytes_left, position = read_pieces(
             window.pieces, self.at, self.bytes_left, self.end, self.chunks, position
         )
@@ -512,7 +529,7 @@ def _join(published: PublishedBatch, body: Buffer) -> bytearray:
 
 
 def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
-    """The answer, after its pin was released."""
+    """Return a completion that releases the pin before passing the answer on."""
 
     def completed(found: int | BrokerError) -> None:
         pin.release()
@@ -522,9 +539,9 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """First offset of a tail entry, or the end."""
+    """Return the first offset of a tail entry, or the end."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 
 def _nothing() -> None:
-    """Nobody waits for a slot."""
+    """Do nothing."""

@@ -1,14 +1,13 @@
-"""Where a partition's sealed runs lie, in some ten bytes each, and how a start hands runs out: compiled.
+"""Index of a partition's sealed runs, in about ten bytes each, and the assignment of runs at a start.
 
-A log of many partitions has a run of each in every segment: a hundred gigabytes of ten thousand partitions have fifteen million. So entries
-are packed, 64 in a block, as differences from the least of each field, with as many bits as the block needs.
+A log with many partitions has a run of each in every segment: 100 GB with ten thousand partitions have fifteen million
+runs. So entries are packed, 64 per block, as differences from each field's minimum, with as many bits as the block
+needs.
 
-```
-block: 5 × i64 least of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
-       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
-```
+``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
+3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
 
-Promises: every search is binary over blocks, then over the entries of one; nothing here touches a disk. Must not know: segments, files.
+Searches are binary over blocks, then over the entries of one.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ else:
 BLOCK_ENTRIES: Final = 64
 
 Entry = tuple[int, int, int, int, int, int]
-"""(first offset, 0, bytes, segment's location, first address, first append time): as ``TailIndex`` has them."""
+"""(first offset, 0, bytes, segment's location, first address, first append time), as in ``TailIndex``."""
 
 _BLOCK = cython.declare(cython.Py_ssize_t, 64)
 _FIELDS = cython.declare(cython.Py_ssize_t, 5)
-_ROW_BYTES = cython.declare(cython.Py_ssize_t, 40)  # of an entry that is not packed yet
+_ROW_BYTES = cython.declare(cython.Py_ssize_t, 40)  # size of an entry that is not packed yet
 _HEAD_BYTES = cython.declare(cython.Py_ssize_t, 48)
 _WIDTHS_AT = cython.declare(cython.Py_ssize_t, 40)
 _RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
@@ -53,7 +52,7 @@ _ALL_BITS = cython.declare(cython.ulonglong, 0xFFFF_FFFF_FFFF_FFFF)
 @cython.cfunc
 @cython.inline
 def _written(data: bytearray) -> cython.p_uchar:
-    """The memory of a bytearray nobody else sees; valid until it is resized."""
+    """Return the memory of a private bytearray; valid until it is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
     else:
@@ -63,7 +62,7 @@ def _written(data: bytearray) -> cython.p_uchar:
 @cython.cfunc
 @cython.inline
 def _read(data: bytes) -> cython.p_const_uchar:
-    """The memory of bytes."""
+    """Return the memory of bytes."""
     if cython.compiled:
         return cython.cast(cython.p_const_uchar, cython.cast(cython.p_const_char, data))
     else:
@@ -86,7 +85,7 @@ def _get_bits(p: cython.p_const_uchar, at: cython.Py_ssize_t, width: cython.Py_s
 
 @cython.cfunc
 def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
-    """A block of so many rows."""
+    """Return a block of ``count`` rows."""
     head: bytearray = bytearray(48)
     h: cython.p_uchar = _written(head)
     bits: cython.Py_ssize_t = 0
@@ -132,7 +131,7 @@ def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
 
 @cython.cfunc
 def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-    """One number of a packed entry."""
+    """Return one number of a packed entry."""
     bits: cython.Py_ssize_t = 0
     before: cython.Py_ssize_t = 0
     number: cython.Py_ssize_t
@@ -147,10 +146,11 @@ def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_
 
 @cython.cclass
 class RunIndex:
-    """Entries in offset order, added at the end, dropped at the front, joined anywhere.
+    """Entries in offset order: appended at the end, dropped at the front, joined anywhere.
 
-    Guards: offsets and addresses rise from entry to entry, times never fall. ``_blocks`` are packed, ``_counts`` their entries, of which the
-    first ``_head`` of the first block are gone; ``_rows`` holds the newest, fewer than a block's, as plain numbers.
+    Invariant: offsets and addresses increase from entry to entry, times never decrease. ``_blocks`` are packed,
+    ``_counts`` their numbers of entries. The first ``_head`` entries of the first block are removed. ``_rows`` holds
+    the newest, less than a block, unpacked.
     """
 
     if cython.compiled:
@@ -175,7 +175,7 @@ class RunIndex:
         return self._packed + self._open
 
     def nbytes(self) -> int:
-        """Bytes of memory that entries take, with what is allocated for more."""
+        """Memory of the entries, with spare capacity."""
         blocks: int = sum(map(len, self._blocks))
         return blocks + len(self._counts) + len(self._rows)
 
@@ -187,7 +187,7 @@ class RunIndex:
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> None:
-        """Add the entry of the next run."""
+        """Append the entry of the next run."""
         self._append(offset, size, location, address, time_us)
 
     @cython.cfunc
@@ -221,7 +221,7 @@ class RunIndex:
 
     @cython.cfunc
     def _value(self, index: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
-        """A number of an entry that there is."""
+        """Return a number of an existing entry."""
         if index >= self._packed:
             return load_i64(_written(self._rows), (index - self._packed) * _ROW_BYTES + field * 8)
         block: cython.Py_ssize_t = 0
@@ -233,7 +233,7 @@ class RunIndex:
         return _field_of(_read(self._blocks[block]), index, field)
 
     def entry(self, index: cython.Py_ssize_t) -> Entry:
-        """An entry by its number. Raises IndexError."""
+        """Return an entry by index; raise IndexError."""
         if index < 0 or index >= self._packed + self._open:
             raise IndexError(index)
         return (
@@ -247,7 +247,7 @@ class RunIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Last entry whose number is at most ``key``, -1 if there is none."""
+        """Return the last entry whose number is at most ``key``, or -1."""
         low: cython.Py_ssize_t = 0
         high: cython.Py_ssize_t = self._packed + self._open
         while low < high:
@@ -259,19 +259,21 @@ class RunIndex:
         return low - 1
 
     def find_offset(self, offset: cython.longlong) -> int:
-        """Entry of the run that holds ``offset`` if any does: the last one that begins at or below it, -1 if all begin above."""
+        """Return the last entry that begins at or below ``offset``, or -1: if a run contains the offset, it is this
+        one.
+        """
         return self._last_at(_OFFSET, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """The last entry whose run begins at or below a Kafka 0.7 address, -1 if all begin above."""
+        """Return the last entry that begins at or below a Kafka 0.7 address, or -1."""
         return self._last_at(_ADDRESS, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """The first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the first entry appended at or after ``time_us``; the number of entries if there is none."""
         return self._last_at(_TIME, time_us - 1) + 1
 
     def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
-        """Places and bytes (``array('q')``) of entries [start, stop). Raises IndexError."""
+        """Return locations and bytes (``array('q')``) of entries [start, stop); raise IndexError."""
         self._check_range(start, stop)
         locations: array[int] = array("q", bytes(8 * (stop - start)))
         sizes: array[int] = array("q", bytes(8 * (stop - start)))
@@ -282,7 +284,7 @@ class RunIndex:
         return locations, sizes
 
     def size_of(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
-        """Bytes of entries [start, stop). Raises IndexError."""
+        """Return the bytes of entries [start, stop); raise IndexError."""
         self._check_range(start, stop)
         total: cython.longlong = 0
         index: cython.Py_ssize_t
@@ -293,7 +295,7 @@ class RunIndex:
     def join(
         self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, location: cython.longlong
     ) -> None:
-        """Make one entry of [start, stop): it begins as the first of them does, its bytes lie where told. Raises IndexError."""
+        """Replace entries [start, stop) by one that begins as the first does, at this location; raise IndexError."""
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -309,16 +311,16 @@ class RunIndex:
         while last < len(counts) and end < stop:
             end += counts[last]
             last += 1
-        if last == len(counts):  # what is not packed yet is packed anew as well
+        if last == len(counts):  # unpacked entries are packed again, too
             end = self._packed + self._open
         behind: list[Entry] = [self.entry(index) for index in range(max(begun, 0), start)]
         behind.append((first[0], 0, size, location, first[4], first[5]))
         behind += [self.entry(index) for index in range(stop, end)]
-        self._put_anew(block, last, behind)
+        self._repack(block, last, behind)
 
     @cython.cfunc
-    def _put_anew(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
-        """Put these entries where blocks [block, last) are, and the plain rows too if these are the last."""
+    def _repack(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
+        """Replace blocks [block, last) by these entries, and the unpacked rows, too, if those blocks are the last."""
         made: RunIndex = RunIndex()
         for entry in entries:
             made._append(entry[0], entry[2], entry[3], entry[4], entry[5])
@@ -335,7 +337,7 @@ class RunIndex:
         self._packed = sum(self._counts) - self._head
 
     def drop_front(self, count: cython.Py_ssize_t) -> None:
-        """Forget the first ``count`` entries. Raises IndexError."""
+        """Remove the first ``count`` entries; raise IndexError."""
         self._check_range(0, count)
         if count >= self._packed:
             left: cython.Py_ssize_t = count - self._packed
@@ -371,12 +373,15 @@ def hand_out(
     breaks: list[tuple[int, int, int]],
     staged: list[int],
 ) -> tuple[int, int, int, bool]:
-    """Give the runs of a segment's footer (layout in ``segment``) to their partitions: (runs, their bytes, earliest append time of them,
-    whether runs of other partitions were passed by). Runs that end at or below what is kept are passed by as well.
+    """Assign the runs of a segment's footer (layout in ``segment``) to their partitions.
 
-    partitions: sorted numbers (``array('Q')``); the other arrays (``array('q')``) and the indexes go with them. ends: the offset behind
-    the last run given, -1 before the first. sizes: bytes given. breaks gets (number of the partition, number of the entry, where the run
-    before it ended) where a run does not begin there. staged gets the numbers of runs with a token, which are passed by.
+    Returns (runs, their bytes, their earliest append time, whether runs of other partitions were skipped). Runs that
+    end at or below the first retained offset are skipped as well.
+
+    ``partitions`` are sorted numbers (``array('Q')``); indexes, ``kept`` (first retained offset), ``ends`` (end of the
+    last assigned run, -1 before the first) and ``sizes`` (assigned bytes) are parallel to it. ``breaks`` gets (index of
+    the partition, index of the entry, end of the run before) for a run that does not begin there; ``staged`` the
+    numbers of runs with a token, which are skipped.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

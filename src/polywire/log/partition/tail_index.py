@@ -1,6 +1,6 @@
-"""Where the unsealed batches of a partition lie, and what of them a read or the sealer gets: compiled, one call per request.
+"""Index of a partition's unsealed batches, with the selections that reads and the sealer need, one call per request.
 
-Promises: nothing here allocates per batch; every search is binary. Must not know: files, slots, segments; it sees numbers and buffers.
+Nothing is allocated per batch, and every search is binary.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 40)
 @cython.cfunc
 @cython.inline
 def _bytes_of(data: bytearray) -> cython.p_uchar:
-    """The memory of a bytearray nobody else sees; valid until it is resized."""
+    """Return the memory of a private bytearray; valid until it is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
-    else:  # Cython would call a plain return unreachable
+    else:  # Cython reports a plain return as unreachable
         return data
 
 
 @cython.cclass
 class TailIndex:
-    """Where the batches of one partition lie: entries in offset order, added at the end, dropped at the front.
+    """Entries of one partition's batches, in offset order: appended at the end, dropped at the front.
 
-    Guards: offsets and addresses rise from entry to entry, times never fall, so every search is binary. An entry is (offset, position,
-    length, slot, address, append time), 40 bytes; ``slot`` is any number the owner gives to what holds the bytes. The owner of sealed
-    runs may keep them in one of these too, with a segment's number for a slot. Fixed cost: this object and a bytearray, 56 bytes each.
+    Invariant: offsets and addresses increase from entry to entry, times never decrease. An entry is (offset, position,
+    length, slot, address, append time), 40 bytes; ``slot`` is any number that the owner assigns to the holder of the
+    bytes. Fixed cost: this object and a bytearray, 56 bytes each.
     """
 
     if cython.compiled:
@@ -82,7 +82,7 @@ class TailIndex:
         return self._count
 
     def nbytes(self) -> int:
-        """Bytes of memory that entries take, with what is allocated for more."""
+        """Memory of the entries, with spare capacity."""
         return len(self._data)
 
     def append(
@@ -94,7 +94,7 @@ class TailIndex:
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> None:
-        """Add the entry of the next batch."""
+        """Append the entry of the next batch."""
         self._add(offset, position, length, slot, address, time_us)
 
     @cython.cfunc
@@ -120,7 +120,7 @@ class TailIndex:
 
     @cython.cfunc
     def _grow(self) -> cython.Py_ssize_t:
-        """Move the entries to the front of a larger array. Returns where the next one goes."""
+        """Move the entries to the front of a larger array; return the position for the next one."""
         start: cython.Py_ssize_t = self._head * _ENTRY_BYTES
         used: cython.Py_ssize_t = self._count * _ENTRY_BYTES
         data = bytearray((self._count + (self._count >> 1) + 4) * _ENTRY_BYTES)
@@ -130,7 +130,7 @@ class TailIndex:
         return used
 
     def entry(self, index: cython.Py_ssize_t) -> tuple[int, int, int, int, int, int]:
-        """(offset, position, length, slot, address, append time) of an entry. Raises IndexError."""
+        """Return (offset, position, length, slot, address, append time) of an entry; raise IndexError."""
         if index < 0 or index >= self._count:
             raise IndexError(index)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -146,7 +146,7 @@ class TailIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Last entry whose number at byte ``field`` is at most ``key``, -1 if there is none."""
+        """Return the last entry whose number at byte ``field`` is at most ``key``, or -1."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         base: cython.Py_ssize_t = self._head * _ENTRY_BYTES + field
         low: cython.Py_ssize_t = 0
@@ -160,22 +160,27 @@ class TailIndex:
         return low - 1
 
     def find_offset(self, offset: cython.longlong) -> int:
-        """Entry of the batch that holds ``offset`` if any does: the last one that begins at or below it, -1 if all begin above."""
+        """Return the last entry that begins at or below ``offset``, or -1: if a batch contains the offset, it is this
+        one.
+        """
         return self._last_at(0, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """The last entry whose batch begins at or below a Kafka 0.7 address, -1 if all begin above."""
+        """Return the last entry that begins at or below a Kafka 0.7 address, or -1."""
         return self._last_at(24, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
-        """The first entry appended at or after ``time_us``; the number of entries if there is none."""
+        """Return the first entry appended at or after ``time_us``; the number of entries if there is none."""
         return self._last_at(32, time_us - 1) + 1
 
     def take(
         self, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
     ) -> tuple[int, int, int]:
-        """Entries a read gets: (start, stop, bytes). At least the batch that holds ``offset``, then whole batches while they fit
-        ``bytes_max`` and begin below ``offset_end``. An empty range when all entries begin above ``offset``."""
+        """Return the entries of a read: (start, stop, bytes).
+
+        At least the batch that contains ``offset``, then whole batches while they fit ``bytes_max`` and begin below
+        ``offset_end``. Empty if all entries begin above ``offset``.
+        """
         start: cython.Py_ssize_t = self._last_at(0, offset)
         if start < 0:
             return 0, 0, 0
@@ -192,7 +197,7 @@ class TailIndex:
         return start, stop, total
 
     def extents(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list[tuple[int, int, int]]:
-        """(slot, position, bytes) of entries [start, stop), neighbours in index joined. Raises IndexError."""
+        """Return (slot, position, bytes) of entries [start, stop), adjacent ones joined; raise IndexError."""
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         found: list[tuple[int, int, int]] = []
@@ -214,8 +219,11 @@ class TailIndex:
         return found
 
     def copy(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, slots: Mapping[int, Buffer], out: Buffer) -> int:
-        """Copy the batches of entries [start, stop) back to back into the writable ``out``; returns their bytes. ``slots`` gives the
-        bytes of every slot they lie in. Raises IndexError when a range lies outside its slot or does not fit ``out``."""
+        """Copy the batches of entries [start, stop) back to back into ``out`` and return their bytes.
+
+        ``slots`` has the bytes of every slot they are in. Raises IndexError if a range is outside its slot or does not
+        fit ``out``.
+        """
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         target: Lent = lend_writable(out)
@@ -244,7 +252,7 @@ class TailIndex:
         length: cython.uint,
         slot: cython.uint,
     ) -> None:
-        """Make one entry of [start, stop): it begins as the first of them does, its bytes lie where told. Raises IndexError."""
+        """Replace entries [start, stop) by one that begins as the first does, at this location; raise IndexError."""
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -256,17 +264,17 @@ class TailIndex:
         self._count -= stop - start - 1
 
     def drop_front(self, count: cython.Py_ssize_t) -> None:
-        """Forget the first ``count`` entries. Raises IndexError."""
+        """Remove the first ``count`` entries; raise IndexError."""
         self._check_range(0, count)
         self._head += count
         self._count -= count
-        if self._count == 0 or self._head > 4 * (self._count + 16):  # mostly holes: give the memory back
+        if self._count == 0 or self._head > 4 * (self._count + 16):  # mostly holes: release the memory
             used: cython.Py_ssize_t = self._head * _ENTRY_BYTES
             self._data = self._data[used : used + self._count * _ENTRY_BYTES]
             self._head = 0
 
     def drop_slot(self, slot: cython.uint) -> int:
-        """Forget the leading entries that lie in ``slot``; returns how many."""
+        """Remove the leading entries that are in ``slot``; return how many."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         count: cython.Py_ssize_t = 0
         while count < self._count and load_u32(p, (self._head + count) * _ENTRY_BYTES + 20) == slot:
@@ -281,8 +289,11 @@ class TailIndex:
 
 
 def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
-    """Add the batches of a publish to the tails of their partitions. ``content``, ``entries``: see ``group.GroupHead.published``;
-    ``positions``: of each batch. Raises IndexError where one says what another does not have."""
+    """Append the batches of a publish to the tails of their partitions; raise IndexError if the arguments contradict
+    each other.
+
+    ``content``, ``entries``: see ``group.GroupHead.published``; ``positions``: of each batch.
+    """
     lent: Lent = lend(content)
     ends: Lent = lend(entries)
     positions_at: Lent = lend(positions)
@@ -318,8 +329,11 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
 def spans_of(
     tails: list[TailIndex], first_slot: cython.uint, last_slot: cython.uint, joined: cython.uint
 ) -> tuple[array[int], array[int], array[int], array[int]]:
-    """What a sealer seals of these tails: the entries that lie in slots from the first to the last, or in ``joined``, tail by tail in offset
-    order. Returns (where the entries of each tail end, their slots, positions and lengths), each an ``array('q')``."""
+    """Return the entries of these tails in slots ``first_slot`` to ``last_slot``, or in ``joined``, in offset order per
+    tail.
+
+    The result is (end of each tail's entries, slots, positions, lengths), each an ``array('q')``.
+    """
     ends: array[int] = array("q", bytes(8 * len(tails)))
     count: cython.Py_ssize_t = _fill_spans(tails, first_slot, last_slot, joined, False, ends, ends, ends, ends)
     slots: array[int] = array("q", bytes(8 * count))
@@ -341,7 +355,9 @@ def _fill_spans(
     positions: array[int],
     lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Count what ``spans_of`` returns into ``ends``; with ``fills``, enter it in the other arrays, which are long enough for it."""
+    """Count the entries for ``spans_of`` into ``ends``; with ``fills``, also fill the other arrays, which are long
+    enough.
+    """
     counted: Lent = lend_writable(memoryview(ends))
     holders: Lent = lend_writable(memoryview(slots))
     starts: Lent = lend_writable(memoryview(positions))

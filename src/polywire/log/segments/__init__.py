@@ -1,1 +1,1 @@
-"""The segments: immutable blobs that hold what left the journal, how they are written, replaced and removed."""
+"""Segments: immutable blobs with data that has left the journal; writing, replacing and removing them."""

@@ -1,9 +1,7 @@
-"""Scans of scattered batches: verify them, survey their headers, find which to merge, copy them into chunks. Compiled.
+"""Scans of scattered batches: verify, survey headers, find batches to merge, copy into chunks.
 
-Promises: one call per run or per 4 MiB chunk, the interpreter lock free for the bulk, nothing entered that was not seen to be a whole
-batch. Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
-
-A *piece* is one batch that lies somewhere in a buffer; pieces are given as ``array("q")`` of positions and of lengths.
+A *piece* is one batch somewhere in a buffer; pieces are arrays (``array("q")``) of positions and of lengths. Scans make
+one call per run or per 4 MiB chunk, and release the interpreter lock for the bulk. Only whole batches are entered.
 """
 
 from __future__ import annotations
@@ -56,31 +54,31 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
 _STRIDE = cython.declare(cython.longlong, 65536)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-# Copies of less keep the interpreter lock: getting it back may take longer.
+# Smaller copies keep the interpreter lock: re-acquiring it may take longer.
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
-SMALL_BYTES: Final = 32_768  # a batch of this size or more gains nothing from merging
+SMALL_BYTES: Final = 32_768  # larger batches gain nothing from merging
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
 _PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # its bit among a batch's columns
 
-# What is known of a run while its batches are surveyed: where it stands in an array("q").
-RUN_POSITION: Final = 0  # where the next batch goes in the blob
-RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run when there is none
+# State of a run during a survey: indexes into an array("q").
+RUN_POSITION: Final = 0  # position of the next batch in the blob
+RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run without one
 RUN_ENTRIES: Final = 2
 RUN_FIRST_OFFSET: Final = 3  # -1 before the first batch
-RUN_NEXT_OFFSET: Final = 4  # -1 for good where batches are not numbered
+RUN_NEXT_OFFSET: Final = 4  # stays -1 if batches are not numbered
 RUN_FIRST_ADDRESS: Final = 5
 RUN_NEXT_ADDRESS: Final = 6
 RUN_FIRST_TIME: Final = 7
 RUN_LAST_TIME: Final = 8
 RUN_RECORDS: Final = 9
 RUN_EPOCH: Final = 10  # -1 before the first batch
-RUN_PARTITION: Final = 11  # what every header must say
+RUN_PARTITION: Final = 11  # expected in every header
 RUN_STATE_COUNT: Final = 12
 
 
 @cython.cclass
 class _Pieces:
-    """Pieces of one buffer, borrowed. Guards: numbers up to ``count`` are there in both arrays."""
+    """Borrowed pieces of one buffer; both arrays have ``count`` entries."""
 
     if cython.compiled:
         base: Lent
@@ -104,7 +102,7 @@ class _Pieces:
 def _is_batch(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.longlong, length: cython.longlong
 ) -> cython.bint:
-    """Whether a whole batch of exactly this length begins at ``at``."""
+    """Return whether a whole batch of exactly this length begins at ``at``."""
     return (
         at >= 0
         and length >= _HEADER_BYTES
@@ -127,7 +125,7 @@ def _verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """The loop of ``verify``; the caller checked the pieces' numbers."""
+    """Loop of ``verify``; the caller checked the range."""
     while index < stop and bytes_max > 0:
         at: cython.longlong = load_i64(starts, index * 8)
         length: cython.longlong = load_i64(sizes, index * 8)
@@ -149,10 +147,13 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify the headers of pieces [start, stop), and the bodies of those shorter than ``copied_from``, up to the piece that fills
-    ``bytes_max``: what is copied next is near the processor then. Longer ones are copied as they are, with the checksum that they have.
-    Returns the number of the first piece not looked at, or -1 - n where piece n is not sound. Raises IndexError when the pieces are not
-    there."""
+    """Verify pieces [start, stop) up to the one that fills ``bytes_max``, so that the next copy finds them in the
+    processor's cache.
+
+    All headers are checked, and the bodies of pieces shorter than ``copied_from``; longer ones are copied with the
+    checksum they have. Returns the index of the first piece not checked, or -1 - n if piece n is damaged. Raises
+    IndexError for a bad range.
+    """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
     starts: Lent = pieces.positions
@@ -178,7 +179,7 @@ def _copy_batches(
     target_bytes: cython.Py_ssize_t,
     cursor: cython.p_uchar,
 ) -> cython.bint:
-    """The loop of ``copy_batches``; the caller checked the pieces' numbers. Returns whether one is empty or outside ``source``."""
+    """Loop of ``copy_batches``; returns whether a piece is empty or outside ``source``. The caller checked the range."""
     index: cython.Py_ssize_t = load_i64(cursor, 0)
     skip: cython.longlong = load_i64(cursor, 8)
     at: cython.longlong = load_i64(cursor, 16)
@@ -209,10 +210,10 @@ def copy_batches(
     out: Buffer,
     cursor: array[int],
 ) -> None:
-    """Copy pieces of ``base`` back to back into the writable ``out`` until it is full or piece ``stop`` is reached. ``cursor`` is an
-    ``array("q")`` of (next piece, bytes of it already copied, where the next goes in ``out``) and is moved on.
+    """Copy pieces of ``base`` back to back into ``out`` until it is full or piece ``stop`` is reached.
 
-    Raises IndexError when a piece is empty or lies outside ``base``.
+    ``cursor`` is an ``array("q")`` of (next piece, bytes of it already copied, position in ``out``), which is updated.
+    Raises IndexError if a piece is empty or outside ``base``.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     source: Lent = pieces.base
@@ -236,7 +237,7 @@ def copy_batches(
 @cython.nogil
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
-    """Enter the batch at ``at`` into the run's state, and an index entry for it when its stride has none."""
+    """Enter the batch at ``at`` into the run's state, and an index entry if its stride has none."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0
     offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
     address: cython.longlong = load_base_address(p, at) if is_numbered else 0
@@ -275,8 +276,8 @@ def _survey(
     run: cython.p_uchar,
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """The loop of ``survey``; the caller checked the pieces' numbers and that the entries fit."""
-    is_numbered: cython.bint = load_i64(run, 32) >= 0  # staged batches have no numbers, whatever their headers say
+    """Loop of ``survey``; the caller checked the range and that the entries fit."""
+    is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid numbers
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
         if not _is_batch(p, size, at, load_i64(sizes, index * 8)):
@@ -300,11 +301,11 @@ def survey(
     state: array[int],
     entries: bytearray,
 ) -> int:
-    """Enter the headers of pieces [start, stop) into a run's ``state`` (``array("q")`` of RUN_…) and write index entries, one per 64 KiB.
+    """Enter the headers of pieces [start, stop) into a run's ``state`` and write index entries, one per 64 KiB.
 
-    ``entries`` must be long enough for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts.
-    Returns ``stop``; or the number of the first batch of another epoch, not yet entered; or -1 - n where piece n makes no sense: no whole
-    batch of that length and partition begins there, or its offset lies below those before it. Raises IndexError when arrays are too small.
+    ``entries`` must have space for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts. Returns
+    ``stop``, or the index of the first batch of another epoch, not entered, or -1 - n if piece n is invalid: no whole
+    batch of that length and partition, or its offset is below earlier ones. Raises IndexError if arrays are too small.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
@@ -337,7 +338,7 @@ def _merge_stop(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """End of the longest group of pieces from ``index`` on that may become one batch; at least ``index + 1``."""
+    """Return the end of the longest group of pieces from ``index`` on that may be merged; at least ``index + 1``."""
     first: cython.longlong = load_i64(starts, index * 8)
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0
@@ -373,10 +374,10 @@ def next_merge(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> tuple[int, int]:
-    """The next two or more pieces in [start, stop) that may be merged: neighbours by offset, each below 32 KiB and together at most
-    ``bytes_max``, without producer, neither compressed nor compacted, of one epoch and one append time. (stop, stop) if there are none.
+    """Return the next two or more pieces in [start, stop) that may be merged, or (stop, stop).
 
-    Raises IndexError when the pieces are not there.
+    They are adjacent by offset, each below 32 KiB and together at most ``bytes_max``, without producer, neither
+    compressed nor compacted, of one epoch and one append time. Raises IndexError for a bad range.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base

@@ -1,10 +1,13 @@
-"""Compaction: of each key of a partition the newest record stays (decision 0009).
+"""Compaction: retain the newest record of each key of a partition (decision 0009).
 
-A pass fills a table of the newest offset of each key from the part that was never compacted, then writes the partition's sealed runs anew,
-group by group from the oldest on, without what the table knows a newer record of. What stays keeps its offset, address and time.
+A pass fills a table with the newest offset of each key in the part that was never compacted. It then rewrites the
+partition's sealed runs, group by group, oldest first, without records for which the table has a newer one. The rest
+retain offset, address and time.
 
-Promises: memory of one table and a window whatever a partition holds; each step reads a bounded number of bytes, in the sealer's thread; a
-stop between two steps leaves a partition with the newest record of every key. Must not know: the journal, when it is time.
+Guarantees:
+* Memory is bounded: one table and one window.
+* Each step reads a bounded number of bytes, in the sealer's thread.
+* A stop between steps leaves the newest record of every key in place.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ from polywire.store.base import Store
 from polywire.types import Buffer
 
 KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys a pass
-STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # read by one step: what a seal may have to wait for
-DIRTY_BYTES_MIN: Final = 1024 * 1024  # less is not worth a blob of its own
-HOLE_MAX: Final = 1 << 30  # offsets or address bytes without any record; a batch's deltas have 32 bits
-YIELD_BATCHES: Final = 64  # looked at before the loop's thread may have the interpreter
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # read by one step; a seal may have to wait for it
+DIRTY_BYTES_MIN: Final = 1024 * 1024  # less does not justify a blob
+HOLE_MAX: Final = 1 << 30  # offsets or address bytes without a record; a batch's deltas have 32 bits
+YIELD_BATCHES: Final = 64  # processed before the loop's thread may take the interpreter lock
 NEVER: Final = 2**62
 
 _facts: Final = header_fields("flags", "record_count", "base_offset", "base_address", "address_span", "offset_span")
@@ -41,10 +44,11 @@ _length: Final = header_fields("length")
 
 
 class Compaction:
-    """One pass over one partition. Guards: groups are written only when the table is filled, in order, each on the disk before the next;
-    so the newest null of a key goes only after all that was older.
+    """One pass over one partition.
 
-    noted: the table knows every key in [where the last pass ended, here). written: up to here the partition was compacted.
+    Groups are written only once the table is filled, in order, each synced before the next: the newest null of a key is
+    removed only after everything older. ``noted``: the table has every key from the end of the last pass to here.
+    ``written``: end of the compacted part.
     """
 
     __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
@@ -58,7 +62,7 @@ class Compaction:
         self.noting = True
 
     def segments(self, reader: Reader) -> list[Segment]:
-        """What the next step reads; nothing when the pass, or its first half, is over."""
+        """Return the input of the next step; empty at the end of the pass, or of its first half."""
         partition, size = self.partition, 0
         found: list[Segment] = []
         if self.noting:
@@ -77,13 +81,20 @@ class Compaction:
         return found
 
     def sources(self, segments: Sequence[Segment]) -> list[Source]:
-        """The runs of a step, in the sealer's thread, because footers may have to be read; without one that was noted to its end. Raises
-        BlobMissing, Corrupt."""
+        """Return the runs of a step, in the sealer's thread, because footers may have to be read; skip a run that is
+        noted already.
+
+        Raises BlobMissing or Corrupt.
+        """
         runs = [(segment, segment.run(self.partition.incarnation)) for segment in segments]
         return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
-        """Fill the table from these runs, in the sealer's thread: (offset up to which it is filled, whether it is full). Raises Corrupt."""
+        """Fill the table from these runs, in the sealer's thread; return (end of the filled part, whether the table is
+        full).
+
+        Raises Corrupt.
+        """
         for part in StoredParts(sources, None):
             for batch in self._left_to_note(part):
                 plain = expand_body(batch)
@@ -93,7 +104,9 @@ class Compaction:
         return sources[-1][1].next_offset, False
 
     def _left_to_note(self, part: Part) -> Iterator[memoryview]:
-        """Batches of a part that could not be noted with their neighbours, because they are compressed or the table is full."""
+        """Yield batches that could not be noted with their neighbours, because they are compressed or the table is
+        full.
+        """
         chunk, at = memoryview(part.base), 0
         end = part.positions[-1] + part.lengths[-1]
         while at < end:
@@ -106,8 +119,10 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
-        """Write one group without what is not needed, in the sealer's thread; None when all of it is. Raises what the
-        store raises, Corrupt."""
+        """Write one group without unneeded records, in the sealer's thread; None if nothing remains.
+
+        Raises Corrupt, and whatever the store raises.
+        """
         ((incarnation, sources),) = merge.runs.items()
         parts = _KeptParts(self._table, sources, merge, noted_end=self.noted, null_time_us=self.null_time_us)
         if not parts.loses():
@@ -116,7 +131,7 @@ class Compaction:
 
 
 class _KeptParts(Iterable[Part]):
-    """What stays of some neighbouring runs. Guards: the batches cover the runs' offsets and addresses without a gap."""
+    """Remaining records of neighbouring runs; the batches cover the runs' offsets and addresses without a gap."""
 
     def __init__(
         self,
@@ -134,14 +149,14 @@ class _KeptParts(Iterable[Part]):
         self._limits = {"noted_end": noted_end, "null_time_us": null_time_us}
 
     def loses(self) -> bool:
-        """Whether any record goes."""
+        """Whether any record is removed."""
         for part in self._parts:
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
             for number, counted in enumerate(counts):
                 facts = _facts(part.base, part.positions[number])
                 kept = len(self._rows(_batch_of(part, number))) if counted == COMPRESSED else counted
                 if kept < facts[1]:
-                    return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record stays in any case
+                    return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record always stays
                 if number % YIELD_BATCHES == 0:
                     time.sleep(0)
         return False
@@ -153,7 +168,7 @@ class _KeptParts(Iterable[Part]):
         covered = self._start
         for part in self._parts:
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
-            begun = 0  # of a stretch that stays as it is
+            begun = 0  # start of a stretch that stays unchanged
             for number, kept in enumerate(counts):
                 _, records, offset, address, address_span, span = _facts(part.base, part.positions[number])
                 if kept == records and covered == (offset, address):
@@ -171,8 +186,11 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """What stays of one batch, with the hole before it; None when nothing does. The group's last record stays in any case, and one where
-        a hole would grow too wide: so every hole is one before a record."""
+        """Return what remains of one batch, with the hole before it, or None.
+
+        The group's last record always stays, and so does one where a hole would become too wide: every hole precedes a
+        record.
+        """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)
         rows = self._rows(plain)
@@ -189,7 +207,7 @@ class _KeptParts(Iterable[Part]):
 
 
 def _stretch(part: Part, start: int, stop: int) -> Iterator[Part]:
-    """Batches [start, stop) of a part, if any."""
+    """Yield batches [start, stop) of a part, if any."""
     if start < stop:
         yield Part(part.base, part.positions[start:stop], part.lengths[start:stop], part.verified)
 
@@ -199,14 +217,14 @@ def _batch_of(part: Part, number: int) -> memoryview:
 
 
 def _packed_as(batch: Buffer, flags: int) -> Buffer:
-    """The batch compressed as these flags say another one was."""
+    """Compress the batch as these flags say."""
     if flags & BatchFlags.LZ4:
         return compress_body(batch, Compression.LZ4)
     return compress_body(batch, Compression.ZSTD) if flags & BatchFlags.ZSTD else batch
 
 
 def is_worth_a_pass(partition: FilePartition) -> bool:
-    """Whether at least half of what is sealed, and not too little, was never compacted."""
+    """Return whether at least half of the sealed data, and not too little, was never compacted."""
     runs, dirty = partition.runs, 0
     first = 0 if not partition.clean_offset else runs.find_offset(partition.clean_offset - 1) + 1
     for number in range(first, len(runs)):

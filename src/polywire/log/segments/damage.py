@@ -1,7 +1,8 @@
-"""Damage to stored batches: which of what was read from a segment is sound, what is not, and what a reader gets of it.
+"""Separate intact batches of a segment from damaged ones.
 
-Promises: bytes count as a batch only when header and body have their checksums; every damaged stretch is reported with its offsets and
-position, and what lies behind it stays readable. Must not know: who reads.
+Guarantees:
+* Bytes count as a batch only if header and body match their checksums.
+* Every damaged stretch is reported with offsets and position, and data after it stays readable.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from polywire.records.columns import HEADER_BYTES
 from polywire.records.fields import header_fields
 from polywire.store.base import Blob
 
-RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers of history as go through it at a time
+RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many concurrent readers of its history
 VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a minute
-SALVAGE_BYTES: Final = 64 * 1024  # read at once around a bad sector: what is lost with it
-DAMAGES_NOTED_MAX: Final = 4096  # remembered so that each is logged once; beyond that some are logged again
+SALVAGE_BYTES: Final = 64 * 1024  # read at a time around a bad sector, and lost with it
+DAMAGES_NOTED_MAX: Final = 4096  # remembered, so that each is logged once; beyond that some are logged again
 
 _base_offset: Final = header_fields("base_offset")
 logger: Final = structlog.get_logger("polywire.log")
 
 Mark = tuple[int, int]
-"""(position in the blob, offset): where a batch is known to begin, or a run to end."""
+"""(position in the blob, offset) of a known start of a batch, or end of a run."""
 
 PiecePosition = tuple[int, int]
-"""(number of a piece, position in it) where a batch begins."""
+"""(index of a piece, position in it) where a batch begins."""
 
 BEGINNING: Final[PiecePosition] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes [position, stop) of a segment that do not verify: records [first_offset, next_offset) of a partition."""
+    """Damaged bytes [position, stop) of a segment: records [first_offset, next_offset) of a partition."""
 
     segment: str
     partition: int
@@ -50,7 +51,7 @@ class Damage:
     next_offset: int
 
     def error(self) -> Corrupt:
-        """The error for whoever reads one of these records."""
+        """Return the error for a reader of one of these records."""
         return Corrupt(
             ErrorCode.CORRUPT,
             f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
@@ -59,16 +60,16 @@ class Damage:
 
 
 class Piece(NamedTuple):
-    """Whole sound batches back to back, or the damage that stands where they were."""
+    """Whole intact batches back to back, or the damage in their place."""
 
     data: memoryview
     end: int
-    """Offset where the piece ends: that of its run, or where damage begins or ends."""
+    """End offset: of its run, or where damage begins or ends."""
     damage: Damage | None
 
 
 class DamageNotes:
-    """What was found damaged, so that it is logged once however often it is read. Any thread may use it."""
+    """Known damage, so that each is logged once. Thread-safe."""
 
     __slots__ = ("_lock", "_noted")
 
@@ -78,12 +79,12 @@ class DamageNotes:
 
     @property
     def found(self) -> list[Damage]:
-        """Everything noted so far."""
+        """Return all known damage."""
         with self._lock:
             return list(self._noted.values())
 
     def note(self, damage: Damage) -> None:
-        """Log damage unless that was done."""
+        """Log damage unless it is known."""
         key = (damage.segment, damage.position)
         with self._lock:
             if key in self._noted:
@@ -103,10 +104,10 @@ class DamageNotes:
 
 
 class VerifiedRanges:
-    """Which stored bytes of a segment were found sound. They need not be verified again for ``VERIFIED_S`` while the system still has in
-    memory what was read then; what it must read from the disk anew, must. Any thread may use it.
+    """Verified bytes of a segment. Thread-safe.
 
-    The system reads ahead, so it may bring back from the disk, unseen by us, what it had dropped: hence the limit in time.
+    They need no new verification for ``VERIFIED_S`` while they stay in the page cache; bytes re-read from the disk do.
+    The time limit is needed because the system's read-ahead may reload dropped pages unnoticed.
     """
 
     __slots__ = ("_clock", "_ranges")
@@ -116,7 +117,7 @@ class VerifiedRanges:
         self._ranges: tuple[tuple[int, int, float], ...] = ()
 
     def add(self, start: int, stop: int) -> None:
-        """Bytes [start, stop) are sound."""
+        """Record that bytes [start, stop) are intact."""
         since = now = self._clock.monotonic()
         kept = []
         for begun, ended, found in self._ranges:
@@ -129,18 +130,20 @@ class VerifiedRanges:
         self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop, since))
 
     def forget(self) -> None:
-        """Something of it is in memory no longer: what the system reads from the disk from now on is not what was verified."""
+        """Some of it has left memory: later reads from the disk are unverified."""
         self._ranges = ()
 
     def hold(self, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) were found sound, not long ago."""
+        """Return whether bytes [start, stop) were verified recently."""
         oldest = self._clock.monotonic() - VERIFIED_S
         return any(begun <= start and stop <= ended and found > oldest for begun, ended, found in self._ranges)
 
 
 def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
-    """What is sound of bytes that were read from a partition's run. ``marks`` are the beginning of ``data``, batches known to begin in it,
-    and its end, in order."""
+    """Split bytes of a partition's run into intact pieces and damage.
+
+    ``marks`` are the start of ``data``, known starts of batches in it, and its end, in order.
+    """
     (start, offset), end = marks[0], marks[-1][1]
     pieces: list[Piece] = []
     at = 0
@@ -160,7 +163,7 @@ def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partit
 
 
 def _end_of(batches: memoryview) -> int:
-    """Offset after the last record of sound batches."""
+    """Return the offset after the last record of intact batches."""
     at = offset = 0
     while at < len(batches):
         header = read_header(batches, at)
@@ -171,8 +174,11 @@ def _end_of(batches: memoryview) -> int:
 def _next_batch(
     data: memoryview, at: int, start: int, offset: int, marks: Sequence[Mark], partition: int
 ) -> tuple[int, int]:
-    """Where the batch behind a damaged one begins, and its offset. Trusted are a header that has its checksum, a damaged one's length when
-    such a header of the same partition lies behind it, and what the segment's index says."""
+    """Return position and offset of the batch after a damaged one.
+
+    Trusted are a header that matches its checksum, the length of a damaged batch if such a header of the same partition
+    follows it, and the segment's index.
+    """
     if check_header(data, at):
         header = read_header(data, at)
         if header.partition == partition and at + header.length <= len(data):
@@ -193,9 +199,12 @@ def read_pieces(
     chunks: list[memoryview],
     begin: PiecePosition = BEGINNING,
 ) -> tuple[int, int, PiecePosition]:
-    """Add to ``chunks`` what a read from ``offset`` on gets of pieces that follow each other, of which it needs none before ``begin``: the
-    offset after the last record, what is left of ``bytes_max``, and the position reached. Ends before damage, and raises Corrupt when that is
-    all there would be. No record is added twice, whatever batches it lay in when ``chunks`` began and lies in now."""
+    """Append the result of a read from ``offset`` on to ``chunks``, searching consecutive pieces from ``begin`` on.
+
+    Returns the offset after the last record, the rest of ``bytes_max``, and the position reached. Stops before damage,
+    and raises Corrupt if that comes first. No record is added twice, even if it has moved to another batch since
+    ``chunks`` was begun.
+    """
     at, bytes_left, (number, position) = offset, bytes_max, begin
     while number < len(pieces):
         data, end, damage = pieces[number]
@@ -208,7 +217,8 @@ def read_pieces(
         if damage is not None or start < 0 or (chunks and stop - start > bytes_left):
             break
         if chunks and start < stop and _base_offset(data, position + start)[0] < at:
-            break  # merged meanwhile: this batch has records that were taken already, so that only a read of its own may begin with it
+            # merged meanwhile: the batch contains records already taken, so only a read of its own may begin with it
+            break
         if start < stop:
             chunks.append(data[position + start : position + stop])
             at, bytes_left = next_offset, bytes_left - (stop - start)
@@ -219,7 +229,7 @@ def read_pieces(
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """What can be read of a blob from ``start`` on, in ``block``; the rest is zeros."""
+    """Read what is readable of a blob from ``start`` on into ``block``; the rest is zeros."""
     block[:] = bytes(len(block))
     for at in range(0, len(block), SALVAGE_BYTES):
         piece = block[at : at + SALVAGE_BYTES]

@@ -1,10 +1,12 @@
-"""Deleting blobs in a thread of its own, a piece at a time: sealing and syncs go on beside it.
+"""Delete blobs in a thread, a piece at a time, while sealing and syncs continue.
 
-A file system frees a large file in one step of its journal, and every sync waits for that. So space is freed in pieces, and between two of
-them the disk has as long for everybody else. Others may read segments of a bucket, and have been told of them: there they stay for a grace.
+A file system frees a large file in one step of its journal, and every sync waits for that. So space is freed in pieces,
+with pauses of the same length for other users of the disk. Segments in a bucket stay for a grace period, because
+readers may have received their names.
 
-Promises: names go in the order they were given, urgent ones first; what a stop leaves, recovery deletes, because nobody names it; a blob
-that cannot be deleted is left to it as well. Must not know: what the blobs hold, why they go.
+Guarantees:
+* Names are deleted in the order given, urgent ones first.
+* Recovery deletes what a stop leaves, because no group names it; so it does with blobs that cannot be deleted.
 """
 
 from __future__ import annotations
@@ -20,16 +22,22 @@ from polywire.log.base import Loop
 from polywire.log.worker import MakeWorker
 from polywire.store.base import Store
 
-PAUSE_SECONDS_MIN: Final = 0.001  # after each piece: whoever waits for the disk comes first
-PAUSE_SHARE: Final = 1.0  # of the time that a piece took, at least; half of the disk's time is enough to delete faster than it can be filled
-READ_SECONDS: Final = 0.05  # between two looks whether a blob is still read
+PAUSE_SECONDS_MIN: Final = 0.001  # after each piece, so that other users of the disk come first
+# of the time a piece took; half of the disk's time suffices to delete faster than it is filled
+PAUSE_SHARE: Final = 1.0
+READ_SECONDS: Final = 0.05  # between two checks whether a blob is still read
 READ_MAX: Final = (
-    16  # blobs with a descriptor each that wait for their readers; of more, the one read longest is left to the system
+    # unlinked blobs with an open descriptor that wait for readers; beyond that the longest waiting one is left to the
+    # system
+    16
 )
 
 
 class Deleter:
-    """Guards: ``_names`` are those that wait; one piece is deleted at a time, and only while there is something to delete."""
+    """Queue of blobs to delete; one piece is deleted at a time, and the thread runs only while the queue is not empty.
+
+    grace_s: seconds for which non-urgent blobs stay.
+    """
 
     def __init__(
         self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker, *, grace_s: float = 0.0
@@ -42,19 +50,19 @@ class Deleter:
         self._worker = make_worker("delete", loop)
         self._names: deque[str] = deque()
         self._begun: Iterator[int] | None = None
-        """The blob of which a piece is gone, and more is left."""
+        """Blob that is partly deleted."""
         self._read: deque[Iterator[int]] = deque()
-        """Blobs whose names are gone, and which somebody still reads."""
+        """Unlinked blobs that are still read."""
         self._running = False
         self._stopped = False
 
     @property
     def waiting(self) -> int:
-        """Blobs that are not deleted yet, without the one at hand."""
+        """Number of blobs not yet deleted, without the current one."""
         return len(self._names) + len(self._read)
 
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
-        """Delete blobs some time soon, but behind the grace; urgent ones, of which few come at a time, at once and before all others."""
+        """Queue blobs for deletion after the grace period; urgent ones, few at a time, at once and first."""
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
             return
@@ -66,17 +74,17 @@ class Deleter:
         else:
             self._names.extend(names)
         if not self._running:
-            self._go_on()
+            self._continue()
 
     def stop(self) -> None:
-        """Finish the piece at hand, leave the rest to recovery, and end the thread."""
+        """Finish the current piece, leave the rest to recovery, and stop the thread."""
         self._stopped = True
         self._worker.stop()
         self._read.clear()
         self._begun = None
 
-    def _go_on(self) -> None:
-        """Begin with the next piece, if there is one."""
+    def _continue(self) -> None:
+        """Begin the next piece, if any."""
         self._running = not self._stopped and (self._begun is not None or self.waiting > 0)
         if not self._running:
             return
@@ -86,20 +94,20 @@ class Deleter:
         self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
     def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
-        """In the thread: free a piece; its size, None when nothing is left, and how long that took."""
+        """Free a piece, in the thread; return its size, None at the end, and the seconds it took."""
         begun = self._clock.monotonic()
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
 
     def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | BrokerError) -> None:
-        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # where it failed recovery tries again
+        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # recovery tries again
         if self._stopped or freed is None:
-            self._go_on()
+            self._continue()
         elif freed:
             self._begun = steps
-            self._loop.call_later(max(PAUSE_SECONDS_MIN, PAUSE_SHARE * taken), self._go_on)
+            self._loop.call_later(max(PAUSE_SECONDS_MIN, PAUSE_SHARE * taken), self._continue)
         else:
             self._read.append(steps)
             if len(self._read) > READ_MAX:
                 self._read.popleft()
-            self._loop.call_later(0.0 if self._names else READ_SECONDS, self._go_on)
+            self._loop.call_later(0.0 if self._names else READ_SECONDS, self._continue)

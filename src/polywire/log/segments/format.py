@@ -1,7 +1,6 @@
-"""How a sealed segment is stored: batches sorted by partition and offset, and the footer that finds them (decision 0002).
+"""Format of a sealed segment: batches sorted by partition and offset, and the footer that locates them (decision 0002).
 
-Promises: only a footer that verifies is used; a segment with one sound footer of its two is read. Must not know: the journal, who reads,
-any file.
+Only a verified footer is used; one intact copy of the two is enough.
 
 ```
 batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer | the same footer | the same trailer
@@ -22,8 +21,8 @@ epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
 index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
 ```
 
-Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches: not numbered, offsets,
-addresses and epochs zero.
+Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches, which
+are unnumbered: offsets, addresses and epochs are zero.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from polywire.log.segments.search import find_run
 from polywire.records.checksum import xxh64
 from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt, blob_newer
 
-SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
+SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" as a little-endian u32
 SEGMENT_VERSION: Final = 2
 _VERSION_OF_ONE_FOOTER: Final = 1
 TOKEN_BYTES: Final = 16
 NO_TOKEN: Final = b""
-TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # looked through first where the last trailer is damaged
+TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # searched first if the last trailer is damaged
 
 RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
 EPOCH: Final = struct.Struct("<IIQ")
@@ -55,7 +54,7 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class SegmentRun(NamedTuple):
-    """The batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
+    """Batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
 
     partition: int
     token: bytes
@@ -81,7 +80,7 @@ class SegmentRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's footer without its index entries. Tables are kept as stored."""
+    """A segment's footer without its index entries; tables stay in their stored form."""
 
     name: str
     size: int
@@ -95,7 +94,7 @@ class SegmentInfo:
         return len(self.runs) // RUN.size
 
     def run(self, number: int) -> SegmentRun:
-        """A run by its number. Raises IndexError."""
+        """Return a run by its index; raise IndexError."""
         if not 0 <= number < self.run_count:
             raise IndexError(number)
         fields = RUN.unpack_from(self.runs, number * RUN.size)
@@ -106,7 +105,7 @@ class SegmentInfo:
         return map(self.run, range(self.run_count))
 
     def find(self, partition: int, token: bytes = NO_TOKEN) -> SegmentRun | None:
-        """The run of a partition, or of a token for it."""
+        """Return the run of a partition, or of a token for it."""
         for number in range(find_run(self.runs, partition), self.run_count):
             run = self.run(number)
             if run.partition != partition:
@@ -116,7 +115,7 @@ class SegmentInfo:
         return None
 
     def epochs_of(self, run: SegmentRun) -> list[tuple[int, int]]:
-        """(epoch, its first offset in the run), in order."""
+        """Return (epoch, its first offset in the run), in order."""
         table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
         return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
 
@@ -127,11 +126,13 @@ def read_info(store: Store, name: str, block: memoryview | None = None) -> Segme
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
-    """What is known of a segment, and its index entries, by the first footer that verifies; a damaged copy of a blob that lies elsewhere is
-    thrown away, and read anew. Raises BlobMissing, Corrupt.
+    """Return a segment's footer and index entries, from the first footer copy that verifies; raise BlobMissing or
+    Corrupt.
 
-    block: memory to read into past the page cache, as ``aligned_buffer`` makes it; the tables lie there as long as the caller leaves it
-    alone. A footer that it is too small for is read as without it.
+    A damaged local copy of a remote blob is discarded and read again.
+
+    block: memory for a direct read, from ``aligned_buffer``; the tables stay in it, so the caller must not change it.
+    If it is too small for the footer it is not used.
     """
     try:
         return _read_footer(store, name, block)
@@ -169,7 +170,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
 
 
 def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
-    """Bytes of a blob; past the page cache where there is memory for that, and nothing is wrong with the disk."""
+    """Return bytes of a blob, bypassing the page cache if there is memory for that and the disk gives no error."""
     if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
         with suppress(Unavailable):
             return store.open(name).read_direct(block, start, stop)
@@ -177,7 +178,9 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 
 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
-    """The blob's last bytes; where these are damaged, the first trailer, which lies before the second footer. Raises Corrupt."""
+    """Return the blob's last bytes or, if those are damaged, the first trailer, before the second footer. Raise
+    Corrupt.
+    """
     if size < TRAILER.size:
         raise blob_corrupt(name, f"too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))

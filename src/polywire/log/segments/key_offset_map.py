@@ -1,7 +1,8 @@
-"""The key offset map: which records are the newest of their keys. Compaction fills it from one end of a partition and asks it from the other.
+"""Newest offset of each key, for compaction, which fills the map from one end of a partition and queries it from the
+other.
 
-Promises: memory of one table whatever the keys are; a key is known by 128 bits made of XXH64, CRC-32 and its length; loops run without the
-GIL. Batches must have been validated. Must not know: segments, when to compact.
+Memory is bounded by one table. A key is identified by 128 bits: XXH64, CRC-32 and length. Loops run without the GIL.
+Batches must have been validated.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ else:
 _SLOT_BYTES = cython.declare(cython.Py_ssize_t, 24)  # u64 XXH64, u64 CRC-32 and length, i64 offset + 1 (0: free)
 
 NOTED_ALL = -1
-COMPRESSED = -1  # a batch whose records cannot be counted before it is expanded
+COMPRESSED = -1  # result for a batch that must be expanded before its records can be counted
 
 
 @cython.cfunc
@@ -59,7 +60,7 @@ COMPRESSED = -1  # a batch whose records cannot be counted before it is expanded
 def _slot_of(
     table: cython.p_const_uchar, mask: cython.longlong, first: cython.ulonglong, second: cython.ulonglong
 ) -> cython.Py_ssize_t:
-    """Position of a key's slot, or of the free one where it belongs."""
+    """Return the position of a key's slot, or of the free one for it."""
     at: cython.longlong = first & mask
     while load_i64(table, at * _SLOT_BYTES + 16) != 0:
         if load_u64(table, at * _SLOT_BYTES) == first and load_u64(table, at * _SLOT_BYTES + 8) == second:
@@ -75,7 +76,7 @@ def _slot_of(
 def _present(
     p: cython.p_const_uchar, columns: cython.p_const_longlong, bits: cython.int, index: cython.longlong
 ) -> cython.bint:
-    """Whether a payload is not null, by the validity column whose position is ``columns[bits]``."""
+    """Return whether a payload is not null, by the validity column at ``columns[bits]``."""
     return columns[bits] < 0 or ((p[columns[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
 
 
@@ -91,7 +92,7 @@ def _find(
     index: cython.longlong,
     identity: cython.p_ulonglong,
 ) -> cython.Py_ssize_t:
-    """The slot of a record's key; what identifies the key goes to ``identity``."""
+    """Return the slot of a record's key; its identifying bits are written to ``identity``."""
     at: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index)
     size: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index + 4) - at
     first: cython.ulonglong = xxh64_raw(p, at, size)
@@ -111,7 +112,7 @@ def _note(
     at: cython.Py_ssize_t,
     columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch whose columns are at ``columns``; returns how many were new."""
+    """Enter the keys of one batch whose columns are at ``columns``; return how many were new."""
     found: cython.longlong = 0
     base: cython.longlong = load_base_offset(p, at)
     count: cython.longlong = load_record_count(p, at)
@@ -145,8 +146,11 @@ def _stays(
     limits: cython.p_const_longlong,
     identity: cython.p_ulonglong,
 ) -> cython.bint:
-    """Whether a record is still needed; ``limits`` are the offset up to which the table was filled, and the time before which the newest
-    null of a key goes as well."""
+    """Return whether a record is needed.
+
+    ``limits``: the offset up to which the table is filled, and the time before which the newest null of a key is
+    removed, too.
+    """
     offset: cython.longlong
     slot: cython.Py_ssize_t
     if columns[6] < 0 or not _present(p, columns, 10, index):
@@ -171,7 +175,7 @@ def _keep_rows(
     rows: cython.p_uchar,
     rows_at: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """How many records of one batch are needed; their indexes (u32) go to ``rows`` unless ``rows_at`` is negative."""
+    """Count the needed records of one batch; write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
     found: cython.longlong = 0
     index: cython.longlong
     if cython.compiled:
@@ -189,7 +193,7 @@ def _keep_rows(
 @cython.final
 @cython.cclass
 class KeyOffsetMap:
-    """The newest offset of each key. Guards: at most three quarters of the slots are taken, so that a search always ends."""
+    """Map from key to newest offset. At most three quarters of the slots are used, so that a search always ends."""
 
     if cython.compiled:
         _table: Lent
@@ -202,13 +206,16 @@ class KeyOffsetMap:
         assert slot_count & (slot_count - 1) == 0, "a power of two"
         self._table = lend_writable(
             memoryview(allocate(slot_count * 24, mapped_bytes_min=0))
-        )  # mapped: pages are made, zero, as they are touched
+        )  # mapped: pages are zeroed when first touched
         self._mask = slot_count - 1
         self._count = 0
 
     def note(self, chunk: Buffer) -> int:
-        """Enter the keys of whole batches back to back, in offset order. Returns NOTED_ALL, or the position of the first batch that was
-        not entered: it is compressed, or the table could be too small for it."""
+        """Enter the keys of whole batches back to back, in offset order.
+
+        Returns NOTED_ALL, or the position of the first batch not entered: it is compressed, or the table might be too
+        small.
+        """
         lent: Lent = lend(chunk)
         table: Lent = self._table
         at: cython.Py_ssize_t = 0
@@ -227,9 +234,13 @@ class KeyOffsetMap:
         return at if at < lent.size else NOTED_ALL
 
     def count_kept(self, chunk: Buffer, positions: array[int], *, noted_end: int, null_time_us: int) -> array[int]:
-        """How many records of each batch (``positions`` in ``chunk``) are needed: i64 array, COMPRESSED where that cannot be told.
+        """Return the number of needed records of each batch (i64 array); COMPRESSED if unknown.
 
-        noted_end: the table knows all keys below this offset. null_time_us: the newest record of a key goes if it is null and older.
+        Args:
+            chunk: whole batches.
+            positions: of the batches.
+            noted_end: the table has all keys below this offset.
+            null_time_us: the newest record of a key is removed if it is null and older.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -257,7 +268,7 @@ class KeyOffsetMap:
         return counts
 
     def rows_kept(self, batch: Buffer, *, noted_end: int, null_time_us: int) -> array[int]:
-        """Indexes (i32) of the records of one plain batch that are needed."""
+        """Return the indexes (i32) of the needed records of one plain batch."""
         lent: Lent = lend(batch)
         table: Lent = self._table
         found: cython.Py_ssize_t

@@ -1,7 +1,9 @@
-"""Merging sealed blobs: without what nobody needs any more, and small neighbours as one (decision 0002).
+"""Merge sealed blobs: drop unneeded data and join small neighbours (decision 0002).
 
-Promises: a run of a new blob covers the offsets of the runs it replaces; staged batches are left where they are; what was read has its
-checksums, or nothing is written. Must not know: the journal, when it is time.
+Guarantees:
+* A run of the new blob covers the offsets of the runs it replaces.
+* Staged batches are not moved.
+* Data is written only if its checksums matched.
 """
 
 from __future__ import annotations
@@ -23,23 +25,26 @@ from polywire.log.worker import attempt
 from polywire.records.compression import Compression
 from polywire.store.base import Store
 
-SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
+SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # a merge stops at the size of a slot
 SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
-MERGE_COUNT_MIN: Final = 4  # so that a byte is merged a few times at most
-RUNS_MAX: Final = 4096  # runs of one merge: planning it stays some milliseconds of the loop
-REPLACED_MAX: Final = 256  # runs that are replaced before others may have the loop: some milliseconds as well
-GROUPS_MAX: Final = 4  # planned in one pass at most
+MERGE_COUNT_MIN: Final = 4  # limits how often a byte is rewritten
+RUNS_MAX: Final = 4096  # runs of one merge: planning takes some milliseconds of the loop
+REPLACED_MAX: Final = 256  # runs replaced per slice of the loop: some milliseconds, too
+GROUPS_MAX: Final = 4  # planned in one pass
 LOST_US_MAX: Final = (
     600 * 1_000_000
-)  # how long the bytes of a dropped partition stay in a blob of others: many drops make one merge
+)  # how long data of a dropped partition stays in a shared blob, so that many drops make one merge
 
 Source = tuple[Segment, SegmentRun]
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
-    a checksum did not match. ``over`` is completed once the new blob is on the disk or turned out not to be needed, or with the error."""
+    """Blobs that one new blob replaces, and its content: runs of each partition, in offset order.
+
+    ``damaged``: segments in which a checksum did not match. ``over`` is completed when the new blob is on the disk or
+    was not needed, or with the error.
+    """
 
     old: Sequence[Sealed]
     runs: Mapping[int, Sequence[Source]]
@@ -50,7 +55,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blobs that may become one, with what their footers say; or, of one that has none any more, why that is so."""
+    """Blobs that may be merged, with their footers; or one that cannot be merged any more, with the reason."""
 
     old: Sequence[Sealed]
     runs: Sequence[tuple[Sealed, SegmentRun]] = ()
@@ -59,8 +64,10 @@ class Group:
 
 
 def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
-    """The next blobs worth merging, best first: those that lost half of their bytes, or a partition some time ago; then small
-    neighbours, if ``merging``."""
+    """Return the next groups worth merging, best first.
+
+    Blobs that lost half of their bytes, or a partition some time ago; then small neighbours, if ``merging``.
+    """
     living = [
         item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged
     ]
@@ -72,7 +79,7 @@ def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]
 
 
 def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
-    """Read the footers; for the sealer's thread."""
+    """Read the footers, in the sealer's thread."""
     return [_read_group(old) for old in groups]
 
 
@@ -87,7 +94,7 @@ def _read_group(old: Sequence[Sealed]) -> Group:
 
 
 def is_wasteful(sealed: Sealed, now_us: int) -> bool:
-    """Whether a blob holds too much that nobody needs: half of it, or anything of a partition that was dropped some time ago."""
+    """Return whether half of a blob is unneeded, or it holds data of a partition that was dropped some time ago."""
     if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.run_count > RUNS_MAX:
         return False
     if 2 * sealed.live_bytes <= sealed.segment.data_bytes:
@@ -98,7 +105,7 @@ def is_wasteful(sealed: Sealed, now_us: int) -> bool:
 
 
 def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
-    """Groups of at least four small blobs sealed one after the other, at most 64 MiB together."""
+    """Return groups of at least four small blobs sealed in sequence, at most 64 MiB together."""
     groups: list[list[Sealed]] = [[]]
     size = runs = 0
     for sealed in living:
@@ -114,7 +121,7 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
 
 
 def plan(state: LogState, group: Group) -> Merge | None:
-    """What the new blob is made of; None when some partition's runs are not neighbours, so that they cannot become one."""
+    """Return the content of the new blob; None if some partition's runs are not adjacent."""
     runs: dict[int, list[Source]] = {}
     for sealed, run in group.runs:
         partition = state.partitions.get(run.partition)
@@ -129,7 +136,7 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Whether readers get these offsets from this blob: they were not trimmed, nor compacted into another."""
+    """Return whether readers get these offsets from this blob: they are neither trimmed nor compacted into another."""
     number = partition.runs.find_offset(run.next_offset - 1)
     return (
         run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.location
@@ -137,7 +144,10 @@ def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
 
 
 def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
-    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, with the segment added to ``merge.damaged``."""
+    """Write the new blob, in the sealer's thread.
+
+    Raises what the store raises, and Corrupt, with the segment added to ``merge.damaged``.
+    """
     sources = [
         RunSource.of_segments(runs, damaged=merge.damaged.append, compression=merge.compression[incarnation])
         for incarnation, runs in merge.runs.items()
@@ -146,9 +156,10 @@ def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
 
 
 def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> Iterator[None]:
-    """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone. Rests whenever others may have
-    the loop."""
-    new.live += 1  # until the end: none of it is dead before all is handed out
+    """Put the new blob in place of the old ones, yielding whenever others may use the loop; data dropped meanwhile
+    stays dropped.
+    """
+    new.live += 1  # keeps it alive until all runs are assigned
     for count, run in enumerate(info, 1):
         _replace_run(state, run, new)
         if count % REPLACED_MAX == 0:

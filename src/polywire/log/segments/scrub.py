@@ -1,7 +1,6 @@
-"""The scrub: reads every sealed segment once in so many hours and notes what is damaged, before somebody needs it.
+"""Scrub: read every sealed segment once per period and report damage before a reader meets it.
 
-Promises: a steady pace, one piece at a time, in a thread of its own and past the page cache; nothing is changed. Must not know: who reads,
-what is done about damage.
+It reads at a steady pace, one piece at a time, in a thread, bypassing the page cache, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +20,19 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, aligned_buffer
 
 HOUR_S: Final = 3600.0
-PAUSE_S_MIN: Final = (
-    0.05  # between two pieces of 4 MiB: at most 80 MB/s and a tenth of a core, whatever period was asked for
-)
-PAUSE_S_MAX: Final = 600.0  # a log that is empty now may hold much in a while
+PAUSE_S_MIN: Final = 0.05  # between two pieces of 4 MiB: at most 80 MB/s and a tenth of a core, whatever the period
+PAUSE_S_MAX: Final = 600.0  # an empty log may fill up meanwhile
 
 logger: Final = structlog.get_logger("polywire.log")
 
 
 class Scrub:
-    """One pass after the other. Guards: one piece is read at a time; segments that go meanwhile are passed over."""
+    """Repeated passes over all segments; one piece is read at a time, and removed segments are skipped.
+
+    Args:
+        hours: length of a pass; 0 disables it.
+        token: returns random bytes.
+    """
 
     __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_token", "_worker", "passes")
 
@@ -55,12 +57,12 @@ class Scrub:
         self.passes = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the first pass."""
         if self._hours > 0:
             self._loop.call_later(self._pause(), self.step)
 
     def _pause(self) -> float:
-        """Until the next piece, so that all of them take the hours given."""
+        """Return the seconds until the next piece, so that a pass takes the configured time."""
         size = sum(sealed.live_bytes for sealed in self._segments.by_location.values())
         pause = self._hours * HOUR_S * CHUNK_BYTES / max(size, 1)
         return min(max(pause, PAUSE_S_MIN), PAUSE_S_MAX)
@@ -72,19 +74,20 @@ class Scrub:
         if self._pieces is None:
             segments = [sealed.segment for sealed in self._segments.by_location.values()]
             number = int.from_bytes(self._token(8), "little")
-            begin = number % (len(segments) + 1)  # who is often started anew comes to all of them in time
+            # a random start: a broker that restarts often still covers all segments in time
+            begin = number % (len(segments) + 1)
             self._pieces = self._pass(segments[begin:] + segments[:begin])
         self._worker.run(partial(next, self._pieces, True), self._stepped)
 
     def _stepped(self, ended: bool | BrokerError | None) -> None:
-        if ended is not None:  # by its end or an error
+        if ended is not None:  # at the end of the pass, or after an error
             self._pieces = self._block = None
             self.passes += 1
         if not self._stopped:
             self._loop.call_later(self._pause(), self.step)
 
     def _pass(self, segments: list[Segment]) -> Iterator[None]:
-        """In the thread: verifies one piece per step; what is damaged is noted by the segment."""
+        """Verify one piece per step, in the thread; the segment records damage."""
         self._block = block = aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
         for segment in segments:
             yield from self._segment(segment, block)
@@ -97,10 +100,10 @@ class Scrub:
                     yield None
         except BlobMissing:
             return
-        except BrokerError as error:  # not even the index can be read: the next segment is no worse for it
+        except BrokerError as error:  # even the index is unreadable: continue with the next segment
             logger.error("stored segment cannot be verified", segment=segment.name, error=str(error))
 
     def stop(self) -> None:
-        """Finish the piece at hand and end the thread."""
+        """Finish the current piece and stop the thread."""
         self._stopped = True
         self._worker.stop()

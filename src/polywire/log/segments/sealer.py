@@ -1,7 +1,8 @@
-"""The sealer: takes full slots one after the other, has their segments written, names them in the journal, frees the slots.
+"""The sealer: writes full slots into segments, one after the other, names those in the journal, and frees the slots.
 
-Promises: slots are sealed in the order they were filled; segments nobody needs are removed only after the journal says so. Must not know:
-how a group is written.
+Guarantees:
+* Slots are sealed in the order they were filled.
+* Unneeded segments are deleted only after the journal has recorded their removal.
 """
 
 from __future__ import annotations
@@ -28,41 +29,45 @@ from polywire.log.state import Image, LogState
 from polywire.log.worker import storage_failed
 
 LEND_SECONDS: Final = (
-    0.1  # a sealed slot waits for its readers when another is wanted; who reads at all has read by then
+    0.1  # how long a sealed slot waits for its readers if a free one is needed; active readers have finished by then
 )
-LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of the disk, until they have read or are closed
+LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of disk, until they finish or are closed
 RETRY_SECONDS: Final = 1.0  # after a full disk
-UNREAD_MAX: Final = 30  # seconds that a body is waited for which the disk does not give
-REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
-LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted in one pass: some 3 ms
+UNREAD_MAX: Final = 30  # seconds to wait for a body that the disk cannot read
+REMOVED_MAX: Final = 256  # segments removed by one group, which must fit a page
+LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted per pass: some 3 ms
 LOST_SECONDS: Final = 0.01  # between two passes
 REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
 TIDY_SECONDS: Final = 0.25  # between two merges
-MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge is begun and named: sealing comes first
+MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge begins, since sealing comes first
 
 logger: Final = structlog.get_logger("polywire.log")
 
 
 class Owner(Protocol):
-    """What the sealer needs of the log."""
+    """Verbs of the log that the sealer uses."""
 
     def broker_state(self) -> tuple[Encoding, int]:
-        """The broker's state as it is now, and the last group that a snapshot of it rests on: what is behind that one only appended."""
+        """Return the broker's current state, and the last group that a snapshot of it depends on: later ones only
+        appended.
+        """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that counts."""
+        """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that is
+        durable.
+        """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
-        """Journal segments that are new and removed beside slots; ``done`` once that is synced."""
+        """Journal other new and removed segments; ``done`` once that is synced."""
 
     def seal_failed(self, error: BrokerError) -> None:
-        """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
+        """Sealing failed: Busy(DISK_FULL) temporarily, any other error permanently."""
 
     def has_capacity(self, groups: int) -> bool:
-        """Whether the journal has capacity for so many groups that name segments."""
+        """Return whether the journal has space for this many groups that name segments."""
 
     def slot_freed(self) -> None:
-        """There is a slot to be written again."""
+        """A slot is writable again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,10 @@ class _Full:
 
 @dataclass(slots=True)
 class _Named:
-    """A slot whose segments are named. ``replaced``: the snapshot before. ``counts`` once the naming group is on the disk."""
+    """A slot whose segments are named.
+
+    ``replaced``: the previous snapshot. ``counts``: the naming group is on the disk.
+    """
 
     full: _Full
     written: Written
@@ -83,9 +91,11 @@ class _Named:
 
 
 class Sealer:
-    """Guards: one job at a time; ``sealed`` is the sequence everything up to which is in segments, by what the journal says on the disk.
-    Slots are installed in the order they were filled, whatever sync ends first: runs of a partition follow each other, and what is taken
-    from its tail is what they hold."""
+    """One job at a time; ``sealed`` is the sequence up to which everything is in segments, by the journal on the disk.
+
+    Slots are installed in the order they were filled, whichever sync ends first: runs of a partition follow each other,
+    and exactly their content is taken from its tail.
+    """
 
     def __init__(
         self,
@@ -112,7 +122,7 @@ class Sealer:
         self._lending = False
         self._running = False
         self._installing = False
-        """What counts of ``_named[0]`` is being installed."""
+        """The segments of ``_named[0]`` are being installed."""
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         if snapshot_name:
@@ -127,43 +137,43 @@ class Sealer:
         """A merged segment is named and not yet installed."""
         self._stopped = False
         self._unread = 0
-        """How often the slot at hand was not sealed because something could not be read, or no file be opened."""
+        """Failed attempts to seal the current slot because something could not be read or opened."""
         self.sealing = False
         """Segments of a slot are being written."""
         self.sealed = 0
         self.named = 0
-        """Like ``sealed``, but already when the group is written."""
+        """Like ``sealed``, but counted as soon as the group is written."""
 
     @property
     def waiting(self) -> int:
-        """Slots that are full and not free yet."""
+        """Number of full slots that are not free yet."""
         return len(self._queue) + len(self._named) + len(self._parked)
 
     @property
     def parked(self) -> bool:
-        """Whether a slot is sealed and waits for its last reader."""
+        """Whether a sealed slot waits for its last reader."""
         return bool(self._parked)
 
     def add(self, slot: Slot, image: Image) -> None:
-        """A slot is full; ``image`` is the state after its last group."""
+        """Queue a full slot; ``image`` is the state after its last group."""
         self._queue.append(_Full(slot, image))
 
     def advance(self) -> None:
-        """Seal the next slot if nothing else is being done."""
+        """Seal the next slot unless something else is in progress."""
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
         if self._named and (self._state.reader.published or full.image.staged):
-            return  # bodies may lie in slots that are about to be freed
+            return  # bodies may be in slots that are about to be freed
         if not self._owner.has_capacity(1):
-            return  # readers pin every slot: the first to let go calls again
+            return  # readers pin every slot; the first release calls again
         self._running = True
         self.sealing = True
         state, rests_on = self._owner.broker_state()
         self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
-        """The broker's state after this group is encoded: have the slot written."""
+        """The broker's state is encoded: write the slot."""
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
         strict = self._unread < UNREAD_MAX
         taken = take_down(self._state, contents, self._journal.views, full.image, strict=strict)
@@ -182,7 +192,7 @@ class Sealer:
             if not isinstance(written, Missing):
                 self._owner.seal_failed(written)
             self._unread += isinstance(written, Busy) and written.code is not ErrorCode.DISK_FULL
-            if isinstance(written, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
+            if isinstance(written, (Busy, Missing)):  # a missing segment was removed meanwhile: plan again
                 self._loop.call_later(RETRY_SECONDS if isinstance(written, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
@@ -199,12 +209,12 @@ class Sealer:
         self.sealing = self._running
 
     def _counts(self, named: _Named) -> None:
-        """A slot's naming group is on the disk, perhaps before that of an earlier slot."""
+        """A slot's naming group is on the disk, possibly before that of an earlier slot."""
         named.counts = True
         self._install_next()
 
     def _install_next(self) -> None:
-        """The segments of the oldest slot are read from now on, if they count."""
+        """Serve reads from the segments of the oldest slot, if they count."""
         if self._installing or not self._named or not self._named[0].counts:
             return
         self._installing = True
@@ -212,7 +222,7 @@ class Sealer:
         self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
-        """Nothing is read from the slot any more but by who has begun to; it is free once nobody does."""
+        """No new reads use the slot; free it when the current ones are finished."""
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
@@ -222,12 +232,12 @@ class Sealer:
             self._state.segments.snapshots.discard(named.replaced)
             self._deleter.delete([named.replaced], urgent=True)
         self.free_parked()
-        self.advance()  # the slot may be pinned: the next one needs not wait for its readers
+        self.advance()  # the slot may be pinned: do not make the next one wait
         self._remove_soon()
         self._install_next()
 
     def _in_slices(self, work: Iterator[None], over: Callable[[], None]) -> None:
-        """Go on with work until it rests, and in later passes of the loop until it is over."""
+        """Run work until it yields, and continue in later passes of the loop until it ends."""
         if self._stopped:
             return
         for _ in work:
@@ -236,7 +246,7 @@ class Sealer:
         over()
 
     def free_parked(self) -> None:
-        """Free slots that are sealed and that no reader pins any more."""
+        """Free sealed slots that no reader pins any more."""
         still = [slot for slot in self._parked if slot.pins]
         free = [slot for slot in self._parked if not slot.pins]
         self._parked = still
@@ -250,10 +260,10 @@ class Sealer:
         if still and not self._lending:
             self._lending = True
             self._loop.call_later(LEND_SECONDS, self._lend)
-        self._take_back()
+        self._close_returned()
 
     def _lend(self) -> None:
-        """Leave the slot that readers have pinned longest to them, if it is wanted: nobody may stop the others by not reading."""
+        """Leave the slot pinned longest to its readers, if it is needed: a stalled reader must not block writers."""
         self._lending = False
         wanted = not self._journal.free and not self._journal.may_grow()
         if self._stopped or not self._parked:
@@ -267,14 +277,14 @@ class Sealer:
             self.free_parked()
 
     def _remove(self, let_go: Callable[[Slot], None], slot: Slot) -> None:
-        """Take a slot out of the journal, which may take its name away."""
+        """Remove a slot from the journal, which may unlink it."""
         try:
             let_go(slot)
         except OSError as error:
             self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
-        """A slot for the one that was lent, if there was space for it."""
+        """A replacement for the lent slot was created, or there was no space for it."""
         if self._stopped:
             return
         self._journal.add(None if isinstance(made, BrokerError) else made)
@@ -282,8 +292,8 @@ class Sealer:
         self.advance()
         self.free_parked()
 
-    def _take_back(self) -> None:
-        """Close slots that were lent and are read; in the thread, because the system frees a whole file then."""
+    def _close_returned(self) -> None:
+        """Close lent slots without readers, in the thread, because the system then frees a whole file."""
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
             self._worker.run(slot.close, _ignore)
@@ -301,7 +311,7 @@ class Sealer:
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """Some at a time, for others wait for the loop meanwhile."""
+        """Count in portions, because others wait for the loop."""
         self._state.count_lost(LOST_MAX)
         self._counting = self._state.losing and not self._stopped
         if self._counting:
@@ -309,10 +319,10 @@ class Sealer:
         self._remove_soon()
 
     def remove(self) -> None:
-        """Journal the removal of segments nobody needs, then delete them."""
+        """Journal the removal of unneeded segments, then delete them."""
         self._removing = False
         if self._stopped or not self._owner.has_capacity(2):
-            return  # freeing a slot comes first; the next pass of the log's timer calls again
+            return  # freeing a slot comes first; the log's timer calls again
         dead = self._state.segments.take_dead(REMOVED_MAX)
         if not dead:
             return
@@ -325,7 +335,7 @@ class Sealer:
     # Merging and compacting
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
-        """Merge or compact something if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
+        """Merge or compact if idle; the log's timer calls this. ``merging``: not only what frees space."""
         again = partial(self.tidy, now_us, merging=merging)
         busy = self._running or self._replacing or self._queue or self._named
         if self._stopped:
@@ -344,7 +354,7 @@ class Sealer:
             self._compact_next(again)
 
     def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
-        """The footers of what may be merged were read: begin with the first that can be, unless a slot is full by now."""
+        """Footers of merge candidates were read: begin the first possible merge, unless a slot is full meanwhile."""
         self._running = False
         if self._stopped:
             return
@@ -365,7 +375,7 @@ class Sealer:
             self._compact_next(again)
 
     def _compact_next(self, again: Callable[[], None]) -> None:
-        """Begin a pass, if any partition waits for one."""
+        """Begin a pass if a partition waits for one."""
         if self._to_compact:
             partition, null_time_us = self._to_compact.popitem()
             if not partition.ended:
@@ -373,7 +383,7 @@ class Sealer:
                 self._compact(self._compaction, again)
 
     def _tidy_soon(self, again: Callable[[], None]) -> None:
-        """Look again in a moment, once however many ask."""
+        """Continue shortly; several requests are combined."""
 
         def look() -> None:
             self._looking = False
@@ -384,12 +394,12 @@ class Sealer:
             self._loop.call_later(TIDY_SECONDS, look)
 
     def compact(self, partition: FilePartition, null_time_us: int) -> None:
-        """Compact a partition when there is nothing else to do, if it is worth it; nulls older than this go as well."""
+        """Queue a compaction, if it is worthwhile; nulls older than ``null_time_us`` are removed, too."""
         if is_worth_a_pass(partition) and (self._compaction is None or self._compaction.partition is not partition):
             self._to_compact[partition] = null_time_us
 
     def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """The next step of a pass."""
+        """Begin the next step of a pass."""
         segments = compaction.segments(self._state.reader) if not compaction.partition.ended else []
         if segments:
             self._running = True
@@ -403,7 +413,7 @@ class Sealer:
         again: Callable[[], None],
         sources: list[Source] | BrokerError,
     ) -> None:
-        """The runs of the next step are known: take it, unless a slot is full by now."""
+        """The runs of the next step are known: run it, unless a slot is full meanwhile."""
         self._running = False
         if self._stopped:
             return
@@ -423,7 +433,7 @@ class Sealer:
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """A pass, or its first half, is."""
+        """A pass, or its first half, has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None
@@ -449,8 +459,11 @@ class Sealer:
             self._tidy_soon(again)
 
     def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
-        """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
-        that was older; when something was trimmed meanwhile, another pass finds out."""
+        """A group is on the disk.
+
+        A damaged partition is not compacted further, or the newest null of a key could be removed before everything
+        older. If something was trimmed meanwhile, another pass handles it.
+        """
         compaction.written = end
         self._state.reader.forget(compaction.partition)
         if merged is not None:
@@ -494,9 +507,9 @@ class Sealer:
         self.advance()
 
     def _not_merged(self, merge: Merge, error: BrokerError) -> None:
-        """Keep a damaged segment as it is: readers of the damage get an error, and the rest stays readable."""
+        """Never rewrite a damaged segment: readers of the damage get an error, and the rest stays readable."""
         if isinstance(error, Busy):
-            return  # no space: another pass of the timer tries again
+            return  # no space: another pass of the timer retries
         if not isinstance(error, (Corrupt, Missing)):
             self._owner.seal_failed(error)
             return
@@ -507,7 +520,7 @@ class Sealer:
         )
 
     def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
-        """Leave these as they are, unless they were removed meanwhile, or nothing is wrong but that too many files are open."""
+        """Mark these as damaged, unless they were removed meanwhile or there were only too many open files."""
         for item in items:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
@@ -518,7 +531,7 @@ class Sealer:
                 )
 
     def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
-        """One group names the new segment and removes the old ones; until it is on the disk, readers use the old ones."""
+        """Write one group that names the new segment and removes the old ones, which readers use until it is synced."""
         self._replacing = True
         old = self._state.segments.leave(merge.old)
 
@@ -536,7 +549,7 @@ class Sealer:
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
-        """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""
+        """Finish the current job and stop the thread; recovery deletes output that no group names."""
         self._stopped = True
         self._deleter.stop()
         self._worker.stop()
@@ -545,7 +558,7 @@ class Sealer:
 
 
 def snapshot_name(start: int, count: int) -> str:
-    """Blob name of a snapshot."""
+    """Return the blob name of a snapshot."""
     return f"{SNAPSHOTS}/{start:08x}-{count:08x}.pwt"
 
 
@@ -554,4 +567,4 @@ def _too_many_keys(offset: int) -> Invalid:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """What was closed needs no answer."""
+    """Ignore the result of closing files."""

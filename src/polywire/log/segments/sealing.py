@@ -1,8 +1,8 @@
-"""Sealing: what lies in full slots becomes segments, and the slots become free (decision 0002).
+"""Sealing: turn the content of full slots into segments, and free the slots (decision 0002).
 
-Promises: a slot is freed only when its segments and a snapshot are named by a group that is on the disk. A slot may hold batches of tens of
-thousands of partitions: so the loop only takes down what is in it, the sealer's thread plans and writes, and installing rests every so
-often. Must not know: how groups are written.
+A slot is freed only when a group on the disk names its segments and a snapshot. A slot may hold batches of tens of
+thousands of partitions. So the loop only collects what is in it, the sealer's thread plans and writes, and installing
+yields regularly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polywire.log.state import Contents, Image, LogState
 from polywire.store.base import Store
 from polywire.types import Buffer
 
-INSTALLED_MAX: Final = 1000  # runs, or staged batches, that are installed before others may have the loop: some 3 ms
+INSTALLED_MAX: Final = 1000  # runs or staged batches installed per slice of the loop: some 3 ms
 
 Key = tuple[int, bytes]
 """(partition, token or nothing)"""
@@ -35,11 +35,14 @@ Key = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What lies in full slots, as the loop has taken it down for a thread.
+    """Content of full slots, collected on the loop for a thread.
 
-    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``tail_index.spans_of`` returns them.
-    ``image``: the state after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these
-    slots. ``strict``: a body that the disk does not give is waited for; else it is damage, which the new segment has for ever.
+    Attributes:
+        ends: with ``slots``, ``positions`` and ``lengths``: unsealed batches as ``tail_index.spans_of`` returns them.
+        image: state after the last group in the slots.
+        segments: segments that a snapshot lists beside the new ones.
+        clean: ends of compaction that a snapshot lists.
+        strict: wait for a body that the disk cannot read; otherwise it becomes permanent damage of the new segment.
     """
 
     reader: Reader
@@ -59,7 +62,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes into segments: the runs, blob by blob; and which staged batches are in a token's run, in order."""
+    """Content of the segments: runs, blob by blob, and the staged batches of each token's run, in order."""
 
     blobs: Sequence[Sequence[RunSource]]
     staged: Mapping[Key, Sequence[StagedBatch]]
@@ -67,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A plan that was carried out: its segments and their numbers."""
+    """A completed plan: its segments and their numbers."""
 
     plan: Plan
     numbers: Sequence[int]
@@ -75,7 +78,7 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts of which the joined ones are made when they are asked for: staged bodies may be larger than memory. See ``Taken.strict``."""
+    """Parts that are joined on demand, because staged bodies may exceed memory. See ``Taken.strict``."""
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
         self._reader = reader
@@ -97,7 +100,7 @@ class _Parts(Sequence[Part]):
 def take_down(
     state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
 ) -> Taken:
-    """What there is to seal of these slots (by serial, oldest first), for any thread; ``image`` is the state at their end."""
+    """Collect the content of these slots (by serial, oldest first) for a thread; ``image`` is the state at their end."""
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
     found = spans_of(
@@ -113,7 +116,7 @@ def take_down(
 
 
 def plan_slots(taken: Taken) -> Plan:
-    """What to seal."""
+    """Plan the segments."""
     sources: dict[Key, RunSource] = {}
     sizes: dict[Key, int] = {}
     start = 0
@@ -134,7 +137,7 @@ def plan_slots(taken: Taken) -> Plan:
 
 
 def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
-    """Of the batches taken down, those from ``start`` to ``end``, which are one partition's, and their bytes."""
+    """Return batches ``start`` to ``end``, which belong to one partition, and their bytes."""
     parts: list[Part | PublishedBatch] = []
     size, at, has_published = 0, start, False
     for slot, entries in groupby(taken.slots[start:end]):
@@ -148,7 +151,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
         has_published = True
         for position, length in zip(positions, lengths, strict=True):
             published = taken.reader.published.get(position >> PUBLISHED_SHIFT)
-            if published is None:  # it was trimmed since, and so was all that lies before it
+            if published is None:  # it was trimmed since, with everything before it
                 parts, size = [], 0
             elif published.serial in taken.serials:
                 parts.append(published)
@@ -160,7 +163,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
 
 
 def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
-    """Batches of these slots that were staged, and neither published nor abandoned, at the image's sequence."""
+    """Return batches staged in these slots and neither published nor abandoned at the image's sequence."""
     found: dict[Key, list[StagedBatch]] = {}
     for staged in taken.image.staged:
         for batch in staged.batches:
@@ -170,15 +173,16 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
 
 
 def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
-    """The snapshot of what was taken down once its plan is written under these segment numbers; ``broker`` is its state, in pieces, and the
-    sequence of that."""
+    """Return the snapshot once the plan is written under these numbers; ``broker`` is its state, in pieces, and that
+    state's sequence.
+    """
     image = taken.image
     expiries = {staged.token: staged.expires_at_us for staged in image.staged}
     tokens: set[tuple[bytes, int, int]] = set()
     for staged in image.staged:
         for batch in staged.batches:
             sealed = taken.listed.by_location.get(batch.location) if batch.needed and batch.location >= 0 else None
-            if sealed is not None:  # else nobody needs it any more
+            if sealed is not None:  # otherwise it is no longer needed
                 tokens.add((staged.token, staged.expires_at_us, sealed.number))
     for number, runs in zip(numbers, plan.blobs, strict=True):
         tokens.update((run.token, expiries[run.token], number) for run in runs if run.token)
@@ -196,9 +200,9 @@ def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[
 def seal(
     store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[Sequence[bytes], int]
 ) -> Written:
-    """Plan, write segments under new numbers, and the snapshot that lists them. Nobody else may ask for numbers meanwhile.
+    """Plan, write segments under new numbers, and write the snapshot that lists them.
 
-    Raises what the store raises; then nothing is left.
+    No other caller may take numbers meanwhile. Raises what the store raises, leaving nothing behind.
     """
     plan = plan_slots(taken)
     numbers = [next_number() for _ in plan.blobs]
@@ -218,10 +222,13 @@ def seal(
 
 
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
-    """The segments count now: readers get these runs from them, and unsealed entries go. Rests whenever others may have the loop: of each
-    partition, readers find every record in exactly one of the two at any moment."""
+    """Serve these runs from the segments from now on, and remove unsealed entries; yield whenever others may use the
+    loop.
+
+    At any moment readers find every record of a partition in exactly one of the two.
+    """
     for item in sealed:
-        item.live += 1  # until the end: none of it is dead before all is handed out
+        item.live += 1  # keeps it alive until all runs are assigned
     count = 0
     for info, item in zip(written.infos, sealed, strict=True):
         for run in info:
@@ -249,7 +256,7 @@ def _install_run(state: LogState, run: SegmentRun, item: Sealed) -> None:
 
 
 def _locate_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
-    """Staged batches lie in a segment now. Rests as ``install`` does."""
+    """Point staged batches to their segment; yields as ``install`` does."""
     for count, batch in enumerate(batches, 1):
         if batch.needed:
             batch.position, batch.location = position, item.location

@@ -1,7 +1,6 @@
-"""Searches over index entries and batch headers: compiled, one call per request.
+"""Searches over index entries and batch headers, one call per request.
 
-Promises: nothing here allocates per batch; searches are binary over entries and linear only between two entries (64 KiB).
-Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
+Nothing is allocated per batch. Searches are binary over entries, and linear only between two entries (64 KiB).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ BY_POSITION: Final = 1
 BY_ADDRESS: Final = 2
 BY_TIME: Final = 3
 
-NO_END: Final = 0x7FFF_FFFF_FFFF_FFFF  # an offset no partition reaches
+NO_END: Final = 0x7FFF_FFFF_FFFF_FFFF  # an offset that no partition reaches
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
@@ -71,7 +70,7 @@ _RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Length of the whole batch at ``at``, or -1 when there is none before ``size``."""
+    """Return the length of the whole batch at ``at``, or -1 if there is none before ``size``."""
     if at < 0 or at + _HEADER_BYTES > size or load_u32(p, at) != _MAGIC:
         return -1
     length: cython.Py_ssize_t = load_length(p, at)
@@ -86,7 +85,9 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
 def _scan(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> cython.Py_ssize_t:
-    """Position of the first batch that reaches beyond ``key`` in ``field``; ``size`` if none does, -1 where there is no batch."""
+    """Return the position of the first batch that reaches beyond ``key``; ``size`` if there is none, -1 for an invalid
+    batch.
+    """
     while at < size:
         length: cython.Py_ssize_t = _batch_bytes(p, at, size)
         if length < 0:
@@ -107,10 +108,10 @@ def _scan(
 
 
 def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
-    """Walk headers from ``start`` (a batch's beginning) to the first batch that ends beyond ``key`` in a field (BY_OFFSET: holds that
-    offset or a later one; BY_ADDRESS alike; BY_POSITION: does not end by then; BY_TIME: was appended later than that).
+    """Walk headers from ``start`` (the start of a batch) to the first batch that ends beyond ``key`` in a field.
 
-    Returns its position, the chunk's size when there is none, -1 where no batch begins.
+    BY_OFFSET: it contains that offset or a later one; BY_ADDRESS likewise. BY_POSITION: it ends later. BY_TIME: it was
+    appended later. Returns its position, the chunk's size if there is none, -1 for an invalid batch.
     """
     lent: Lent = lend(chunk)
     if start < 0:
@@ -119,7 +120,9 @@ def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cyt
 
 
 def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
-    """Position of the batch that holds ``offset`` in a chunk of whole batches; the chunk's size when it ends below, -1 when broken."""
+    """Return the position of the batch that contains ``offset``; the chunk's size if it ends below, -1 for an invalid
+    batch.
+    """
     lent: Lent = lend(chunk)
     return _scan(lent.p, lent.size, 0, 0, offset)
 
@@ -127,10 +130,11 @@ def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
 def scan_read(
     chunk: Buffer, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
 ) -> tuple[int, int, int]:
-    """What a read gets of a chunk of whole batches: (start, stop, offset after its last record). At least the batch that holds
-    ``offset`` (or the first beyond it), then whole batches while they fit ``bytes_max`` and begin below ``offset_end``.
+    """Return the batches of a read from a chunk: (start, stop, offset after its last record).
 
-    start is the chunk's size when the chunk ends below ``offset``, -1 where a batch is broken.
+    At least the batch that contains ``offset`` (or the first beyond it), then whole batches while they fit
+    ``bytes_max`` and begin below ``offset_end``. start is the chunk's size if the chunk ends below ``offset``, -1 for
+    an invalid batch.
     """
     lent: Lent = lend(chunk)
     p: cython.p_const_uchar = lent.p
@@ -149,7 +153,9 @@ def scan_read(
 
 
 def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
-    """Positions and lengths (``array('q')``) of the batches that lie back to back in a chunk. Stops where no whole batch begins."""
+    """Return positions and lengths (``array('q')``) of the batches back to back in a chunk, up to the first incomplete
+    one.
+    """
     lent: Lent = lend(chunk)
     count: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = 0
@@ -178,8 +184,11 @@ def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
 def find_entry(
     entries: Buffer, start: cython.Py_ssize_t, count: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> int:
-    """Among run index entries [start, start + count): number, counted from ``start``, of the last whose field (BY_…) is at most
-    ``key``; -1 if there is none. Raises IndexError when the entries are not there."""
+    """Return the last of index entries [start, start + count) whose field (BY_…) is at most ``key``, counted from
+    ``start``, or -1.
+
+    Raises IndexError for a bad range.
+    """
     lent: Lent = lend(entries)
     if start < 0 or count < 0 or field < 0 or field > 3 or count > lent.size // 32 - start:
         raise IndexError((start, count, field))
@@ -196,7 +205,9 @@ def find_entry(
 
 
 def find_run(runs: Buffer, partition: cython.ulonglong) -> int:
-    """Number of the first run of a partition in a table sorted by partition, or of the first above it. The table may end below."""
+    """Return the index of the first run of a partition in a sorted table, or of the first above it, or the table's
+    length.
+    """
     lent: Lent = lend(runs)
     low: cython.Py_ssize_t = 0
     high: cython.Py_ssize_t = lent.size // _RUN_BYTES

@@ -1,7 +1,8 @@
-"""A sealed segment that is read: an immutable blob of batches sorted by partition and offset (layout in ``format``, decision 0002).
+"""Read a sealed segment: an immutable blob of batches sorted by partition and offset (layout in ``format``, decision
+0002).
 
-Promises: opening reads the footer only; a read touches at most one index stride more than it returns, and returns batches that have their
-checksums. Must not know: the journal, who deletes segments, any file.
+Opening reads only the footer. A read touches at most one index stride more than it returns, and returns verified
+batches.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
 FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segments that 10,000 partitions share
-UNREAD_RETRY_MS: Final = 1000  # after a disk that failed to read
-RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
+UNREAD_RETRY_MS: Final = 1000  # after a disk read error
+RUNS_RECENT_MAX: Final = 4096  # decoded runs, of all segments together: some 2 MB
 
 _T = TypeVar("_T")
 _Read = Callable[[memoryview, int, int], memoryview]
@@ -42,7 +43,7 @@ _place: Final = header_fields("length", "base_address")
 
 
 class _Cache(Generic[_T]):
-    """What was used last of all segments, bounded in bytes. Any thread may use it."""
+    """Recently used items of all segments, bounded in bytes. Thread-safe."""
 
     __slots__ = ("_bytes", "_bytes_max", "_items", "_lock", "_size_of")
 
@@ -78,7 +79,7 @@ class _Cache(Generic[_T]):
 
 
 class EntryCache(_Cache[bytes]):
-    """Index entries of the segments used last, for all segments of a log together; and their footers, and runs found in these."""
+    """Cache of index entries, footers and decoded runs, shared by all segments of a log."""
 
     __slots__ = ("footers", "runs")
 
@@ -98,10 +99,10 @@ def _footer_bytes(info: SegmentInfo) -> int:
 
 
 class Segment:
-    """One open segment. Guards: positions given out lie inside the run they were asked for; batches given out have their checksums.
+    """One open segment. Returned positions are inside the requested run; returned batches are verified.
 
-    All but ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk: on the loop only these. Its footer is kept
-    only while it is used, for all footers of a long log are larger than memory.
+    All methods except ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk and must not be
+    called on the loop. The footer is cached only while in use, because all footers of a long log exceed memory.
     """
 
     __slots__ = (
@@ -136,12 +137,12 @@ class Segment:
 
     @classmethod
     def open(cls, store: Store, name: str, cache: EntryCache | None = None) -> Segment:
-        """Read and verify the footer. Raises BlobMissing, Corrupt."""
+        """Read and verify the footer; raise BlobMissing or Corrupt."""
         return cls(store, read_info(store, name), cache)
 
     @property
     def info(self) -> SegmentInfo:
-        """The footer, read and verified anew unless it is at hand. Raises BlobMissing, Corrupt."""
+        """The footer, from the cache or read and verified; raises BlobMissing or Corrupt."""
         info = self._cache.footers.get(self.name)
         if info is None:
             info = read_info(self._store, self.name)
@@ -149,12 +150,12 @@ class Segment:
         return info
 
     def run(self, partition: int) -> SegmentRun:
-        """The numbered run of a partition. Raises Missing(PARTITION_MISSING), and as ``info``."""
+        """Return the numbered run of a partition; raise Missing(PARTITION_MISSING), and as ``info``."""
         run = self._cache.runs.get((self.name, partition))
         return self._found(self.info, partition) if run is None else run
 
     def run_now(self, partition: int) -> SegmentRun | None:
-        """What ``run`` returns when it waits for no disk, else None. Raises Missing(PARTITION_MISSING)."""
+        """Return what ``run`` does if that needs no disk, else None; raise Missing(PARTITION_MISSING)."""
         run = self._cache.runs.get((self.name, partition))
         if run is None:
             info = self._cache.footers.get(self.name)
@@ -171,18 +172,23 @@ class Segment:
         return run
 
     def epochs(self, partition: int) -> list[tuple[int, int]]:
-        """(epoch, its first offset in this segment), in order."""
+        """Return (epoch, its first offset in this segment), in order."""
         return self.info.epochs_of(self.run(partition))
 
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
-        """Positions [start, stop) of the strides that a read from ``offset`` of up to ``bytes_max`` bytes and ``offset_end`` touches: from
-        the last index entry at or below the offset. Reads index entries from the store unless they are at hand.
-        Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return positions [start, stop) of the strides that a read touches, from the last index entry at or below the
+        offset.
+
+        Reads index entries from the store unless they are cached. Raises Missing(OFFSET_OUT_OF_RANGE).
+        """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 
     def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
-        """Positions [start, stop) of whole batches that hold records [first_offset, next_offset), which begin in the run. Reads index
-        entries from the store unless they are at hand or that is the whole run. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return positions [start, stop) of whole batches that contain records [first_offset, next_offset).
+
+        Reads index entries from the store unless they are cached or the range is the whole run. Raises
+        Missing(OFFSET_OUT_OF_RANGE).
+        """
         run = self._checked_run(partition, first_offset)
         warm = self.span_warm(partition, first_offset, next_offset)
         if warm is not None:
@@ -190,7 +196,7 @@ class Segment:
         return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
     def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
-        """What ``span`` returns when it waits for no disk, else None."""
+        """Return what ``span`` does if that needs no disk, else None."""
         if self.run_now(partition) is None:
             return None
         run = self._checked_run(partition, first_offset)
@@ -202,10 +208,10 @@ class Segment:
     def _strides(
         self, run: SegmentRun, entries: bytes, offset: int, bytes_max: int, offset_end: int
     ) -> tuple[int, int]:
-        """What ``locate`` says, of index entries that are at hand."""
+        """Implement ``locate`` on cached index entries."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
-        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride behind their entry
+        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride after their entry
         if bytes_max and stop <= min(reach, run.stop - 1):
             last = find_entry(entries, run.index_start, run.index_count, BY_POSITION, reach)
             if offset_end < run.next_offset:
@@ -214,8 +220,10 @@ class Segment:
         return start, stop
 
     def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
-        """Whole batches back to back, and the offset after their last record: the batch that holds ``offset``, then more while they fit
-        ``bytes_max`` and begin below ``offset_end``, up to damage. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
+        """Return whole batches back to back, and the offset after their last record.
+
+        The batch that contains ``offset``, then more while they fit ``bytes_max`` and begin below ``offset_end``, up to
+        damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
         pieces = self._fresh_pieces(partition, start, stop)
@@ -226,12 +234,13 @@ class Segment:
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified; waits for the disk. See
-        ``read_into``."""
+        """Read and verify whole strides [start, stop) of a partition's run; may wait for the disk. See ``read_into``."""
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
-        """What ``pieces`` returns when it waits for no disk, else None. What was verified when it came into memory is not verified again."""
+        """Return what ``pieces`` does if that needs no disk, else None; bytes verified when loaded are not verified
+        again.
+        """
         data = self.read_now(block, start, stop, only_known=True)
         if data is None:
             self._verified.forget()
@@ -239,16 +248,16 @@ class Segment:
         if self._verified.hold(start, stop):
             return [Piece(data, self.run(partition).next_offset, None)]
         if first_damaged(data) >= 0:
-            return None  # it is read again by who may wait: it may be no more than a copy that is damaged
+            return None  # a damaged copy is re-read where waiting is allowed
         return self._sound(data, partition, start, stop)
 
     def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """What of whole strides [start, stop) of a partition's run is damaged, by reading them past the page cache."""
+        """Return the damage in whole strides [start, stop), reading them past the page cache."""
         pieces = self._read_and_verify(self.read_past, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Whole strides of a partition's run, in order, as many at once as fit ``bytes_max``, one at least."""
+        """Yield the strides of a partition's run, in order, as many at once as fit ``bytes_max``, at least one."""
         run = self.run(partition)
         positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
         start, last = run.position, run.position
@@ -263,14 +272,14 @@ class Segment:
     def locate_now(
         self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END
     ) -> tuple[int, int] | None:
-        """What ``locate`` returns when it waits for no disk, else None."""
+        """Return what ``locate`` does if that needs no disk, else None."""
         entries = self._cache.get(self.name) if self._index_count else b""
         if entries is None or self.run_now(partition) is None:
             return None
         return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
 
     def offset_at(self, partition: int, position: int) -> int:
-        """Offset of the batch at a position where a stride of the partition's run begins, or that ends the run."""
+        """Return the offset of the batch at a position where a stride begins, or that ends the run."""
         run = self.run(partition)
         if position >= run.stop:
             return run.next_offset
@@ -279,7 +288,7 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def _read_and_verify(self, read: _Read, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Whole strides of a run, and what of them is damaged; a damaged copy of a blob that lies elsewhere is thrown away, and read anew."""
+        """Read and verify whole strides; a damaged local copy of a remote blob is discarded and read again."""
         data = read(block, start, stop)
         if first_damaged(data) < 0:
             return self._sound(data, partition, start, stop)
@@ -291,24 +300,24 @@ class Segment:
         return self._damaged(data, partition, start, stop)
 
     def _sound(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Strides that verified."""
+        """Return the pieces of intact strides."""
         self._verified.add(start, stop)
         return [Piece(data, self.run(partition).next_offset, None)]
 
     def _damaged(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Strides that did not."""
+        """Return the pieces of damaged strides."""
         run = self.run(partition)
         marks = self._marks(run, start, stop)
         pieces = split_sound(data, marks, segment=self.name, partition=partition)
         if stop == marks[-1][0] and pieces[-1].damage is None:
-            pieces[-1] = pieces[-1]._replace(end=run.next_offset)  # the run goes on behind these strides
+            pieces[-1] = pieces[-1]._replace(end=run.next_offset)  # the run continues after these strides
         for piece in pieces:
             if piece.damage is not None:
                 self.notes.note(piece.damage)
         return pieces
 
     def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
-        """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such positions."""
+        """Return where, by the index, batches of a run begin between two such positions."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
         for number in range(run.index_start, run.index_start + run.index_count):
@@ -319,23 +328,24 @@ class Segment:
         return [mark for mark in marks if start <= mark[0] <= stop]
 
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
-        """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk. only_known: also where
-        nothing says that memory has them, for even to ask would have the system read them there."""
+        """Read bytes [start, stop), unverified, into the caller's memory; None if that needs a disk.
+
+        only_known: also None unless memory is known to have them, because even asking makes the system read them.
+        """
         try:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):
-            return None  # the read that follows opens it once more, and reports it
+            return None  # the read that follows opens it again, and reports the error
         if only_known and self._is_new_to_the_cache and not blob.is_cached:
             return None
         target = block[: stop - start]
         return target if blob.read_now(target, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Stored bytes [start, stop) in memory of the caller's, not verified; waits for the disk. ``block`` is as ``Blob.read_direct``
-        wants it.
+        """Read bytes [start, stop), unverified, into the caller's memory; may wait for the disk.
 
-        LogState is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
-        then it is worth the memory, and what is read from it stays in the page cache.
+        ``block`` is as for ``Blob.read_direct``. A log is mostly read once, so reads bypass the page cache. Once the
+        whole segment was read that way, it is being re-read: from then on its reads go through the page cache.
         """
         past = self._is_new_to_the_cache
         self._direct_bytes += stop - start
@@ -343,11 +353,13 @@ class Segment:
 
     @property
     def _is_new_to_the_cache(self) -> bool:
-        """Whether nobody has read it by way of the page cache yet."""
+        """Return whether it was never read through the page cache."""
         return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
-        """Bytes that the disk does not give, or that a file cut short has no more, are zeros: so no batch with them verifies."""
+        """Read bytes; those that the disk cannot read, or that a truncated file lacks, are zeros, so no batch with them
+        verifies.
+        """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
         try:
@@ -360,15 +372,17 @@ class Segment:
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
     def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Like ``read_into``, for who reads everything once: never by way of the page cache."""
+        """Read as ``read_into``, for scans that read everything once: never through the page cache."""
         return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
-        """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""
+        """Return the batch that contains ``offset``; raise Missing(OFFSET_OUT_OF_RANGE) or Corrupt."""
         return self.read(partition, offset, 0)[0]
 
     def by_time(self, partition: int, time_us: int) -> int:
-        """First offset appended at or after ``time_us``; the run's next offset when there is none. Raises Corrupt."""
+        """Return the first offset appended at or after ``time_us``; the run's next offset if there is none. Raise
+        Corrupt.
+        """
         run = self.run(partition)
         if time_us > run.last_time_us:
             return run.next_offset
@@ -386,7 +400,7 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def by_address(self, partition: int, address: int) -> memoryview | None:
-        """The batch whose records cover this Kafka 0.7 address, None in a hole or outside the run. Raises Corrupt."""
+        """Return the batch that covers this Kafka 0.7 address; None in a hole or outside the run. Raise Corrupt."""
         run = self.run(partition)
         if not run.first_address <= address < run.next_address:
             return None
@@ -405,13 +419,15 @@ class Segment:
             if begin <= address:
                 return chunk[at : at + length]
             break
-        if damage is not None:  # it lies where the address would be
+        if damage is not None:  # the damage is at the address
             raise damage.error()
         return None
 
     def stored(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Stored bytes [start, stop), not verified: a staged batch, or its header. strict: raises Busy where the disk does not give them,
-        which may pass."""
+        """Return bytes [start, stop), unverified: a staged batch, or its header.
+
+        strict: raise Busy if the disk cannot read them, which may be transient.
+        """
         if not strict:
             return self.read_into(memoryview(bytearray(stop - start)), start, stop)
         found = bytearray(stop - start)
@@ -422,7 +438,7 @@ class Segment:
         return memoryview(found)
 
     def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """What ``stored`` returns of a staged batch; a damaged copy of a blob that lies elsewhere is thrown away, and read anew."""
+        """Return a staged batch as ``stored`` does; a damaged local copy of a remote blob is discarded and read again."""
         found = self.stored(start, stop, strict=strict)
         if not check_body(found, 0) and self._store.drop_copy(self.name):
             return self.stored(start, stop, strict=strict)
@@ -452,7 +468,7 @@ class Segment:
         return entries
 
     def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
-        """Positions from a run's index entry to the next; the run's first stride for -1."""
+        """Return the positions from a run's index entry to the next; the run's first stride for -1."""
         number = max(number, 0)
         start, stop = run.position, run.stop
         if number < run.index_count:

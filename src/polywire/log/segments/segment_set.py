@@ -1,6 +1,6 @@
-"""All sealed segments of a log: their names, which of their runs still matter, and when a blob may go.
+"""All sealed segments of a log: names, needed runs, and when a blob may be deleted.
 
-Promises: a segment stays listed until its removal was journalled; its number is never used again. Must not know: the journal, partitions.
+A segment stays listed until its removal is journalled. Its number is never reused.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ _NEVER_US: Final = 2**63 - 1
 
 
 def segment_name(number: int) -> str:
-    """Blob name of a segment."""
+    """Return the blob name of a segment."""
     return f"{SEGMENTS}/{number >> _START_SHIFT:08x}-{number & 0xFFFFFFFF:08x}.pws"
 
 
 class Sealed:
     """One segment of the log.
 
-    ``live`` counts runs and staged batches in it that are still needed, ``live_bytes`` their bytes, ``staged`` the staged ones among them.
-    ``begun_us`` is the earliest append time of its runs. ``lost_partition``: it holds bytes of a partition that was dropped, noticed at
-    ``lost_at_us``. ``damaged``: a checksum did not match, so it is kept as it is.
+    Attributes:
+        live: number of needed runs and staged batches in it.
+        live_bytes: their bytes.
+        staged: number of staged batches among them.
+        begun_us: earliest append time of its runs.
+        lost_partition: it holds data of a dropped partition, as noticed at ``lost_at_us``.
+        damaged: a checksum did not match, so it is never rewritten.
     """
 
     __slots__ = (
@@ -59,20 +63,20 @@ class Sealed:
         self.damaged = False
 
     def keep(self, size: int, begun_us: int) -> None:
-        """One more run is needed."""
+        """Count one more needed run."""
         self.live += 1
         self.live_bytes += size
         self.begun_us = min(self.begun_us, begun_us)
 
     def keep_staged(self, size: int) -> None:
-        """One more staged batch is needed."""
+        """Count one more needed staged batch."""
         self.live += 1
         self.live_bytes += size
         self.staged += 1
 
 
 class SegmentSet:
-    """Guards: ``by_location`` holds every segment whose blob must stay; ``dead`` those of them that nobody needs any more."""
+    """``by_location`` holds every segment whose blob must stay; ``dead`` those among them that are not needed."""
 
     def __init__(self, store: Store, start: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -85,17 +89,17 @@ class SegmentSet:
         self.by_location: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
         self.snapshots: Final[set[str]] = set()
-        """Snapshots that a group names, and one that was written to be named."""
+        """Snapshots that a group names, and one written to be named."""
         self._leaving: Final[set[int]] = set()
-        """Locations of segments whose removal is journalled, perhaps not yet on the disk."""
+        """Locations of segments whose removal is journalled, perhaps not yet synced."""
 
     def next_number(self) -> int:
-        """A number for a new segment."""
+        """Return a number for a new segment."""
         self._counter += 1
         return self._start << _START_SHIFT | self._counter
 
     def add(self, info: SegmentInfo, number: int, *, keep: bool = True) -> Sealed:
-        """List a segment that was written, or named by recovery. keep: its footer will soon be asked for."""
+        """List a segment that was written, or named by recovery. keep: its footer is needed soon."""
         if keep:
             self._cache.footers.put(info.name, info)
         sealed = Sealed(Segment(self._store, info, self._cache, self.notes, self._clock), number, self._next_location)
@@ -104,11 +108,11 @@ class SegmentSet:
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
-        """Runs of new segments were handed out: those without any are dead already."""
+        """Runs of new segments were assigned: segments without any are dead."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
-        """A run or staged batch of a segment, of so many bytes, is not needed any more."""
+        """Release a run or staged batch of this size."""
         sealed = self.by_location[location]
         sealed.live -= 1
         sealed.live_bytes -= size
@@ -117,14 +121,14 @@ class SegmentSet:
             self.dead.append(sealed)
 
     def lose(self, location: int, size: int, *, dropped: bool) -> None:
-        """A run is not needed any more, as may have been noticed late: its segment may be gone. dropped: nor is its partition."""
+        """Release a run, perhaps after its segment is gone. dropped: its partition was dropped."""
         sealed = self.by_location.get(location)
         if sealed is not None:
             sealed.lost_partition |= dropped
             self.drop(location, size)
 
     def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
-        """Segments that another one replaces: those of them whose removal the caller must journal; it calls ``removed`` afterwards."""
+        """Return the replaced segments whose removal the caller must journal before it calls ``removed``."""
         leaving = [
             item for item in replaced if item.location in self.by_location and item.location not in self._leaving
         ]
@@ -133,14 +137,14 @@ class SegmentSet:
         return leaving
 
     def take_dead(self, count_max: int) -> list[Sealed]:
-        """Segments to be removed; the caller journals that, then calls ``removed``."""
+        """Return segments to remove; the caller journals that, then calls ``removed``."""
         dead = self.dead[:count_max]
         del self.dead[:count_max]
         self._leaving.update(sealed.location for sealed in dead)
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
-        """Their removal is durable: returns the names of the blobs to delete."""
+        """Their removal is durable: return the names of the blobs to delete."""
         names = []
         for sealed in dead:
             del self.by_location[sealed.location]
@@ -150,9 +154,9 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Blobs that a group names, or that were written to be named: nothing else will be of those that are older than the newest."""
+        """Return blobs that a group names, or that were written to be named; older blobs outside this set are garbage."""
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:
-        """Every segment that a snapshot taken now must list; those whose removal was journalled are not needed by what comes later."""
+        """Return the segments that a snapshot taken now must list, without those whose removal is journalled."""
         return [sealed.number for sealed in self.by_location.values() if sealed.location not in self._leaving]

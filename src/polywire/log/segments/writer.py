@@ -1,7 +1,9 @@
-"""Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``format``).
+"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0002, layout in
+``format``).
 
-Promises: memory of a few chunks whatever the runs hold; bulk copies free the interpreter lock; what does not look like the batches
-promised is never written, and bytes that were not verified never get a new checksum. Must not know: the journal, when to seal.
+Guarantees:
+* Memory is bounded by a few chunks. Bulk copies release the interpreter lock.
+* Input that is not the promised batches is never written, and unverified bytes never get a new checksum.
 """
 
 from __future__ import annotations
@@ -57,12 +59,10 @@ from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
-OWN_BLOB_BYTES_MIN: Final = (
-    4 * 1024 * 1024
-)  # decision 0002: a partition with this much in a slot gets a blob of its own
+OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024  # decision 0002: a partition with this much in a slot gets its own blob
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
-WRITTEN_BYTES: Final = 1024 * 1024  # gathered before they are written: they are still near the processor then
-MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
+WRITTEN_BYTES: Final = 1024 * 1024  # collected before they are written, while still in the processor's cache
+MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches can still be fetched, sliced and sent one by one
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -72,8 +72,9 @@ _beginning: Final = header_fields("epoch", "base_offset")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches that lie scattered in one buffer: ``array('q')`` of their positions and lengths, in offset order. ``verified``: whoever made
-    it has seen that they have their checksums."""
+    """Scattered batches of one buffer: ``array('q')`` of positions and lengths, in offset order. ``verified``:
+    checksums were checked.
+    """
 
     base: Buffer
     positions: array[int]
@@ -83,8 +84,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """What one run is made of, in order. With a token: staged batches, not numbered, never merged. compression: how bodies are compressed
-    that are not yet, and large enough."""
+    """Content of one run, in order.
+
+    With a token: staged batches, unnumbered, never merged. compression: for bodies that are large enough and not yet
+    compressed.
+    """
 
     partition: int
     parts: Iterable[Part]
@@ -93,7 +97,7 @@ class RunSource:
 
     @classmethod
     def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
-        """A run of batches that have a buffer each; slower per batch than parts of one slot."""
+        """Return a run of batches in separate buffers; slower per batch than parts of one slot."""
         parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
         return cls(partition, parts, token)
 
@@ -105,30 +109,30 @@ class RunSource:
         damaged: Callable[[Segment], None] | None = None,
         compression: Compression | None = None,
     ) -> RunSource:
-        """A run that joins runs of one partition (or token) from older segments, in order; for merging and merge blobs.
+        """Return a run that joins runs of one partition (or token) from older segments, in order.
 
-        They are read while they are written, in the writer's thread. Where a stored batch does not match its checksums, ``damaged``
-        is called with its segment, and writing raises Corrupt.
+        They are read while the run is written, in the writer's thread. If a stored batch does not match its checksums,
+        ``damaged`` is called with its segment, and writing raises Corrupt.
         """
         return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
 
 
 class StoredParts(Iterable[Part]):
-    """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
+    """Whole batches of older segments, read in windows past the page cache; a part is valid until the next one."""
 
     def __init__(self, runs: Sequence[tuple[Segment, SegmentRun]], damaged: Callable[[Segment], None] | None) -> None:
         self._runs = runs
         self._damaged = damaged
 
     def __iter__(self) -> Iterator[Part]:
-        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # only what is read into costs memory
+        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # only memory that is read into costs anything
         for segment, run in self._runs:
             at, window = run.position, CHUNK_BYTES
             while at < run.stop:
                 chunk = self._read(segment, block, at, min(at + window, run.stop))
                 positions, lengths = split_batches(chunk)
                 if not positions and window < BATCH_BYTES_MAX:
-                    window = BATCH_BYTES_MAX  # perhaps one batch is larger than a window
+                    window = BATCH_BYTES_MAX  # a batch may be larger than a window
                     continue
                 end = positions[-1] + lengths[-1] if positions else 0
                 self._check(segment, chunk[:end], at)
@@ -138,7 +142,7 @@ class StoredParts(Iterable[Part]):
     def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
         try:
             return segment.read_past(block, start, stop)
-        except Unavailable as error:  # a bad sector is no reason to stop what does not need it
+        except Unavailable as error:  # a bad sector must not stop unrelated work
             raise self._broken(segment, error.message) from error
 
     def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
@@ -153,7 +157,7 @@ class StoredParts(Iterable[Part]):
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
-    """Which runs go into which blob: those of 4 MiB and more into one each, the rest share the last. Keeps the mapping's order."""
+    """Assign runs to blobs: those of 4 MiB and more get one each, the others share the last. Order is preserved."""
     own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
     shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
     return [*own, shared] if shared else own
@@ -162,9 +166,9 @@ def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
 def write_segment(
     store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
 ) -> SegmentInfo:
-    """Write one blob with these runs; durable on return; ``chunk_bytes`` are gathered and written at a time.
+    """Write one blob with these runs, durable on return; ``chunk_bytes`` are collected and written at a time.
 
-    Raises BlobExists, Corrupt when a source does not hold the batches it promises, and what the store raises.
+    Raises BlobExists, Corrupt if a source is not the promised batches, and what the store raises.
     """
     writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
     store.put_new(name, writer.chunks())
@@ -173,7 +177,7 @@ def write_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Batches [start, stop) of one buffer; ``sound``: they have their checksums."""
+    """Batches [start, stop) of one buffer; ``sound``: checksums were checked."""
 
     base: Buffer
     positions: array[int]
@@ -184,7 +188,7 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Fills one chunk again and again. Guards: the footer describes exactly what went through it."""
+    """Fills one chunk repeatedly; the footer describes exactly the batches that passed through it."""
 
     def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
@@ -198,18 +202,18 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """The blob, chunk by chunk; each is valid until the next one is asked for."""
+        """Yield the blob in chunks; each is valid until the next one."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
         footer = self._footer()
-        for _ in range(2):  # what a start needs of a segment is kept twice
+        for _ in range(2):  # a start needs the footer, so it is stored twice
             yield from self._copy(_whole(footer))
         if self._filled:
             yield self._emit()
 
     def info(self, name: str) -> SegmentInfo:
-        """What was written, known after the last chunk."""
+        """Return the footer, known after the last chunk."""
         data_bytes = self._state[RUN_POSITION]
         tables = len(self._runs) + len(self._epochs)
         return SegmentInfo(
@@ -269,13 +273,13 @@ class _SegmentWriter:
             if at < 0:
                 raise Corrupt(
                     ErrorCode.CORRUPT,
-                    f"no such batch to seal partition={source.partition} position={stretch.positions[-1 - at]}",
+                    f"cannot seal an invalid batch partition={source.partition} position={stretch.positions[-1 - at]}",
                 )
             if at < stretch.stop:
                 self._begin_epoch(stretch.base, stretch.positions[at])
 
     def _allocate_entries(self, count: int) -> None:
-        """Let ``count`` more index entries fit."""
+        """Make space for ``count`` more index entries."""
         size = (self._state[RUN_ENTRIES] + count) * ENTRY.size
         if len(self._entries) < size:
             self._entries += bytes(size - len(self._entries))
@@ -321,7 +325,7 @@ def _whole(content: Buffer) -> _Stretch:
 
 
 def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator[_Stretch]:
-    """The same batches, compressed where that is wanted and worth it."""
+    """Compress batches where requested and worthwhile."""
     for stretch in stretches:
         if kind is None:
             yield stretch
@@ -337,14 +341,16 @@ def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator
 
 
 def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
-    """A piece of a stretch, if it holds any batch."""
+    """Yield a slice of a stretch, unless it is empty."""
     if start < stop:
         yield _Stretch(stretch.base, stretch.positions, stretch.lengths, start, stop)
 
 
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
-    """A part's batches as they are written: merged and compressed, and verified before that gives them another checksum. One that is
-    damaged is copied as it is, with the checksum that it does not match: its readers get an error, and the rest of the run stays sound."""
+    """Yield a part's batches as they are written: merged and compressed, and verified before they get another checksum.
+
+    A damaged batch is copied with its wrong checksum: its readers get an error, and the rest of the run stays intact.
+    """
     copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
     for whole in _verified(part, copied_from):
         if whole.sound:
@@ -362,8 +368,11 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
 
 
 def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
-    """The part in pieces that stay near the processor until they are copied, every damaged batch alone; of batches that are only copied,
-    those of ``copied_from`` bytes and more, the header alone is looked at: their readers look at the rest."""
+    """Yield the part in slices that stay in the processor's cache until copied, every damaged batch alone.
+
+    For batches of ``copied_from`` bytes and more, which are only copied, only the header is checked; their readers
+    check the rest.
+    """
     at, count = 0, len(part.positions)
     while at < count:
         end = count
@@ -380,7 +389,7 @@ def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
 
 
 def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
-    """A stretch's batches in order: stretches to be copied as they lie, and merged batches between them."""
+    """Yield a stretch's batches in order: slices to copy unchanged, with merged batches between them."""
     base, positions, lengths = whole.base, whole.positions, whole.lengths
     stop = whole.stop
     at = whole.start

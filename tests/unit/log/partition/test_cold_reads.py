@@ -1,4 +1,4 @@
-"""Windows of segments: read once for all who ask, bounded in number, and refused to nobody when a segment went."""
+"""Windows of segments: read once for all who request, bounded in number, and refused to nobody when a segment went."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Place:
         write_segment(self.store, name, [RunSource.of_batches(PARTITION, batches)])
         return Segment.open(self.store, name)
 
-    def ask(self, offset: int, room: int) -> None:
-        self.cold.ask((PARTITION, offset), self.segments, self.told.append, room)
+    def request(self, offset: int, room: int) -> None:
+        self.cold.request((PARTITION, offset), self.segments, self.told.append, room)
 
 
 def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     place = Place()
-    place.ask(0, 1 << 20)
+    place.request(0, 1 << 20)
     place.worker.work()
     (window,) = place.told
     assert isinstance(window, Window)
@@ -75,7 +75,7 @@ def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
 def test_many_small_pieces_share_one_block() -> None:
     place = Place()
     place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
-    place.ask(0, 1 << 20)
+    place.request(0, 1 << 20)
     place.worker.work()
     (window,) = place.told
     assert isinstance(window, Window)
@@ -84,7 +84,7 @@ def test_many_small_pieces_share_one_block() -> None:
 
 def test_a_small_read_takes_one_segment() -> None:
     place = Place()
-    place.ask(0, 100)
+    place.request(0, 100)
     place.worker.work()
     (window,) = place.told
     assert isinstance(window, Window)
@@ -94,22 +94,22 @@ def test_a_small_read_takes_one_segment() -> None:
 
 def test_who_asks_for_the_same_waits_for_the_same() -> None:
     place = Place()
-    place.ask(0, 1000)
-    place.ask(0, 1000)
+    place.request(0, 1000)
+    place.request(0, 1000)
     assert len(place.worker.jobs) == 1
-    assert place.cold.asked((PARTITION, 0)) is place.segments
+    assert place.cold.requested((PARTITION, 0)) is place.segments
     place.worker.work()
-    assert place.cold.asked((PARTITION, 0)) is None
+    assert place.cold.requested((PARTITION, 0)) is None
     first, second = place.told
     assert first is second is place.cold.find(PARTITION, 0)
 
 
 def test_what_is_being_read_while_records_go_is_for_those_who_asked_before() -> None:
     place = Place()
-    place.ask(0, 1000)
+    place.request(0, 1000)
     place.cold.forget(PARTITION)
-    assert place.cold.asked((PARTITION, 0)) is None
-    place.ask(0, 1000)
+    assert place.cold.requested((PARTITION, 0)) is None
+    place.request(0, 1000)
     assert len(place.worker.jobs) == 2, "who asks now is answered by what there is now"
     jobs, place.worker.jobs = place.worker.jobs, []
     place.worker.jobs = jobs[:1]
@@ -126,7 +126,7 @@ def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     place = Place()
     place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
     for number, segment in enumerate(place.segments):
-        place.cold.ask((PARTITION, 50 * number), [segment], None, 1)
+        place.cold.request((PARTITION, 50 * number), [segment], None, 1)
         place.worker.work()
         assert place.cold.find(PARTITION, 0) is not None
     kept = [number for number in range(BATCHES) if place.cold.find(PARTITION, 50 * number) is not None]
@@ -135,8 +135,8 @@ def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch)
 
 def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_taken() -> None:
     place = Place()
-    place.ask(0, 1 << 20)
-    place.ask(50, 1)
+    place.request(0, 1 << 20)
+    place.request(50, 1)
     place.worker.work()
     found = place.cold.find(PARTITION, 60)
     assert found is not None
@@ -147,16 +147,16 @@ def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_tak
 
 def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
     place = Place()
-    place.ask(0, 1 << 20)
+    place.request(0, 1 << 20)
     place.worker.work()
     window = place.cold.find(PARTITION, 0)
     assert window is not None
     at, _, reached = read_pieces(window.pieces, 0, 1, 1 << 40, [])
     place.cold.was_read(PARTITION, 0, at, Stop(window, reached))
-    assert place.cold.goes_on(PARTITION, at)
-    assert place.cold.goes_on(PARTITION, at - 1), "a peer had room for less than was read"
-    assert not place.cold.goes_on(PARTITION, 0)
-    assert not place.cold.goes_on(PARTITION, at + 1)
+    assert place.cold.is_sequential(PARTITION, at)
+    assert place.cold.is_sequential(PARTITION, at - 1), "a peer had room for less than was read"
+    assert not place.cold.is_sequential(PARTITION, 0)
+    assert not place.cold.is_sequential(PARTITION, at + 1)
     stop = place.cold.resume(PARTITION, at)
     assert stop is not None
     chunks: list[memoryview] = []
@@ -183,7 +183,7 @@ def test_a_read_ends_where_what_follows_begins_with_what_it_has() -> None:
 
 def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
     place = Place()
-    place.ask(0, 1 << 20)
+    place.request(0, 1 << 20)
     place.worker.work()
     window = place.cold.find(PARTITION, 0)
     assert window is not None
@@ -196,7 +196,7 @@ def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
 def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     place = Place()
     place.store.delete(f"segments/0-{BATCHES // 2}.pws")
-    place.ask(0, 1000)
+    place.request(0, 1000)
     place.worker.work()
     assert place.told == [None]
     assert place.cold.find(PARTITION, 0) is None
@@ -216,7 +216,7 @@ def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     try:
         for room in range(20):
             place.cold.forget(PARTITION)
-            place.cold.ask((PARTITION, 0), place.segments[:1], None, (1 << 20) + room)
+            place.cold.request((PARTITION, 0), place.segments[:1], None, (1 << 20) + room)
             place.worker.work()
     finally:
         type(blob).read_direct = original  # type: ignore[method-assign]
@@ -230,10 +230,10 @@ def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypa
     place = Place()
     batches = [batch.content for batch in place.stored]
     content = b"".join(batches)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def read_now(_: FileBlob, out: memoryview, position: int) -> bool:
-        asked.append(position)
+        requested.append(position)
         out[:] = content
         return True
 
@@ -243,7 +243,7 @@ def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypa
         write_segment(store, name, [RunSource.of_batches(PARTITION, batches)])
         segment = Segment.open(store, name)
         segment.locate(PARTITION, 0)  # its index entries are at hand
-        asked.clear()
+        requested.clear()
         with monkeypatch.context() as patch:
             patch.setattr(FileBlob, "read_now", read_now)
             window = place.cold.glance(segment, PARTITION, 0, 1 << 20, 1 << 30, more=False)
@@ -252,4 +252,4 @@ def test_what_was_sealed_a_moment_ago_waits_for_no_disk(tmp_path: Path, monkeypa
             assert b"".join(bytes(piece.data) for piece in window.pieces) == content
         else:
             assert window is None
-            assert asked == [], "even to ask would have the system read it into memory"
+            assert requested == [], "even to request would have the system read it into memory"

@@ -1,4 +1,4 @@
-"""Where sealed records lie: the spans told of hold exactly the records asked for, whatever was trimmed, rewritten or is not sealed."""
+"""Where sealed records lie: the spans told of hold exactly the records requested for, whatever was trimmed, rewritten or is not sealed."""
 
 from __future__ import annotations
 

@@ -72,12 +72,12 @@ def test_look_ups_in_segments_leave_the_loop_alone(tmp_path: Path) -> None:
     assert rig.look_up(partition.offset_at, partition.last_append_time_us + 1) == partition.next_offset
     first_time = partition.runs.entry(0)[5]
     assert 0 < rig.look_up(partition.offset_at, first_time + 1) <= partition.next_offset
-    asked: list[object] = []
-    assert isinstance(partition.offset_of_address(1014, asked.append), Pending)
+    requested: list[object] = []
+    assert isinstance(partition.offset_of_address(1014, requested.append), Pending)
     rig.log.trim(1, 5)
     rig.log.commit()
-    rig.loop.run_until(lambda: asked)
-    assert asked == [NO_OFFSET], "trimmed meanwhile"
+    rig.loop.run_until(lambda: requested)
+    assert requested == [NO_OFFSET], "trimmed meanwhile"
     rig.log.close()
 
 
@@ -123,7 +123,7 @@ def test_blob_deleted_under_the_log_is_corrupt(tmp_path: Path) -> None:
     rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     delete_blobs(rig)
-    for ask in (
+    for request in (
         lambda: rig.read(partition),
         lambda: rig.read(other),
         lambda: rig.look_up(partition.offset_of_address, 1014),
@@ -132,7 +132,7 @@ def test_blob_deleted_under_the_log_is_corrupt(tmp_path: Path) -> None:
         lambda: rig.look_up(other.address_of_offset, 0),
     ):
         with pytest.raises(Corrupt):
-            ask()
+            request()
     assert rig.read(partition, partition.tail_offset), "what is in the journal can be read"
     rig.append(partition, [b"on"], Level.SYNCED)
     rig.settle()
