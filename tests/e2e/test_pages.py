@@ -15,6 +15,10 @@ PAGES: Final = (
     "get-started/application",
     "get-started/tests",
     "get-started/operator",
+    "develop/recipes/backfill",
+    "develop/recipes/dead-letters",
+    "develop/recipes/replay",
+    "develop/recipes/schema-change",
     "migrate/cursus",
     "migrate/flux",
     "migrate/iggy",
@@ -47,7 +51,7 @@ def test_every_page_for_newcomers_is_followed() -> None:
     docs = ROOT / "docs"
     with_commands = {
         page.relative_to(docs).with_suffix("").as_posix()
-        for folder in ("get-started", "migrate")
+        for folder in ("get-started", "develop", "migrate")
         for page in (docs / folder).rglob("*.md")
         if read_page(page.read_text("utf-8")).steps
     }

@@ -1,0 +1,120 @@
+"""Run the programs on the pages for other clients, unmodified, with the clients that are installed.
+
+Tools are named by the variables of ``kafka_peer.py``. A page whose tools are missing is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import polywire
+from polywire.testing import RunningBroker, broker
+from tests.e2e.followed_page import Page, matches, read_page
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = ROOT / "docs" / "develop"
+CLIENTS: Final = tuple(sorted(path.stem for path in (PAGES / "clients").glob("*.md") if path.stem != "index"))
+SECONDS_MAX: Final = 120
+IGGY: Final = "apache-iggy-0.9.0"
+
+
+@pytest.fixture
+def running() -> Iterator[RunningBroker]:
+    with broker() as process:
+        yield process
+
+
+def saved(page: Page, folder: Path, running: RunningBroker) -> Path:
+    """Save the program of a page with the ports of a broker, and return its path."""
+    [(name, text)] = page.files.items()
+    for port, protocol in (("9094", "kafka"), ("8090", "iggy")):
+        text = text.replace(f"127.0.0.1:{port}", "{}:{}".format(*running.addresses[protocol]))
+    (folder / name).write_text(text, "utf-8")
+    return folder / name
+
+
+def expected(name: str) -> str:
+    """Return the output that a page shows: its only block of text."""
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    return text.partition("```text\n")[2].partition("```\n")[0]
+
+
+def run(command: list[str], *, folder: Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode in codes, done.stdout + done.stderr
+    return done.stdout
+
+
+def variable(name: str) -> str:
+    return os.environ.get(name) or pytest.skip(f"{name} is not set: the page was NOT followed")
+
+
+def tool(name: str) -> str:
+    return shutil.which(name) or pytest.skip(f"{name} is missing: the page was NOT followed")
+
+
+def printed_by(name: str, program: Path) -> str:
+    """Build and run a program with the tools of its page."""
+    folder = program.parent
+    match name:
+        case "java":
+            path = variable("POLYWIRE_KAFKA_JAVA")
+            run([tool("javac"), "-cp", path, program.name], folder=folder)
+            return run([tool("java"), "-cp", f"{path}{os.pathsep}.", program.stem], folder=folder)
+        case "librdkafka":
+            return run([variable("POLYWIRE_KAFKA_CLIENTS"), program.name], folder=folder)
+        case "kafkajs":
+            return run([tool("node"), program.name], folder=folder, NODE_PATH=variable("POLYWIRE_KAFKA_NODE"))
+        case "franz-go":
+            module = Path(variable("POLYWIRE_KAFKA_GO"))
+            for file in ("go.mod", "go.sum"):
+                shutil.copy(module / file, folder)
+            return run([tool("go"), "run", "-mod=mod", program.name], folder=folder)
+        case "iggy":
+            sdk = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / IGGY
+            if not sdk.is_dir():
+                pytest.skip(f"{sdk} is missing: the page was NOT followed (make dev)")
+            return run([sys.executable, program.name], folder=folder, codes=(0, -6), PYTHONPATH=str(sdk))
+        case _:
+            raise AssertionError(f"no way to run the page {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_program_of_a_client_page_runs(name: str, running: RunningBroker, tmp_path: Path) -> None:
+    page = f"clients/{name}"
+    program = saved(read_page((PAGES / f"{page}.md").read_text("utf-8")), tmp_path, running)
+    assert matches(printed_by(name, program), expected(page))
+
+
+@pytest.mark.slow
+def test_each_order_has_one_invoice_after_a_crash(running: RunningBroker, tmp_path: Path) -> None:
+    interpreter = variable("POLYWIRE_KAFKA_CLIENTS")
+    program = saved(read_page((PAGES / "recipes" / "exactly-once.md").read_text("utf-8")), tmp_path, running)
+    with polywire.connect_sync(running.url()) as client:
+        with client.producer() as producer:
+            producer.send_many("orders", [str(number) for number in range(100)])
+        run([interpreter, program.name, "crash"], folder=tmp_path, codes=(3,))
+        run([interpreter, program.name], folder=tmp_path)
+        invoices = []
+        with client.consumer("invoices") as consumer:
+            while records := consumer.batch(timeout_s=2):
+                invoices += [record.text for record in records]
+    assert sorted(invoices) == sorted(f"pay for {number}" for number in range(100))
+    assert expected("recipes/exactly-once").strip() == str(len(invoices))
