@@ -18,7 +18,7 @@ from polywire.records.batch import from_spans
 from polywire.types import Level
 
 MAGIC = b"\xf1PWIRE\x00\x01"
-PREFIX = struct.Struct("<IBBHII")  # of a frame (protocols: polywire#frames)
+PREFIX = struct.Struct("<IBBHII")  # of a frame (spec: polywire#frames)
 VERB_PRODUCE = 34
 FLAG_ERROR = 2
 VALUES = pa.schema([pa.field("value", pa.binary())])

@@ -73,7 +73,7 @@ MACHINE: Final = re.compile(
 )
 
 # What a citation names: a page of one of these folders, and the heading in it; several are set apart by commas.
-CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "protocols"}
+CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "reference/protocols"}
 CITATION: Final = re.compile(r"\b(spec|concepts|protocols): ([\w.-]+#[\w-]+(?:,\s+[\w.-]+#[\w-]+)*)")
 CITED_ELSEWHERE: Final = re.compile(
     r"\bdossier|\bdesign(\.md)?[:,]? ?§|\bdesign\.md\b|\.md §", re.IGNORECASE

@@ -35,7 +35,6 @@ from polywire.protocols.flux.errors import WIRE_ERRORS
 from polywire.protocols.kafka.configs import TOPIC_CONFIGS
 from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
-from polywire.server.config import ServeConfig
 from polywire.server.hub import ConnectionLimits
 from tests import specs
 from tests.behaviour.compatibility import planned_table
@@ -44,15 +43,16 @@ from tests.permissions.cases import Player, cases, commands, expected
 from tests.specs.pages import PAGES, STATEMENTS, Page, Statement
 from tests.test_house import kinds_raised
 from tools.client_reference import client_page
+from tools.configuration_reference import configuration_page
+from tools.http_reference import http_page, metrics_page
+from tools.markdown import MADE, table
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 FOLDER: Final = DOCS / "reference"
-DIFFERENCES_BEGIN: Final = "<!-- made by `make docs` from tests/specs: what differs -->"
-DIFFERENCES_END: Final = "<!-- end -->"
-MADE: Final = "*Made by `make docs`; change the code, not this page.*"
-
 HTTP_LIMITS: Final = (framing, records, spelling, api, users, dead_letters, lag)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
+
+SERVE_VARIABLES: Final = "POLYWIRE_SERVE_"  # what the names of variables of the settings of ``serve`` begin with
 
 # Where a rule comes from: for those who read the code.
 _SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)")
@@ -64,9 +64,12 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page,
         "client.md": client_page,
         "compatibility.md": compatibility_page,
+        "configuration.md": partial(configuration_page, serve_options),
         "errors.md": errors_page,
+        "http.md": lambda: http_page(http_limits()),
         "kafka-settings.md": kafka_settings_page,
         "limits.md": limits_page,
+        "metrics.md": metrics_page,
         "permissions.md": permissions_page,
     }
     for wire in dict.fromkeys(page.wire for page in PAGES):
@@ -74,32 +77,24 @@ def pages() -> dict[str, str]:
     return {name: "\n".join(write()) + "\n" for name, write in writers.items()}
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table; bars inside a cell are escaped."""
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-
 # The command line.
 
 
 def cli_page() -> Iterator[str]:
     """Every command with its options, and the exit codes."""
-    yield from ["# The command line", "", MADE, ""]
-    yield "Results go to standard output, everything said about the work to standard error. Every command takes `--help`."
+    yield from ["# Command line", "", MADE, ""]
+    yield "Results go to standard output, messages to standard error. Every command has `--help`."
     for words, command in _commands(main.app, ("polywire",)):
         yield from _command(words, command)
     yield from ["", "## Exit codes", ""]
     codes = [
         (EXIT_DONE, "done"),
-        (EXIT_FAILED, "refused or failed; one line on standard error says why"),
+        (EXIT_FAILED, "rejected or failed; standard error has one line with the reason"),
         (EXIT_USAGE, "wrong usage"),
-        (doctor.EXIT_DAMAGED, "`doctor`: something is damaged, a broker starts"),
+        (doctor.EXIT_DAMAGED, "`doctor`: something is damaged, but a broker starts"),
         (doctor.EXIT_BROKEN, "`doctor`: no broker would start"),
-        (lifecycle.EXIT_STORAGE, "`serve`: storage failed, nothing further was acknowledged"),
-        (EXIT_INTERRUPTED, "interrupted; `serve`: ended at once by a second signal"),
+        (lifecycle.EXIT_STORAGE, "`serve`: storage failed; nothing was acknowledged afterwards"),
+        (EXIT_INTERRUPTED, "interrupted; `serve`: a second signal ended it immediately"),
     ]
     yield from table(("code", "meaning"), [(str(code), meaning) for code, meaning in codes])
 
@@ -113,6 +108,12 @@ def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
             yield from _commands(app[name], (*words, name))
 
 
+def serve_options() -> Iterator[tuple[str, str, str, str]]:
+    """Every option of ``polywire serve``."""
+    collection = main.app["serve"].assemble_argument_collection(parse_docstring=True)
+    return (_option(argument, SERVE_VARIABLES) for argument in collection if not argument.children)
+
+
 def _command(words: Sequence[str], command: App) -> Iterator[str]:
     collection = command.assemble_argument_collection(parse_docstring=True)
     arguments = [argument for argument in collection if not argument.children]
@@ -120,17 +121,16 @@ def _command(words: Sequence[str], command: App) -> Iterator[str]:
     given = [argument for argument in arguments if argument not in positional]
     needed = [argument.name.removeprefix("--").upper() for argument in positional]
     needed += [f"{argument.name} {argument.name.removeprefix('--').upper()}" for argument in given if argument.required]
-    environment = "POLYWIRE_SERVE_" if words[-1] == "serve" else ""
     yield from ["", f"## {' '.join(words)}", ""]
     yield from ["```", " ".join([*words, *needed, "[OPTIONS]"]), "```", ""]
     text = cleandoc(command.help or "").partition("\nParameters\n")[0]
     yield from [text.strip(), ""]
     for argument in positional:
         yield from [f"`{argument.name.removeprefix('--').upper()}`: {argument.parameter.help}", ""]
-    if given:
-        yield from table(
-            ("option", "default", "environment", "meaning"), [_option(argument, environment) for argument in given]
-        )
+    if words[-1] == "serve":
+        yield from ["Its options are listed by topic in [configuration](configuration.md).", ""]
+    elif given:
+        yield from table(("option", "default", "environment", "meaning"), [_option(argument, "") for argument in given])
         yield ""
     title, *lines = str(command.help_epilogue).partition(f"\n{EXIT_CODES}\n")[0].splitlines()
     yield from [title, "", "```sh", *(line.strip() for line in lines), "```"]
@@ -171,13 +171,13 @@ def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
 def errors_page() -> Iterator[str]:
     """Every error code: what to do about it, and what it is called on each wire."""
     yield from ["# Errors", "", MADE, ""]
-    yield "The *kind* of an error says what the caller should do, the *code* which error it is. Every wire says it in its own"
-    yield "words."
+    yield "The *kind* of an error says what the caller should do; the *code* identifies the error. Each protocol maps codes to its own"
+    yield "errors."
     yield ""
     kinds = [
         (f"`{kind.__name__}`", kind.retry.value, cleandoc(kind.__doc__ or "").replace("``", "`")) for kind in KINDS
     ]
-    yield from table(("kind", "ask again", "meaning"), kinds)
+    yield from table(("kind", "retry", "meaning"), kinds)
     yield ""
     rows = []
     for code in ErrorCode:
@@ -185,10 +185,12 @@ def errors_page() -> Iterator[str]:
         word, text = WIRE_ERRORS[code]
         spelled = f"`{word.value.decode()}`" + (f" {text}" if text else "")
         rows.append((f"`{code.value}`", f"`{kind.__name__}`", kind.retry.value, spelled, str(CODES[code])))
-    yield from table(("code", "kind", "ask again", "on FLUX", "on polywire"), rows)
-    yield from ["", "FLUX has five words only; where its text is not given here, it is the broker's own message."]
-    yield "A command that FLUX does not know is `UNKNOWN_COMMAND`. Bytes that are no request are answered where the next request"
-    yield "can still be found; where it cannot, the connection is closed."
+    yield from table(("code", "kind", "retry", "FLUX", "polywire"), rows)
+    yield from [
+        "",
+        "FLUX has five error words. Where no text is shown, the text is the broker's message. Unknown FLUX commands return",
+    ]
+    yield "`UNKNOWN_COMMAND`. After malformed bytes the broker replies if it can find the next request, and closes the connection otherwise."
 
 
 def kind_of(code: ErrorCode) -> type[BrokerError]:
@@ -203,24 +205,22 @@ def kind_of(code: ErrorCode) -> type[BrokerError]:
 
 def limits_page() -> Iterator[str]:
     """Every setting and limit with its default and its reason."""
-    yield from ["# Settings and limits", "", MADE, ""]
-    yield "Those of the process are set with the options of [`polywire serve`](cli.md#polywire-serve), as far as it has them,"
-    yield "those of a topic when it is created. The others are what a broker is built with: what is beyond a limit is refused"
-    yield "with an [error](errors.md) or has to wait, and the broker stays as it was."
+    yield from ["# Limits", "", MADE, ""]
+    yield "A request beyond a limit is rejected with an [error](errors.md) or waits; the broker continues. Limits that have an option are in"
+    yield "[configuration](configuration.md), those of HTTP in [HTTP](http.md#limits). The others are fixed."
     for title, settings in (
-        ("The process", ServeConfig),
         ("Connections", ConnectionLimits),
         ("The broker", BrokerSettings),
         ("The log", LogSettings),
-        ("The FLUX wire", FluxSettings),
-        ("The Cursus wire", CursusSettings),
+        ("FLUX", FluxSettings),
+        ("Cursus", CursusSettings),
     ):
         yield from ["", f"## {title}", ""]
         meanings = field_meanings(settings)
         rows = [(f"`{field.name}`", _default(field), meanings.get(field.name, "")) for field in fields(settings)]
         yield from table(("name", "default", "meaning"), rows)
     yield from ["", "## A topic", ""]
-    yield "The same for every protocol, command and file; [Kafka's names](kafka-settings.md) are mapped to these where they mean the same."
+    yield "Settings of a topic have these names in every protocol and command. [Kafka's names](kafka-settings.md) map to them."
     yield ""
     of_topics = [
         (
@@ -232,11 +232,11 @@ def limits_page() -> Iterator[str]:
         for name, setting in TOPIC_SETTINGS.items()
     ]
     yield from table(("name", "default", "values", "meaning"), of_topics)
-    yield from ["", "## HTTP", ""]
-    yield "What answers of the admin API, the console and `/metrics` hold at most, whatever records and names they are made from. The"
-    yield "answer reports what is missing: `cut`, `header_count`, `more`, `next_offset`."
-    yield ""
-    yield from table(("name", "limit", "meaning"), [row for module in HTTP_LIMITS for row in _constants(module)])
+
+
+def http_limits() -> Iterator[str]:
+    """The limits of requests and responses over HTTP."""
+    return table(("name", "limit", "meaning"), [row for module in HTTP_LIMITS for row in _constants(module)])
 
 
 def _constants(module: ModuleType) -> Iterator[tuple[str, str, str]]:
@@ -248,9 +248,9 @@ def _constants(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 
 def kafka_settings_page() -> Iterator[str]:
     """Every setting of a topic by the name that Kafka's tools know."""
-    yield from ["# Kafka's settings of a topic", "", MADE, ""]
-    yield "CreateTopics, AlterConfigs and IncrementalAlterConfigs refuse unknown names and values out of range with INVALID_CONFIG. A setting"
-    yield "without an effect is stored and returned by DescribeConfigs; it changes nothing here."
+    yield from ["# Kafka topic settings", "", MADE, ""]
+    yield "CreateTopics, AlterConfigs and IncrementalAlterConfigs reject unknown names and invalid values with INVALID_CONFIG. A"
+    yield "setting without an effect is stored and returned by DescribeConfigs, and changes nothing."
     yield ""
     rows = [
         (f"`{name}`", f"`{config.default}`" if config.default else "–", config.spelled, config.effect or "none")
@@ -308,15 +308,14 @@ def _size(value: int) -> str:
 
 def compatibility_page() -> Iterator[str]:
     """What each wire can do, and which scenarios of the behaviour suite run through it."""
-    yield from ["# What works on which wire", "", MADE, ""]
-    yield "One log lies behind all wires: what one writes, every other reads. A wire does what its protocol has words for."
+    yield from ["# Compatibility", "", MADE, ""]
+    yield "All protocols share one log: records written over one can be read over every other. A protocol supports what it can express."
     yield ""
     rows = [(ability.value, *("yes" if ability in wire.abilities else "–" for wire in WIRES)) for ability in Ability]
-    yield from table(("ability", *(wire.name for wire in WIRES)), rows)
+    yield from table(("feature", *(wire.name for wire in WIRES)), rows)
     yield from ["", "## Scenarios", ""]
-    yield "`make test` runs every scenario through every wire that has the abilities it needs, and from every writer to every"
-    yield "reader, against a real broker over real sockets. It prints these tables, with FAILED where one did not pass;"
-    yield "– means that the wire has no words for it."
+    yield "`make test` runs each scenario over every protocol that has the features it needs, from every writer to every reader,"
+    yield "against a real broker over sockets. – means that the protocol cannot express it."
     yield ""
     yield from planned_table().lines()
 
@@ -327,25 +326,25 @@ def compatibility_page() -> Iterator[str]:
 def permissions_page() -> Iterator[str]:
     """The table of permissions, and what the suite plays against it."""
     yield from ["# Permissions", "", MADE, ""]
-    yield "Whatever is asked of a broker that has users is one of these actions, on every wire. An action takes one permission (where several"
-    yield "stand here, one of them) for one thing: everywhere, for the stream, or for the topic. *Any* means that it takes the permission for"
-    yield "something, and does and tells only what belongs to that. A topic's access list takes away what the permission gives."
-    yield "[How users get permissions](../operate/serve.md)."
+    yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of its permissions:"
+    yield "for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic is enough, and the"
+    yield "response covers only those. A topic's access list can restrict what a permission allows."
+    yield "[How to give permissions](../operate/secure.md#choose-permissions)."
     yield ""
     rows = [
         (
             f"`{action.word}`",
-            "everybody" if action in ANYBODY else "log in" if action.is_everybodys else f"`{action.permission_words}`",
+            "none" if action in ANYBODY else "a login" if action.is_everybodys else f"`{action.permission_words}`",
             "–" if action.is_everybodys else action.resource.value,
             action.listed.value if action.listed is not None else "–",
         )
         for action in Action
     ]
     yield from table(("action", "permission", "for", "access list"), rows)
-    yield from ["", "## Every command of every wire", ""]
-    yield "Made by the suite: each line is a request for what belongs to the tenant of a stream, played as everybody against real sessions."
-    yield "*own*: carried out for what is one's own, and nothing is told of others'. On FLUX and Kafka 0.7, which have no login, the first"
-    yield "column is the user `anonymous` without permissions, the others are known by their certificates."
+    yield from ["", "## Commands by protocol", ""]
+    yield "Each line is a request for a resource of one tenant, and the outcome for four kinds of user. The test suite verifies every cell."
+    yield "*own*: the response covers only the user's own resources. FLUX and Kafka 0.7 have no login: their first column is the user"
+    yield "`anonymous` without permissions, and the others log in with a certificate."
     known = list(cases())
     for wire in commands():
         yield from ["", f"### {wire}", ""]
@@ -359,60 +358,54 @@ def permissions_page() -> Iterator[str]:
         )
 
 
-# What the published pages say.
+# Statements of the published pages.
 
 
 def statements(page: Page) -> list[Statement]:
-    """What a page says, in the order of its lines."""
+    """Return the statements of a page in the order of its lines."""
     for module in pkgutil.iter_modules(specs.__path__, f"{specs.__name__}."):
         import_module(module.name)
     return sorted((said for said in STATEMENTS if said.page == page), key=lambda said: (said.line, said.text))
 
 
 def statements_page(wire: str) -> Iterator[str]:
-    """Every statement of a wire's pages, and the test that shows it."""
-    yield from [f"# What the pages of the {wire} wire say", "", MADE, ""]
-    yield "Each statement in a line of its own, in our words, with the test in `tests/specs` that shows it on the wire's own port and on the"
-    yield f"port of all wires. What differs on purpose stands in [the wire's page](../protocols/{wire}.md)."
-    for page in PAGES:
+    """Every statement of a protocol's published pages, the test that shows it, and the differences."""
+    yield from [f"# Statements of the {wire} pages", "", MADE, ""]
+    yield "Each row is a statement of a published page, in our words, with the test in `tests/specs` that shows it on the protocol's own port"
+    yield f"and on the port of all protocols. [The protocol's page](protocols/{wire}.md) is for users."
+    pages_of_wire = [page for page in PAGES if page.wire == wire]
+    for page in pages_of_wire:
         said = statements(page)
-        if page.wire != wire:
-            continue
-        kept = sum(one.differs is None for one in said)
-        yield from ["", f"## {page.title}", "", f"{kept} of {len(said)} statements hold as written.", ""]
-        rows = [(str(one.line), one.text, "yes" if one.differs is None else "differs", f"`{one.test}`") for one in said]
-        yield from table(("line", "says", "holds", "test"), rows)
-
-
-def with_differences(wire: str, text: str) -> str:
-    """A wire's page with its table of differences made anew."""
-    before, begin, rest = text.partition(DIFFERENCES_BEGIN)
-    _, end, after = rest.partition(DIFFERENCES_END)
-    if not (begin and end):
-        raise ValueError(f"docs/protocols/{wire}.md has no place for the table of differences")
-    rows = [
-        (one.page.name, str(one.line), one.text, one.differs.real, one.differs.ours, one.differs.why)
-        for page in PAGES
-        if page.wire == wire
-        for one in statements(page)
-        if one.differs is not None
+        same = sum(statement.differs is None for statement in said)
+        yield from ["", f"## {page.title}", "", f"{same} of {len(said)} statements hold as written.", ""]
+        rows = [
+            (
+                str(statement.line),
+                statement.text,
+                "yes" if statement.differs is None else "differs",
+                f"`{statement.test}`",
+            )
+            for statement in said
+        ]
+        yield from table(("line", "statement", "holds", "test"), rows)
+    yield from ["", "## Differences", ""]
+    differing = [
+        (page.name, str(statement.line), statement.text, statement.differs)
+        for page in pages_of_wire
+        for statement in statements(page)
+        if statement.differs is not None
     ]
-    lines = "\n".join(table(("page", "line", "says", "real software", "Polywire", "why"), rows))
-    return f"{before}{begin}\n\n{lines}\n\n{end}{after}"
-
-
-def protocol_pages() -> dict[Path, str]:
-    """The wires' pages, each with its table of differences, by file."""
-    wires = dict.fromkeys(page.wire for page in PAGES)
-    files = {wire: DOCS / "protocols" / f"{wire}.md" for wire in wires}
-    return {file: with_differences(wire, file.read_text("utf-8")) for wire, file in files.items()}
+    yield from table(
+        ("page", "line", "statement", "original software", "Polywire", "reason"),
+        [(*where, differs.real, differs.ours, differs.why) for *where, differs in differing],
+    )
 
 
 def write() -> None:
     """Write every page that is not as it should be."""
     FOLDER.mkdir(exist_ok=True)
-    made = {FOLDER / name: text for name, text in pages().items()} | protocol_pages()
-    for page, text in made.items():
+    for name, text in pages().items():
+        page = FOLDER / name
         if not page.exists() or page.read_text("utf-8") != text:
             page.write_text(text, "utf-8")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.followed_page import ROOT, follow, matches, read_page
 
 PAGES: Final = (
-    "operate/backup",
+    "operate/back-up",
     "get-started/quickstart",
     "get-started/application",
     "get-started/tests",
@@ -55,7 +55,7 @@ def test_every_page_for_newcomers_is_followed() -> None:
         for page in (docs / folder).rglob("*.md")
         if read_page(page.read_text("utf-8")).steps
     }
-    assert with_commands == {*PAGES, *SPARK_PAGES} - {"operate/backup"}
+    assert with_commands == {*PAGES, *SPARK_PAGES} - {"operate/back-up"}
 
 
 def test_what_a_page_tells_to_do() -> None:

@@ -19,10 +19,11 @@ NUMBER: Final = re.compile(r"(?:^|[,;] (?:and )?|with )(\d+)\b(?! seconds)")
 HELP: Final = re.compile(r"^  (\d+) ", re.MULTILINE)
 COMMANDS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "operate/cluster.md": (("cluster", "drain"), ("cluster", "check")),
-    "operate/configuration.md": (("config", "check"),),
-    "operate/monitoring.md": (("serve",),),
+    "operate/deploy.md": (("serve",), ("config", "check")),
+    "operate/back-up.md": (("backup", "create"),),
+    "operate/monitor.md": (("serve",),),
     "operate/repair.md": (("doctor",), ("log", "verify"), ("segment", "verify")),
-    "operate/serve.md": (("serve",),),
+    "operate/troubleshoot.md": (("serve",),),
     "spark/pipelines.md": (("pipeline", "run"),),
 }
 """Which commands each page speaks of where it names exit codes."""

@@ -15,7 +15,7 @@ from tools.site import Entry, configuration, navigation, site_links, sources
     [
         ("docs/index.md", "index.md", "[a](develop/python.md#records)", "[a](develop/python.md#records)"),
         ("docs/index.md", "index.md", "[a](../CONTRIBUTING.md)", "[a](project/contributing.md)"),
-        ("docs/operate/serve.md", "operate/serve.md", "[a](../../SECURITY.md#b)", "[a](../project/security.md#b)"),
+        ("docs/operate/deploy.md", "operate/deploy.md", "[a](../../SECURITY.md#b)", "[a](../project/security.md#b)"),
         ("CONTRIBUTING.md", "project/contributing.md", "[a](docs/index.md)", "[a](../index.md)"),
         ("docs/index.md", "index.md", "[`a`](../src/polywire/errors.py) [b](#c)", "`a` [b](#c)"),
         ("docs/index.md", "index.md", "[a](https://b.example)", "[a](https://b.example)"),

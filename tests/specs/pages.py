@@ -1,7 +1,7 @@
 """The published pages of the wires, statement by statement: which test shows each, and what on purpose is not as a page says.
 
 A test of ``tests/specs`` says beside itself which lines it shows, with :meth:`Page.says` or, for rows of one shape, :meth:`Page.rows`.
-``make docs`` writes from that the lists in docs/reference (``pages-<wire>.md``) and the tables of differences in docs/protocols.
+``make docs`` writes the lists in docs/reference (``pages-<wire>.md``) from that, each with a table of differences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row:
 class Page:
     """A page that describes a wire.
 
-    wire: whose page it is, as in docs/protocols.
+    wire: whose page it is, as in docs/reference/protocols.
     name: a word for it in names of tests.
     title: what it is called, and which state of it is meant, so that its lines can be counted.
     """

@@ -1,4 +1,4 @@
-"""What Iggy's protocol page of 2023 says, on the wire's own port and on the one that recognises wires (docs/protocols/iggy.md)."""
+"""What Iggy's protocol page of 2023 says, on the wire's own port and on the one that recognises wires (docs/reference/protocols/iggy.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling ZooKeeper which broker, topics and partitions the Kafka 0.7 wire serves (protocols: kafka07#5-zookeeper).
+"""Telling ZooKeeper which broker, topics and partitions the Kafka 0.7 wire serves (protocols: kafka07#zookeeper).
 
 Promises: the loop only hands over what topics there are; everything that waits for ZooKeeper does so in a thread of its own, and serving goes
 on without it. What is told is ephemeral: it goes when the broker goes. Must not know: any wire's bytes, consumers' nodes.

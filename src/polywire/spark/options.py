@@ -23,7 +23,7 @@ from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, co
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
 ONE_QUERY: Final = "oneQueryPerLoad"  # what pushFilters must say to be on
-GROUP_BYTES_MAX: Final = 255  # of a group's name (protocols: polywire#limits)
+GROUP_BYTES_MAX: Final = 255  # of a group's name (spec: polywire#limits)
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
 BUCKET_PREFIX: Final = "bucket."

@@ -32,7 +32,7 @@ from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 QUERY_ID: Final = "sql.streaming.queryId"  # what Spark tells its tasks of the micro-batch they work for
 BATCH_ID: Final = "streaming.sql.batchId"
-TOKENS_MAX: Final = 10_000  # of one publish (protocols: polywire#limits)
+TOKENS_MAX: Final = 10_000  # of one publish (spec: polywire#limits)
 
 
 class Write(NamedTuple):
@@ -103,7 +103,7 @@ def batch_write(options: SinkOptions) -> Write:
     if transaction is None:
         return Write(f"spark-{uuid.uuid4()}", 0)
     named = f"{transaction.application}/{options.topic or '*'}"
-    if len(named.encode()) > 255:  # of a writer's name (protocols: polywire#limits)
+    if len(named.encode()) > 255:  # of a writer's name (spec: polywire#limits)
         named = f"spark-{uuid.uuid5(uuid.NAMESPACE_URL, named)}"
     return Write(named, transaction.number)
 

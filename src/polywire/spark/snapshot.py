@@ -19,7 +19,7 @@ from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents, ReadRange
 
-TIMES_MAX: Final = 16  # times of one BOUNDS request (protocols: polywire#limits)
+TIMES_MAX: Final = 16  # times of one BOUNDS request (spec: polywire#limits)
 LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
 
 

@@ -46,7 +46,7 @@ def test_every_rule_and_panel_is_looked_at() -> None:
 
 
 def test_the_page_names_every_metric(site: Site) -> None:
-    page = (DEPLOY.parent / "docs" / "operate" / "monitoring.md").read_text("utf-8")
+    page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text("utf-8")
     suffixes = ("_bucket", "_count", "_sum", "_created")
     missing = {
         name for name in names(site) if not name.endswith(suffixes) and name.removeprefix("polywire_") not in page

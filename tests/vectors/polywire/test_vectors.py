@@ -1,4 +1,4 @@
-"""Frames written by hand from docs/protocols/polywire.md, decoded and encoded: the wire may not change without its version."""
+"""Frames written by hand from docs/specs/polywire.md, decoded and encoded: the wire may not change without its version."""
 
 from __future__ import annotations
 

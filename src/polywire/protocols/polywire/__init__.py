@@ -1,1 +1,1 @@
-"""The `polywire` wire: stored batches, verbatim, in both directions (docs/protocols/polywire.md)."""
+"""The `polywire` wire: stored batches, verbatim, in both directions (docs/specs/polywire.md)."""

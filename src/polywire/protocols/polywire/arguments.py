@@ -1,4 +1,4 @@
-"""What a request's numbers and names stand for: levels, kinds of owners, partitions (protocols: polywire#verbs).
+"""What a request's numbers and names stand for: levels, kinds of owners, partitions (spec: polywire#verbs).
 
 Promises: what a request says wrongly is refused as Invalid or Missing. Must not know: frames, who asks.
 """
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
     from polywire.protocols.polywire.context import PolywireBroker
 
-NAME_BYTES_MAX: Final = 255  # protocols: polywire#limits
-TOPICS_MAX: Final = 1000  # protocols: polywire#limits: what one BOUNDS may name
+NAME_BYTES_MAX: Final = 255  # spec: polywire#limits
+TOPICS_MAX: Final = 1000  # spec: polywire#limits: what one BOUNDS may name
 LEVELS: Final = tuple(Level)
 KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 

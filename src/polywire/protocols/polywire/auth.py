@@ -1,4 +1,4 @@
-"""Who a connection of the `polywire` wire is, and what it may do (protocols: polywire#login).
+"""Who a connection of the `polywire` wire is, and what it may do (spec: polywire#login).
 
 Promises: nothing is carried out whose actions were not asked for; one that may ask for several is asked for the one that its request
 says, or for each at its time. Must not know: frames, how passwords are verified, what an action takes.

@@ -1,4 +1,4 @@
-"""Batches of a request: which are accepted, and how one is split over partitions by its records' keys (protocols: polywire#produce).
+"""Batches of a request: which are accepted, and how one is split over partitions by its records' keys (spec: polywire#produce).
 
 Promises: what this wire must not carry is refused; a split keeps the order of records within each partition. Must not know: frames.
 """

@@ -1,4 +1,4 @@
-"""A session that carries requests to the shards that have what they name, frame by frame (protocols: polywire#several-processes).
+"""A session that carries requests to the shards that have what they name, frame by frame (spec: polywire#several-processes).
 
 Promises: requests that name one topic keep their order; what is asked of a shard whose process ends is answered with an error; a peer that
 does not read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.

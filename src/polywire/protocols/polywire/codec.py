@@ -1,4 +1,4 @@
-"""Frames of the `polywire` wire: prefix, head, payload (protocols: polywire#opening, polywire#frames, polywire#limits).
+"""Frames of the `polywire` wire: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
 
 Promises: what breaks the framing raises PeerError(fatal=True), what breaks only a head PeerError(fatal=False); payloads are never
 copied. Must not know: sockets, the broker, what a request means.
@@ -16,12 +16,12 @@ from polywire.protocols.polywire.messages import REQUESTS, Head
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer
 
-# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (protocols: polywire#opening)
+# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (spec: polywire#opening)
 NAME: Final = b"\xf1PWIRE"
 VERSION: Final = 1
 MAGIC: Final = NAME + VERSION.to_bytes(2, "big")
 
-# u32 length · u8 verb · u8 flags · u16 zero · u32 correlation · u32 head_bytes (protocols: polywire#frames)
+# u32 length · u8 verb · u8 flags · u16 zero · u32 correlation · u32 head_bytes (spec: polywire#frames)
 PREFIX: Final = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
 

@@ -1,4 +1,4 @@
-"""Errors in the words of the `polywire` wire: code and kind numbers (protocols: polywire#errors).
+"""Errors in the words of the `polywire` wire: code and kind numbers (spec: polywire#errors).
 
 Promises: total both ways for every ``ErrorCode``; a code this side does not know is raised by its kind. Must not know: frames.
 """

@@ -1,4 +1,4 @@
-"""One open FETCH of a connection: reads, waits, and frames as the client takes them (protocols: polywire#bounds-and-fetch).
+"""One open FETCH of a connection: reads, waits, and frames as the client takes them (spec: polywire#bounds-and-fetch).
 
 Promises: stored bytes go from the log to the output as views under a pin, released once sent; at most one read of a fetch is under way;
 an ended fetch holds neither pin, wait nor timer. Must not know: other requests of the connection, how bytes are sent.

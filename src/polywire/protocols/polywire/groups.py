@@ -1,4 +1,4 @@
-"""Positions and groups on the `polywire` wire (protocols: polywire#groups).
+"""Positions and groups on the `polywire` wire (spec: polywire#groups).
 
 Promises: each request is answered once, what changes something when it is written. Must not know: frames, sockets, how partitions are
 dealt out.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
-GROUPS_MAX: Final = 1_000  # of one answer (protocols: polywire#limits)
+GROUPS_MAX: Final = 1_000  # of one answer (spec: polywire#limits)
 GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
 

@@ -1,4 +1,4 @@
-"""The heads of the `polywire` wire's frames as values (protocols: polywire#verbs).
+"""The heads of the `polywire` wire's frames as values (spec: polywire#verbs).
 
 Promises: one msgpack array per struct, elements in the order of the page; elements missing at the end take the page's defaults.
 Must not know: frames, sockets, the broker.
@@ -16,7 +16,7 @@ ANY_INCARNATION: Final = 0
 ANY_EPOCH: Final = -1
 BY_KEY: Final = -1
 
-# Msgpack knows numbers up to 2^64 - 1, this wire does not (protocols: polywire#frames): beyond, a head cannot be read.
+# Msgpack knows numbers up to 2^64 - 1, this wire does not (spec: polywire#frames): beyond, a head cannot be read.
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 SettingValue = Int | str | None
 
@@ -61,7 +61,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Limits(Head, frozen=True):
-    """What the broker tells on opening (protocols: polywire#limits)."""
+    """What the broker tells on opening (spec: polywire#limits)."""
 
     broker: str
     frame_bytes_max: Int
@@ -389,7 +389,7 @@ class KeptList(Head, Generic[_Entry], frozen=True):
 
 
 class Failure(Head, frozen=True):
-    """Head of a frame with the flag ERROR (protocols: polywire#errors)."""
+    """Head of a frame with the flag ERROR (spec: polywire#errors)."""
 
     code: Int
     kind: Int

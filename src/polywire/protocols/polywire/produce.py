@@ -1,4 +1,4 @@
-"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` wire (protocols: polywire#produce, polywire#staged-produce).
+"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` wire (spec: polywire#produce, polywire#staged-produce).
 
 Promises: nothing is stored before every batch of the request was validated; a request is answered once, when all its batches have reached
 their level or one has failed. Must not know: frames, sockets.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from polywire.broker.staged_publish import PublishAnswer
     from polywire.broker.topics import Topic
 
-TOKENS_MAX: Final = 10_000  # what one publish may name (protocols: polywire#limits)
+TOKENS_MAX: Final = 10_000  # what one publish may name (spec: polywire#limits)
 
 
 class _Collected:

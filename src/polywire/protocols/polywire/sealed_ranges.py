@@ -1,5 +1,5 @@
 """LOCATE of the `polywire` wire: where sealed records lie, for those who see the broker's files or bucket
-(protocols: polywire#reading-sealed-segments-directly).
+(spec: polywire#reading-sealed-segments-directly).
 
 Promises: only what FETCH would send is told of. Must not know: files, frames.
 """

@@ -1,4 +1,4 @@
-"""The `polywire` wire's session: requests into the broker's verbs, answers into frames (docs/protocols/polywire.md).
+"""The `polywire` wire's session: requests into the broker's verbs, answers into frames (docs/specs/polywire.md).
 
 Promises: requests take effect in their order, whole ones of a peer that has finished included; an answer that waits holds up no other;
 views of the receive buffer go to the broker without a copy; after ``close`` nothing is written. Must not know: sockets, how the broker

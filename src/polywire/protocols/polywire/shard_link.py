@@ -1,4 +1,4 @@
-"""A connection's link to one shard: the opening, and whole frames of what comes (protocols: polywire#opening).
+"""A connection's link to one shard: the opening, and whole frames of what comes (spec: polywire#opening).
 
 Promises: a frame is handed on when all of it is there; the peer is logged in there as it is here. Must not know: sockets, what frames ask.
 """

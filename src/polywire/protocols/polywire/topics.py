@@ -1,4 +1,4 @@
-"""Topics and bounds on the `polywire` wire (protocols: polywire#verbs, polywire#bounds-and-fetch).
+"""Topics and bounds on the `polywire` wire (spec: polywire#verbs, polywire#bounds-and-fetch).
 
 Promises: each request is answered once; bounds are answered when every partition's have been synced. Must not know: frames, sockets.
 """

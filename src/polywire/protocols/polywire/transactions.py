@@ -1,4 +1,4 @@
-"""Transactional ids and writers: what the broker remembers of them, listed and deleted (protocols: polywire#transactions-and-writers).
+"""Transactional ids and writers: what the broker remembers of them, listed and deleted (spec: polywire#transactions-and-writers).
 
 Promises: nobody is told of, or deletes, what is another user's, but administrators; a list comes in pieces. Must not know: frames,
 sockets, how ownership is decided.
@@ -16,7 +16,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.replies import ReplyOwner
 
-ENTRIES_MAX: Final = 1_000  # of one answer (protocols: polywire#limits)
+ENTRIES_MAX: Final = 1_000  # of one answer (spec: polywire#limits)
 US_PER_MS: Final = 1_000
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""Logging in on the `polywire` wire, and what each request asks for (protocols: polywire#login)."""
+"""Logging in on the `polywire` wire, and what each request asks for (spec: polywire#login)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing and deleting what the broker keeps, over the `polywire` wire (protocols: polywire#transactions-and-writers)."""
+"""Listing and deleting what the broker keeps, over the `polywire` wire (spec: polywire#transactions-and-writers)."""
 
 from __future__ import annotations
 
