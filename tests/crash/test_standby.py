@@ -165,11 +165,11 @@ def test_a_takeover_that_is_asked_for(tmp_path: Path) -> None:
     _cluster("init", url)
     with broker_of(tmp_path, "one") as one, broker_of(tmp_path, "two") as two:
         asyncio.run(_produce(one, b"before"))
-        assert _states(url) == {"one": ("leads", 1), "two": ("stands by", None)}
+        assert _states(url) == {"one": ("leads", 1), "two": ("standby", None)}
         assert "the broker is already the leader" in _cluster("takeover", url, "--node", "one", code=1)
         assert "two is now the leader start=2" in _cluster("takeover", url)
         until(lambda: stands_by(one, 1))
-        assert _states(url) == {"one": ("stands by", None), "two": ("leads", 2)}
+        assert _states(url) == {"one": ("standby", None), "two": ("leads", 2)}
         asyncio.run(_produce(one, b"after"))
         assert asyncio.run(_values(two)) == [b"before", b"after"]
         os.kill(one.pid, signal.SIGSTOP)

@@ -16,7 +16,6 @@ NOT_REWRITTEN: Final = frozenset(
         "broker",
         "cli",
         "client",
-        "cluster",
         "http",
         "protocols",
         "server",

@@ -103,7 +103,7 @@ def init(
     )
 )
 def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the brokers of a bucket with their state (leads, stands by, deposed or silent).
+    """List the brokers of a bucket with their state (leads, standby, deposed or silent).
 
     Waits a few seconds for a heartbeat of every broker; a broker without one is silent. A standby takes over from a leader that is silent for
     8 seconds.
@@ -277,7 +277,7 @@ def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
 def _standbys(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
     """Return the names of the standbys of a shard, without those of drained machines."""
     return [
-        node.name for node, state in seen if node.shard == shard and state is NodeState.STANDS_BY and not node.drained
+        node.name for node, state in seen if node.shard == shard and state is NodeState.STANDBY and not node.drained
     ]
 
 

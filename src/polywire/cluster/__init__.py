@@ -1,1 +1,1 @@
-"""Who may write what: one shard of the log in a bucket."""
+"""Leadership: which process may write a shard of the log in a bucket."""

@@ -1,7 +1,9 @@
-"""When the leader of a shard hands it to another machine: so that none leads all of them (decision 0075), or because its own is drained.
+"""Decide when the leader of a shard hands it over, to balance machines or because its own machine is drained (decision
+0075).
 
-Promises: who should lead follows from who is there, for everybody the same; a machine has to have stood by for a while, and a shard stays
-where it is for a while, so that a machine that comes and goes moves nothing twice. Must not know: how a shard is handed over.
+All brokers derive the same preferred leader from the set of brokers. A machine must have been a standby for some time,
+and a shard stays with its leader for some time, so that a machine that restarts repeatedly does not cause repeated
+moves.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ from typing import Final
 from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, order_of
 
 PAUSE_S: Final = 600.0  # between two moves of one shard
-MACHINE_PAUSE_S: Final = 10.0  # between two shards that a machine hands over: clients of one find their way first
-DRAIN_PAUSE_S: Final = 1.0  # the same of one that is drained: somebody waits for it
-AGAIN_S: Final = 10.0  # before a shard of a drained machine is offered anew: who was asked may be gone
+# between two handovers by one machine, so that clients of the first reconnect before the second
+MACHINE_PAUSE_S: Final = 10.0
+DRAIN_PAUSE_S: Final = 1.0  # the same while it is drained, because an operator waits
+AGAIN_S: Final = 10.0  # before a shard of a drained machine is offered again; the first candidate may be gone
 
 
 class Balance:
-    """Of one shard, for the life of a process. Guards: ``_since`` are the nodes that stand by, by name and start of their process, each with
-    the moment at which it was first seen to; ``_moved_at`` is when the shard was last moved because somebody asked for it."""
+    """Balance of one shard, for the life of a process.
+
+    ``_since``: time at which each standby, by name and process start, was first seen. ``_moved_at``: time of the last
+    requested move.
+
+    Args:
+        wait_s: seconds for which a machine must have been a standby; 0 disables balancing.
+        may_hand_over: returns whether this machine has handed over no shard for this many seconds; True also reserves
+            the handover.
+    """
 
     def __init__(self, candidate: Candidate, wait_s: float, may_hand_over: Callable[[float], bool]) -> None:
         """wait_s: for how long a machine must have stood by; 0 for never. may_hand_over: whether this machine has handed over no shard for so
@@ -33,18 +44,20 @@ class Balance:
         self._has_looked = False
 
     def wished(self, wish: Wish | None, now: float) -> None:
-        """What a broker that stands by sees asked for. What was asked for before its first look may be years old."""
+        """Record a request that a standby sees. A request older than its first observation may be years old and is
+        ignored.
+        """
         if self._has_looked and wish != self._wish:
             self._moved_at = now
         self._wish, self._has_looked = wish, True
 
     def moved(self, now: float) -> None:
-        """The shard moves because somebody asked for it."""
+        """Record that the shard moves by request."""
         self._moved_at = now
 
     def target(self, seen: Sequence[tuple[Node, NodeState]], now: float) -> Node | None:
-        """Whom the leader, which asks, should hand the shard to, if to anybody; call it every so often."""
-        idle = {node.machine: node for node, state in seen if state is NodeState.STANDS_BY and not node.drained}
+        """Return the node to which the calling leader should hand the shard, or None; call it regularly."""
+        idle = {node.machine: node for node, state in seen if state is NodeState.STANDBY and not node.drained}
         known, self._since = self._since, {}
         for node in idle.values():
             place = node.name, node.id
@@ -60,7 +73,7 @@ class Balance:
         return found if self._may_hand_over(MACHINE_PAUSE_S) else None
 
     def _heir(self, idle: Mapping[str, Node], now: float) -> Node | None:
-        """Whom a drained machine hands the shard to: whoever should lead it of those that stand by, however short a time."""
+        """Return the preferred standby for a shard of a drained machine, however new it is."""
         if not idle or now - self._moved_at < AGAIN_S or not self._may_hand_over(DRAIN_PAUSE_S):
             return None
         return idle[order_of(self._candidate.shard, idle)[0]]

@@ -1,7 +1,7 @@
-"""Segments and snapshots as objects of a bucket, with the newest of them, and what is read of others a little at a time, kept as files.
+"""Segments and snapshots as objects of a bucket, with a local file cache of recent ones and of parts that were read.
 
-Promises: the Store port. What the bucket does not give at the moment is Busy: nothing is taken for damaged, or for missing, because a network
-failed. Files are a cache: all of them may go at any time, and together they take no more than they may. Must not know: what a blob holds.
+Implements the Store port. A failed request is Busy, never damage or a missing blob. The cache may be deleted at any
+time, and has a limit in bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.store.objects import Objects
 from polywire.types import Buffer
 
 CHUNKS: Final = "chunks"
-CHUNK_BYTES: Final = 1 << 20  # of a blob that is read a little at a time: a request costs as much as 1 MiB takes
+CHUNK_BYTES: Final = 1 << 20  # of a blob that is read in small pieces: a request takes as long as 1 MiB
 LITTLE_BYTES: Final = CHUNK_BYTES // 4
 TRIES: Final = 6
 PAUSE_FIRST_S: Final = 0.1
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class RemoteBlob:
-    """A blob that lies in the bucket alone. Nothing is asked of the bucket before it is read."""
+    """A blob that is only in the bucket. No request is sent before it is read."""
 
     __slots__ = ("_name", "_store")
 
@@ -63,7 +63,7 @@ class RemoteBlob:
 
 
 class KeptBlob:
-    """A blob whose file is at hand, too. What the file does not give, for it is a cache, the bucket gives: it is no damage."""
+    """A blob with a cached file. Reads that the file cannot serve go to the bucket; they are no damage."""
 
     __slots__ = ("_file", "_remote", "size")
 
@@ -95,7 +95,13 @@ class KeptBlob:
 
 
 class BucketStore:
-    """Implements ``Store``. Guards: ``_kept`` are the blobs whose files are whole, least recently used first, and what they take."""
+    """Implements ``Store``. ``_kept`` are the blobs with complete files, least recently used first, with their sizes.
+
+    Args:
+        objects: of this shard.
+        directory: of the cache; existing files are removed.
+        memory_bytes: limit of recent writes in memory, for uploading and reading.
+    """
 
     def __init__(
         self, objects: Objects, directory: Path, files: Files, *, cache_bytes: int, memory_bytes: int = 0
@@ -115,11 +121,11 @@ class BucketStore:
         self._stopped = Event()
 
     def stop(self) -> None:
-        """Try nothing again any more: who waits for the bucket is told that it is busy."""
+        """Stop retrying: waiting callers get Busy."""
         self._stopped.set()
 
     def read_ahead(self, names: Sequence[str]) -> None:
-        """Have the ends of blobs fetched before they are asked for, in this order; without names no more."""
+        """Fetch the ends of blobs before they are needed, in this order; without names, stop."""
         if self._tails is not None:
             self._tails.close()
         self._tails = Tails(self._fetch_tail, names) if names else None
@@ -140,7 +146,7 @@ class BucketStore:
         self._keep(name, size)
 
     def _mapped(self, name: str) -> memoryview:
-        """The file of a blob, as memory."""
+        """Return a blob's file as memory."""
         file = self._files.open(self._directory / name, Access.READ)
         try:
             return file.map().view
@@ -148,7 +154,9 @@ class BucketStore:
             file.close()
 
     def _create(self, name: str, content: Sequence[Buffer], size: int) -> None:
-        """A name is one start's own: where it exists after a try of ours, that was it."""
+        """Create an object. Each start uses its own names, so if the name exists after a first attempt, that attempt
+        succeeded.
+        """
         tried = False
 
         def create() -> None:
@@ -178,7 +186,7 @@ class BucketStore:
         return bytes(found[:count])
 
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """What ``get`` returns, from the bucket; a little of a blob by the chunks that hold it, which are kept."""
+        """Read from the bucket as ``get`` does; small reads fetch whole chunks, which are cached."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(name)).content
         end = self.size(name) if stop is None else stop
@@ -197,7 +205,7 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
-        """One chunk of a blob, shorter or empty at its end."""
+        """Return a chunk of a blob; shorter or empty at its end."""
         chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:
@@ -207,7 +215,7 @@ class BucketStore:
                     return found
             self._forget(chunk)
         found = self._fetch(name, number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES)
-        with suppress(BrokerError), self._one_writes:  # a full disk keeps nothing
+        with suppress(BrokerError), self._one_writes:  # a full disk caches nothing
             self._cache.put(chunk, self._making_way([found]))
             self._keep(chunk, len(found))
         return found
@@ -242,7 +250,7 @@ class BucketStore:
         return self._size(name) if tail is None else tail.size
 
     def drop_copy(self, name: str) -> bool:
-        """Always: another thread may have thrown away what this one has read."""
+        """Return True: another thread may have dropped the copy that this one read."""
         with self._lock:
             chunks = [kept for kept in self._kept if kept.startswith(_chunk_name(name, ""))]
         for kept in (name, *chunks):
@@ -256,11 +264,11 @@ class BucketStore:
 
     @property
     def cached_bytes(self) -> int:
-        """What the files take."""
+        """Size of the cached files."""
         return self._kept_bytes
 
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """The parts; whatever was used least recently makes way for each before it is written."""
+        """Yield the parts, evicting cached files before each is written."""
         size = 0
         for part in parts:
             size += len(part)
@@ -268,7 +276,7 @@ class BucketStore:
             yield part
 
     def _evict(self, size: int) -> None:
-        """Have so many bytes fit beside what is kept."""
+        """Evict cached files until ``size`` more bytes fit."""
         old = []
         with self._lock:
             while self._kept and self._kept_bytes + size > self._cache_bytes:
@@ -279,14 +287,14 @@ class BucketStore:
             self._cache.delete(oldest)
 
     def _keep(self, name: str, size: int) -> None:
-        """The file of a blob is whole; others make way for it, and one that is larger than all that may be kept goes at once."""
+        """Add a complete file to the cache, evicting others; a file larger than the limit is removed at once."""
         with self._lock:
             self._kept_bytes += size - self._kept.pop(name, 0)
             self._kept[name] = size
         self._evict(0)
 
     def _use(self, name: str) -> int | None:
-        """Size of a blob whose file is whole."""
+        """Return the size of a blob with a complete file."""
         with self._lock:
             size = self._kept.get(name)
             if size is not None:
@@ -307,7 +315,7 @@ def _chunk_name(name: str, number: str) -> str:
 
 
 def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
-    """The bucket's answer, after some tries, unless nobody waits for it any more. Raises Busy, and what tells of a name."""
+    """Repeat a request a few times, unless stopped; raise Busy, and errors about the name."""
     pause = PAUSE_FIRST_S
     for left in range(TRIES - 1, -1, -1):
         try:

@@ -1,7 +1,6 @@
-"""The journal as objects: which groups they hold, and whether each follows the one before (decision 0058).
+"""The journal as objects: the groups that they hold, each continuing the one before (decision 0058).
 
-Promises: a group counts only if it verifies and continues the chain; anything else is Corrupt. Must not know: where objects come from,
-whether they count already.
+A group that does not verify or does not continue the chain is Corrupt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from polywire.types import Buffer
 
 _START: Final = Struct("<II16sB")
 START_VERSION: Final = 1
-DEPTH: Final = 1  # objects that a leader has under way at a time
+DEPTH: Final = 1  # objects that a leader may have in flight
 NONCE_BYTES: Final = 16
 NODE_BYTES_MAX: Final = 100
 START_BYTES_MAX: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + (_START.size + NODE_BYTES_MAX + 7 & ~7)
@@ -37,7 +36,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group and where it lies: object ``number``, bytes from ``position`` on of ``content``."""
+    """A group and its location: object ``number``, bytes from ``position`` on of ``content``."""
 
     number: int
     content: bytes
@@ -53,18 +52,18 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the newest naming group says: everything up to ``sealed`` is in segments, which ``snapshot`` lists."""
+    """Content of the newest naming group: everything up to ``sealed`` is in segments, which ``snapshot`` lists."""
 
     sealed: int
     rests_on: int
     snapshot: str
     number: int
-    """Of the object that holds the group."""
+    """Number of the object that holds the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """The last group of a chain, which the next one follows."""
+    """Last group of a chain, which the next one must follow."""
 
     start: int
     sequence: int
@@ -73,13 +72,13 @@ class ChainEnd:
 
 @dataclass(slots=True)
 class ObjectChain:
-    """Groups of a shard from its floor on. Guards: ``groups`` are one unbroken chain."""
+    """Groups of a shard from its floor on; ``groups`` are one unbroken chain."""
 
     seed: int
     floor: Floor
     groups: list[StoredGroup] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
-    """Objects of the START groups that were read: number, then start."""
+    """START groups read so far: object number → start."""
     next_number: int = 0
 
     def __post_init__(self) -> None:
@@ -87,26 +86,26 @@ class ObjectChain:
 
     @property
     def start(self) -> int:
-        """The newest start; 0 while there is none."""
+        """Newest start; 0 without one."""
         return self.groups[-1].start if self.groups else 0
 
     @property
     def sequence(self) -> int:
-        """Of the last group."""
+        """Sequence of the last group."""
         return self.groups[-1].sequence if self.groups else 0
 
     @property
     def checksum(self) -> int:
-        """Of the last group."""
+        """Checksum of the last group."""
         return self.groups[-1].checksum if self.groups else 0
 
     @property
     def end(self) -> ChainEnd:
-        """What the next group follows."""
+        """The last group, for the next one to follow."""
         return ChainEnd(self.start, self.sequence, self.checksum)
 
     def add(self, content: bytes) -> None:
-        """The object with the next number. Raises Corrupt."""
+        """Add the object with the next number; raise Corrupt."""
         number, at = self.next_number, 0
         while at < len(content):
             group = self._group_at(number, content, at)
@@ -120,16 +119,16 @@ class ObjectChain:
         self.next_number = number + DEPTH if number in self.starts else number + 1
 
     def naming(self) -> Naming | None:
-        """The newest group that names a snapshot; None when there is none. Raises Corrupt where the floor says that there must be."""
+        """Return the newest group that names a snapshot, or None; raise Corrupt if the floor requires one."""
         for group in reversed(self.groups):
             if group.kinds & _NAMING:
                 return _read_naming(group)
         if self.floor.base:
-            raise _corrupt("the group that made the floor is missing", self.floor.base, 0)
+            raise _corrupt("the naming group of the floor is missing", self.floor.base, 0)
         return None
 
     def behind(self, sealed: int) -> Sequence[StoredGroup]:
-        """Groups behind this sequence."""
+        """Return the groups after this sequence."""
         return [group for group in self.groups if group.sequence > sealed]
 
     def _group_at(self, number: int, content: bytes, at: int) -> StoredGroup:
@@ -150,7 +149,9 @@ class ObjectChain:
         )
 
     def _check_order(self, group: StoredGroup) -> None:
-        """Whether a group continues the chain; the first one holds, or comes before, what follows the floor's sealed sequence."""
+        """Check that a group continues the chain; the first one contains, or precedes, the successor of the floor's
+        sealed sequence.
+        """
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
         if starting and (at != 0 or group.length != len(group.content)):
@@ -169,7 +170,7 @@ class ObjectChain:
 
 
 def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
-    """The object that claims the number behind a chain: one group, with nothing but who claims it."""
+    """Return the object that claims the number after a chain: one group that only identifies the claimant."""
     name = node.encode()
     assert len(nonce) == NONCE_BYTES, "a nonce tells one try from another"
     assert len(name) <= NODE_BYTES_MAX, "names of nodes are checked where they come from"
@@ -181,8 +182,10 @@ def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: i
 
 
 def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[int], now_us: int) -> bytes:
-    """The object behind a start that says that all before the start is in segments: those that the snapshot lists, of which these are
-    ``new``."""
+    """Return the object after a start that says everything before the start is in the segments that the snapshot lists.
+
+    ``new``: the segments among them that are new.
+    """
     sealed = start.sequence - 1
     contents = ((EntryKind.SEALED, sealed_content(new, ())), (EntryKind.SNAPSHOT, snapshot.encode("ascii")))
     head = GroupHead(seed)
@@ -193,7 +196,7 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
 
 
 def start_of(content: bytes, seed: int) -> int:
-    """The start whose claim an object is, by what it says of itself; 0 for any other object."""
+    """Return the start that an object claims, by its own content; 0 for any other object."""
     fields = read_group(content, 0, seed)
     return fields.start if fields is not None and fields.kinds & _STARTING else 0
 

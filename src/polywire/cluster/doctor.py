@@ -1,7 +1,6 @@
-"""What a bucket holds, and what of it is damaged or missing (``log.doctor`` has the same for a directory).
+"""Examine a bucket for damaged and missing objects (``log.doctor`` does the same for a directory).
 
-Promises: nothing is changed, and a broker may lead meanwhile; every stored batch is looked at. Must not know: topics, how anything is
-printed.
+It reads every stored batch and changes nothing; a broker may lead meanwhile.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from polywire.store.identity import NAME, find_identity
 from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
-FIRST_NUMBER: Final = 1  # of the journal's objects: a start, always
-STARTS_TOLD_MAX: Final = 10
+FIRST_NUMBER: Final = 1  # of the journal's objects, always a start
+STARTS_SHOWN_MAX: Final = 10
 LITTER: Final = "litter: nothing names it"
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A journal that was read to its end: its chain, the snapshot it names, and the segments that are needed."""
+    """A journal read to its end: its chain, the snapshot it names, and the needed segments."""
 
     chain: ObjectChain
     snapshot_name: str
@@ -49,21 +48,24 @@ class _Read:
 
 
 class BucketDoctor:
-    """Looks at one bucket, a shard after the other."""
+    """Examines a bucket, shard by shard.
+
+    blobs: the same bucket with a longer timeout, for large objects.
+    """
 
     def __init__(self, objects: Objects, blobs: Objects) -> None:
         """blobs: the same bucket, with more patience for what is large."""
         self._objects = objects
         self._blobs = blobs
         self.shards: list[ShardDoctor] = []
-        """Those that were looked at."""
+        """Examined shards."""
 
     def examine(self) -> list[Finding]:
-        """Every finding. Raises Unavailable, Busy."""
+        """Return all findings; raise Unavailable or Busy."""
         return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
 
     def examine_identity(self) -> Finding:
-        """What the bucket says that it is; from then on ``shards`` can be looked at. Raises Unavailable, Invalid."""
+        """Examine the bucket's identity, which ``shards`` needs; raise Unavailable or Invalid."""
         identity = find_identity(self._objects)
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
@@ -74,7 +76,10 @@ class BucketDoctor:
         return Finding(Severity.SOUND, NAME, f"id={identity.id} shards={identity.shards}")
 
     def brokers(self, seen: Sequence[tuple[Node, NodeState]]) -> Iterator[Finding]:
-        """What each broker does. seen: before ``examine``, so that the journals that were read have every start that they speak of."""
+        """Yield the state of each broker.
+
+        seen: read before ``examine``, so that the journals contain every start that brokers mention.
+        """
         for node, state in seen:
             found = self.shards[node.shard].start if node.shard < len(self.shards) else None
             severity, message = Severity.SOUND, state.value + (f" start={node.start}" if node.start > 0 else "")
@@ -85,7 +90,7 @@ class BucketDoctor:
 
 
 class ShardDoctor:
-    """Looks at one shard."""
+    """Examines one shard."""
 
     def __init__(self, objects: Objects, blobs: Objects, shard: int) -> None:
         self._objects = of_shard(objects, shard)
@@ -95,15 +100,15 @@ class ShardDoctor:
 
     @property
     def start(self) -> int | None:
-        """The last one that the journal has, as far as it was read."""
+        """Last start in the journal, as far as it was read."""
         return None if self._read is None else self._read.chain.start
 
     def examine(self) -> list[Finding]:
-        """Every finding. Raises Unavailable, Busy."""
+        """Return all findings; raise Unavailable or Busy."""
         return [replace(finding, path=self._root + finding.path) for finding in self._examined()]
 
     def _examined(self) -> list[Finding]:
-        """With paths below the shard."""
+        """Return findings with paths relative to the shard."""
         with tempfile.TemporaryDirectory() as empty:
             store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
             try:
@@ -121,7 +126,7 @@ class ShardDoctor:
         return found
 
     def replay_into(self, state: Replay) -> None:
-        """Bring a broker's state to what the journal holds, as far as it was read."""
+        """Apply the journal, as far as it was read, to a broker's state."""
         read = self._read
         if read is None:
             return
@@ -134,7 +139,7 @@ class ShardDoctor:
                     state.apply(bytes(group.content[entry.position : entry.position + entry.length]))
 
     def _journal(self, store: BucketStore) -> _Read | None:
-        """None where there is none yet. Raises Corrupt, Unavailable."""
+        """Read the journal; None if there is none yet. Raise Corrupt or Unavailable."""
         try:
             seed = self._objects.read("seed").content
         except BlobMissing:
@@ -157,7 +162,7 @@ class ShardDoctor:
         return _Read(chain, naming.snapshot, snapshot, needed)
 
     def _below_the_floor(self, chain: ObjectChain) -> Iterator[Finding]:
-        """The starts, which stay for ever, and what else was left."""
+        """Yield findings for starts, which are permanent, and for other remaining objects."""
         directory = f"{JOURNAL}/"
         first = object_name(chain.floor.number)
         names = [name for name in self._objects.list(directory) if name < first]
@@ -169,12 +174,12 @@ class ShardDoctor:
         if chain.floor.number > FIRST_NUMBER and kept.get(object_name(FIRST_NUMBER), 0) <= 0:
             gone.add(min(starts) - 1)
         if gone:
-            told = ",".join(map(str, sorted(gone)[:STARTS_TOLD_MAX]))
-            message = f"objects of starts are missing, which no broker deletes count={len(gone)} starts={told}"
+            shown = ",".join(map(str, sorted(gone)[:STARTS_SHOWN_MAX]))
+            message = f"start objects are missing, although brokers never delete them count={len(gone)} starts={shown}"
             yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
-        """The start that an object is of; 0 for any other, -1 where it has gone since it was listed."""
+        """Return the start in an object; 0 for any other object, -1 if it was deleted since it was listed."""
         try:
             return start_of(self._objects.read(name).content, seed)
         except BlobMissing:
@@ -200,7 +205,7 @@ class ShardDoctor:
             yield from findings
 
     def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
-        """A living leader may have merged it away since the journal was read."""
+        """Return the finding for a missing segment, unless a living leader has merged it since the journal was read."""
         try:
             now = self._journal(store)
         except BrokerError:
@@ -211,7 +216,7 @@ class ShardDoctor:
 
 
 def _named(chain: ObjectChain, listed: Sequence[int]) -> set[int]:
-    """Segments that a snapshot lists, or groups behind it name, without those that they remove."""
+    """Return the segments that a snapshot lists or later groups name, without those they remove."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:
         for entry in read_directory(group.content, group.position):

@@ -1,6 +1,6 @@
-"""The floor of a shard's journal: recovery reads from this object on, and what lies below may be gone.
+"""The floor of a shard's journal: recovery reads from this object on, and objects below it may be deleted.
 
-Promises: bytes that do not verify are Corrupt, never a floor. Must not know: who moves it, when.
+A floor that does not verify is Corrupt.
 
 ```
  0 u32 magic "PWF1"    8 u64 floor: number of the object       16 u64 base: number of the object with the naming group
@@ -29,7 +29,7 @@ FLOOR_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A floor: see the layout above."""
+    """A floor; fields as in the layout above."""
 
     number: int = 1
     base: int = 0
@@ -37,13 +37,13 @@ class Floor:
     sealed: int = 0
 
     def pack(self) -> bytes:
-        """The object's bytes."""
+        """Return the object's bytes."""
         fields = _FIELDS.pack(_MAGIC, _VERSION, self.number, self.base, self.start, self.sealed)
         return fields + _CHECKSUM.pack(xxh64(fields))
 
     @classmethod
     def unpack(cls, content: bytes) -> Floor:
-        """What an object says. Raises Corrupt."""
+        """Decode an object; raise Corrupt."""
         if (
             len(content) == FLOOR_BYTES
             and xxh64(content[: _FIELDS.size]) == _CHECKSUM.unpack_from(content, _FIELDS.size)[0]
@@ -51,4 +51,4 @@ class Floor:
             magic, version, number, base, start, sealed = _FIELDS.unpack_from(content)
             if magic == _MAGIC and version == _VERSION and number > 0:
                 return cls(number, base, start, sealed)
-        raise Corrupt(ErrorCode.CORRUPT, f"the floor of the journal does not verify size={len(content)}")
+        raise Corrupt(ErrorCode.CORRUPT, f"floor object is damaged size={len(content)}")

@@ -1,7 +1,7 @@
-"""One shard's journal and floor as objects of a bucket: carries out what the protocol asks for.
+"""A shard's journal and floor as objects of a bucket: executes the requests of the protocol.
 
-Promises: writes are sent once and their outcome is told as it is; reads are repeated until they answer, or nobody wants to know any more.
-Call it from threads. Must not know: why something is asked.
+Writes are sent once, and their outcome is reported as it is. Reads are repeated until they succeed or are abandoned.
+Call it from threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 
 NUMBER_DIGITS: Final = 16
-READERS: Final = READ_AT_ONCE_MAX  # at once: a round trip each, and a start reads a thousand
+READERS: Final = READ_AT_ONCE_MAX  # in parallel: each is a round trip, and a start reads a thousand
 RETRY_S: Final = 0.2
 SEED_BYTES: Final = 8
 
@@ -45,18 +45,21 @@ _Result = TypeVar("_Result")
 
 
 def object_name(number: int) -> str:
-    """Name of a journal object below the shard."""
+    """Return the name of a journal object below the shard."""
     return f"{JOURNAL}/{number:0{NUMBER_DIGITS}x}"
 
 
 def _numbers(names: Sequence[str]) -> list[int]:
-    """Numbers of the journal objects among these."""
+    """Return the numbers of the journal objects among these names."""
     digits = [name.rpartition("/")[2] for name in names]
     return [int(one, 16) for one in digits if len(one) == NUMBER_DIGITS and consists_of(one, HEX_DIGITS)]
 
 
 class JournalObjects:
-    """Guards: once ``_gone`` is set no request is repeated, and no pause is waited for."""
+    """Requests of one shard. Once ``_gone`` is set, nothing is repeated and no pause is waited for.
+
+    objects: of this shard only.
+    """
 
     def __init__(self, objects: Objects) -> None:
         """objects: of this shard, and no other."""
@@ -65,7 +68,7 @@ class JournalObjects:
         self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
 
     def run(self, steps: Steps[_Result]) -> _Result:
-        """Carry out a procedure. Raises Unavailable once it was given up, and what the procedure raises."""
+        """Execute a procedure; raise Unavailable if it is abandoned, and what the procedure raises."""
         answer = None
         while True:
             try:
@@ -73,11 +76,13 @@ class JournalObjects:
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             if self._gone.is_set():
-                raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket did not answer, and nobody waits any longer")
+                raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket did not answer in time")
             answer = self._perform(request)
 
     def seed(self, make: Callable[[], bytes]) -> int:
-        """The secret of this journal, which every group's checksum covers; made by whoever comes first. Raises Unavailable."""
+        """Return the journal's secret, which every group's checksum covers; the first process creates it. Raise
+        Unavailable.
+        """
         name = "seed"
         while True:
             found = self._repeated(lambda: self._found(name))
@@ -86,17 +91,17 @@ class JournalObjects:
             self._outcome(lambda: self._objects.create(name, [make()]))
 
     def finish_within(self, seconds: float) -> None:
-        """Repeat nothing any more after so long."""
+        """Stop repeating requests after this time."""
         timer = Timer(seconds, self._gone.set)
         timer.daemon = True
         timer.start()
 
     def give_up(self) -> None:
-        """Repeat nothing any more."""
+        """Stop repeating requests now."""
         self._gone.set()
 
     def close(self) -> None:
-        """End the threads; nobody may use it any more."""
+        """Stop the threads; the object must not be used any more."""
         self._gone.set()
         self._readers.shutdown(wait=False)
 
@@ -159,7 +164,7 @@ class JournalObjects:
         return self._repeated(lambda: self._objects.list(f"{directory}/"))
 
     def _delete(self, name: str) -> None:
-        """What cannot be deleted is litter, which the next sweep finds."""
+        """Delete an object; the next garbage collection retries failures."""
         self._outcome(lambda: self._objects.delete(name))
 
     def _outcome(self, write: Callable[[], None]) -> Outcome:
@@ -172,7 +177,7 @@ class JournalObjects:
         return Outcome.DONE
 
     def _repeated(self, read: Callable[[], _Result]) -> _Result:
-        """The answer of a read, however often it takes. Raises Unavailable once it was given up."""
+        """Repeat a read until it succeeds; raise Unavailable when abandoned."""
         while True:
             try:
                 return read()

@@ -1,7 +1,9 @@
-"""A stopped broker's data directory becomes the beginning of a log in a bucket (decision 0069).
+"""Import a stopped broker's data directory into an empty bucket (decision 0069).
 
-Promises: the directory stays as it is; nobody leads the bucket before all of it is there, compared with what was read. Who was killed goes on
-where that was. Must not know: what the broker's state is.
+Guarantees:
+* The directory is not changed.
+* No broker leads the bucket before the import is complete and verified against the directory.
+* An interrupted import can be resumed.
 """
 
 from __future__ import annotations
@@ -43,27 +45,27 @@ from polywire.store.objects import Objects
 from polywire.store.system_files import SYSTEM_FILES
 
 NODE: Final = "import"
-COPIED_AT_ONCE: Final = 4  # segments, each in memory whole
-READ_BACK_BYTES: Final = 8 * 1024 * 1024  # at once, of each of them
-CACHE_BYTES: Final = 1 << 30  # of the segment that is written
-MEMORY_BYTES: Final = 1 << 27  # the same, to be put from there
+COPIED_AT_ONCE: Final = 4  # segments, each fully in memory
+READ_BACK_BYTES: Final = 8 * 1024 * 1024  # per request and segment
+CACHE_BYTES: Final = 1 << 30  # of the segment being written
+MEMORY_BYTES: Final = 1 << 27  # the same, for the upload
 START_NUMBER: Final = 1
 NAMING_NUMBER: Final = 2
-JOURNAL_S: Final = 120.0  # for its few small objects, however often they are asked for
+JOURNAL_S: Final = 120.0  # for all requests on its few small objects
 
 
 class Step(Enum):
-    """What is done with segments, one after the other."""
+    """Steps of an import over segments."""
 
     VERIFIED = "verified"
     COPIED = "copied"
     SEALED = "sealed"
-    """What only the journal held, in segments of its own."""
+    """Data that was only in the journal, written into new segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a step has come."""
+    """Progress of a step."""
 
     step: Step
     segments: int
@@ -73,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of a directory. ``again``: an import that was broken off was brought to its end, or had ended before."""
+    """Result of an import. ``again``: an earlier import was resumed, or had been completed."""
 
     identity: Identity
     segments: int
@@ -84,22 +86,25 @@ class Imported:
 def import_directory(
     offline: OfflineLog, objects: Objects, blobs: Objects, clock: Clock, notify: Callable[[Progress], None]
 ) -> Imported:
-    """Bring a directory into an empty bucket, or go on with that. ``blobs`` reach the same bucket with more patience.
+    """Import a directory into an empty bucket, or resume an import. ``blobs``: the same bucket with a longer timeout.
 
-    Raises Invalid where the bucket has a log or another directory's beginning, or the directory holds nothing, Corrupt where something is
-    damaged, Unavailable, Busy.
+    Raises:
+        Invalid: the bucket has a log or the beginning of another import, or the directory is empty.
+        Corrupt: something is damaged.
+        Unavailable: the bucket failed.
+        Busy: the bucket is busy.
     """
     chain, state = offline.recover()
     if chain is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"no broker has stored anything here path={str(offline.directory)!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"data directory is empty path={str(offline.directory)!r}")
     source = f"{chain.sequence:x}-{chain.checksum:016x}"
     known = find_identity(objects)
     if known is not None and known.shards != 1:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a directory is brought into a bucket of one shard: its topics lie together shards={known.shards}",
+            f"cannot import into a bucket with several shards: all topics of a directory are in one shard shards={known.shards}",
         )
-    if (known is None or not known.source) and _has_log(objects):  # nothing is written into it, not for a moment
+    if (known is None or not known.source) and _has_log(objects):  # do not write into it, not even briefly
         raise _no_bucket_for_it()
     _check_segments(offline, state, notify)
     identity, again = begin_import(objects, secrets.token_bytes, clock.now_us(), source)
@@ -125,7 +130,7 @@ def _no_bucket_for_it() -> Invalid:
 
 
 def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
-    """Raise Corrupt where a segment that is needed does not verify: copied, it would be for ever."""
+    """Raise Corrupt if a needed segment does not verify: its copy would be damaged permanently."""
     numbers, size = list(state.segments.numbers()), 0
     for count, number in enumerate(numbers, 1):
         _check_segment(offline.store, segment_name(number))
@@ -134,14 +139,14 @@ def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Prog
 
 
 def _check_segment(store: Store, name: str) -> None:
-    """Raise Corrupt where a segment does not verify."""
+    """Raise Corrupt if a segment does not verify."""
     for finding in examine_segment(store, name):
         if finding.severity in (Severity.DAMAGED, Severity.BROKEN):
-            raise Corrupt(ErrorCode.CORRUPT, f"a segment does not verify: {finding.message} path={name!r}")
+            raise Corrupt(ErrorCode.CORRUPT, f"segment is damaged: {finding.message} path={name!r}")
 
 
 class _Migration:
-    """Guards: whatever is written has the same bytes in every try, or is written anew before anything names it."""
+    """One import. Every attempt writes the same bytes, or rewrites an object before anything names it."""
 
     def __init__(
         self,
@@ -165,7 +170,7 @@ class _Migration:
         self._stopped = Event()
 
     def copy_segments(self, notify: Callable[[Progress], None]) -> tuple[int, int]:
-        """Every segment under its own name; how many, and their bytes."""
+        """Copy all segments under their names; return their number and bytes."""
         copied = size = 0
         threads = ThreadPoolExecutor(COPIED_AT_ONCE, "polywire-import")
         try:
@@ -177,9 +182,9 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob, and read it back: it must be what was read here, whoever stored it. Raises Busy, Corrupt."""
+        """Store a blob and read it back: its content must match, whichever attempt stored it. Raise Busy or Corrupt."""
         content = self._offline.store.get(name)
-        with suppress(BlobExists):  # an earlier try, perhaps one of these
+        with suppress(BlobExists):  # stored by an earlier attempt, perhaps by this import
             repeated(lambda: self._blobs.create(name, [content]), self._stopped)
         if not self._holds(name, memoryview(content)):
             name = shard_root(FIRST) + name
@@ -187,7 +192,7 @@ class _Migration:
         return len(content)
 
     def _holds(self, name: str, content: memoryview) -> bool:
-        """Whether an object is this, looked at piece by piece: beside the content no more than one is in memory."""
+        """Return whether an object has this content, comparing piece by piece to limit memory."""
         if repeated(lambda: self._blobs.size(name), self._stopped) != len(content):
             return False
         for start in range(0, len(content), READ_BACK_BYTES):
@@ -198,18 +203,20 @@ class _Migration:
         return True
 
     def seal_rest(self, notify: Callable[[Progress], None]) -> None:
-        """What the journal holds that is in no segment, in new ones, and the snapshot that lists all. Raises Busy, Corrupt."""
+        """Write journal data that is in no segment into new ones, and the snapshot that lists all; raise Busy or
+        Corrupt.
+        """
         with TemporaryDirectory() as folder:
             store = self._store(Path(folder))
             if not self._is_sealed(store):
                 for name in self._listed(store, f"{SEGMENTS}/") + self._listed(store, f"{SNAPSHOTS}/"):
-                    store.delete(name)  # an earlier try's, which nothing names
+                    store.delete(name)  # left by an earlier attempt; nothing names it
                 chain, state = self._chain, self._state
                 image = image_of_all(state, chain.sequence)
                 taken = take_down(state, state.contents, self._offline.journal.views, image, strict=True)
                 broker = ([self._offline.state.snapshot()], chain.sequence)
                 seal(store, taken, state.segments.next_number, self._snapshot, broker)
-        with TemporaryDirectory() as folder:  # with nothing at hand: from the bucket
+        with TemporaryDirectory() as folder:  # with an empty cache, so that it reads the bucket
             store = self._store(Path(folder))
             self._new = sorted(set(get_snapshot(store, self._snapshot).segments) - set(self._old))
             for number in self._new:
@@ -223,7 +230,7 @@ class _Migration:
         return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
-        """Whether an earlier try wrote the snapshot, which comes last."""
+        """Return whether an earlier attempt wrote the snapshot, which comes last."""
         try:
             get_snapshot(store, self._snapshot)
         except (BlobMissing, Corrupt):
@@ -231,13 +238,20 @@ class _Migration:
         return True
 
     def _listed(self, store: BucketStore, directory: str) -> list[str]:
-        """Blobs of the start that this import is."""
+        """Return the blobs of the start that this import represents."""
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """The two objects that name the rest, and the floor, which makes it count. Raises Unavailable, Corrupt, and Invalid where a broker
-        has begun a log meanwhile, which is left as it is: of two that create the first object one wins, and a start alone that fits no
-        floor is led by nobody."""
+        """Write the two objects that name everything else, and the floor, which makes them count.
+
+        If a broker has begun a log meanwhile, that log is left unchanged: only one of two creators of the first object
+        succeeds, and a start alone that fits no floor is never led.
+
+        Raises:
+            Invalid: a broker has begun a log meanwhile.
+            Corrupt: the bucket has other content.
+            Unavailable: the bucket failed.
+        """
         bucket, now_us = JournalObjects(of_shard(self._objects, FIRST)), self._identity.created_at_us
         bucket.finish_within(JOURNAL_S)
         try:
@@ -260,7 +274,7 @@ class _Migration:
 
 
 def _written(naming: bytes, floor: Floor) -> protocol.Steps[None]:
-    """Store the object behind the start, and the floor, whatever of it is there already. Raises Corrupt."""
+    """Store the object after the start, and the floor, unless they exist; raise Corrupt."""
     if not (yield from protocol.settle(NAMING_NUMBER, naming)):
         raise _not_ours(f"object={NAMING_NUMBER}")
     while (yield protocol.MoveFloor(floor, "")) is protocol.Outcome.UNKNOWN:

@@ -1,6 +1,6 @@
-"""Who is there: one small object per broker and shard, written anew every so often.
+"""Brokers of a bucket: one small object per broker and shard, rewritten regularly.
 
-Promises: nothing here decides who is right, only who tries when; what makes no sense is nobody. Must not know: the journal.
+These objects never decide who leads, only who tries when. Invalid ones are ignored.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
 NODES_MAX: Final = 64  # of one shard
-NODE_INTERVAL_S: Final = 2.0  # between two writes: a put each, however many look
-NODE_TIMEOUT_S: Final = 8.0  # without a new one, its broker is taken for dead
-LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two looks that tell who lives
-NODE_FORGOTTEN_S: Final = 3600.0  # without a new one, it is removed: names of pods are never used again
+NODE_INTERVAL_S: Final = 2.0  # between two writes, each a PUT
+NODE_TIMEOUT_S: Final = 8.0  # without an update a broker is considered dead
+LOOK_S: Final = NODE_INTERVAL_S + 1.5  # between two reads that detect dead brokers
+NODE_FORGOTTEN_S: Final = 3600.0  # without an update the object is deleted, because names of pods are not reused
 NODE_BYTES_MAX: Final = 4096
 WISH: Final = "takeover"
-DRAINED: Final = "drain."  # before the name of a machine that is to lead nothing; no node's name begins so
+DRAINED: Final = "drain."  # prefix before the name of a drained machine; node names never begin with it
 
 
 class NodeState(Enum):
-    """What a broker does, as its object and its silence tell."""
+    """State of a broker, derived from its object and its updates."""
 
     LEADS = "leads"
     TAKES_OVER = "takes over"
-    STANDS_BY = "stands by"
+    STANDBY = "standby"
     DEPOSED = "deposed"
-    """It led, another does since, and it has not said that it knows."""
+    """It led, another broker has taken over, and it has not acknowledged that."""
     SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Who may lead a shard: a machine's process for it. ``shards``: how many the bucket has."""
+    """Process of a machine that may lead a shard. ``shards``: number of shards of the bucket."""
 
     machine: str
     shard: int = FIRST
@@ -49,13 +49,19 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """What it is called among all: as its machine, where that has no other process."""
+        """Unique name: the machine's, if it has no other process."""
         return self.machine if self.shards == 1 else f"{self.machine}-{shard_name(self.shard)}"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One broker, as it says. ``addresses`` by listener; ``start`` is the one it leads its shard under, -1 while it tries to, 0 when it
-    does not; ``counter`` grows. ``drained`` is said of its machine, not by it: it should lead nothing, and be asked for nothing."""
+    """Object of one broker.
+
+    Attributes:
+        addresses: by listener.
+        start: under which it leads; -1 while it tries to, 0 if it does not lead.
+        counter: increases with every update.
+        drained: its machine should lead nothing; set by the reader, not by the broker.
+    """
 
     name: str
     id: str
@@ -69,12 +75,12 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]], *, start: int, counter: int) -> Node:
-    """What a candidate says of itself."""
+    """Return the object of a candidate."""
     return Node(candidate.name, id_, addresses, start, counter, shard=candidate.shard, machine=candidate.machine)
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Somebody wants this node to take over from the leader of this start. It means nothing once there is a later one."""
+    """Request that this node take over from the leader of this start; void once there is a later start."""
 
     node: str
     start: int
@@ -82,7 +88,10 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """The node objects of a bucket, or of one shard. Call from threads."""
+    """Node objects of a bucket, or of one shard. Call it from threads.
+
+    candidate: restricts nodes and requests to its shard; without one, nodes of all shards, and requests of the first.
+    """
 
     def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:
         """candidate: whose shard's nodes and wishes these are; without one those of all shards, and wishes of the first."""
@@ -92,11 +101,11 @@ class Nodes:
         self._max = NODES_MAX * SHARDS_MAX if candidate is None else NODES_MAX
 
     def put(self, node: Node) -> None:
-        """Say something of oneself. Raises Unavailable."""
+        """Write this broker's object; raise Unavailable."""
         self._objects.put(DIRECTORY + node.name, msgspec.json.encode(node))
 
     def read(self) -> list[Node]:
-        """Everybody, by name. Raises Unavailable."""
+        """Return all nodes, by name; raise Unavailable."""
         listed, found = self._objects.list(DIRECTORY), []
         drained = {name.removeprefix(_mark("")) for name in listed if name.startswith(_mark(""))}
         names = [name for name in listed if name.endswith(self._end) and not name.startswith(_mark(""))]
@@ -107,23 +116,23 @@ class Nodes:
         return found
 
     def remove(self, name: str) -> None:
-        """Forget a node. Raises Unavailable."""
+        """Delete a node; raise Unavailable."""
         self._objects.delete(DIRECTORY + name)
 
     def drain(self, machine: str) -> None:
-        """Say that a machine is to lead nothing. Beside the nodes, so that whoever reads them asks for nothing more. Raises Unavailable."""
+        """Mark a machine as drained, beside the nodes, so that readers need no further request; raise Unavailable."""
         self._objects.put(_mark(machine), b"")
 
     def undrain(self, machine: str) -> None:
-        """Say so no longer. Raises Unavailable."""
+        """Remove the mark; raise Unavailable."""
         self._objects.delete(_mark(machine))
 
     def wish(self, wish: Wish) -> None:
-        """Ask a node to take over. Raises Unavailable."""
+        """Request that a node take over; raise Unavailable."""
         self._objects.put(wish_name(self._shard), msgspec.json.encode(wish))
 
     def wished(self) -> Wish | None:
-        """Who was asked to take over last, if anybody. Raises Unavailable."""
+        """Return the last such request, or None; raise Unavailable."""
         try:
             return msgspec.json.decode(self._objects.read(wish_name(self._shard)).content[:NODE_BYTES_MAX], type=Wish)
         except (BlobMissing, msgspec.DecodeError):
@@ -142,17 +151,17 @@ class Nodes:
 
 
 def _mark(machine: str) -> str:
-    """Where it is said that a machine is drained."""
+    """Return the name of the object that marks a machine as drained."""
     return f"{DIRECTORY}{DRAINED}{machine}"
 
 
 def wish_name(shard: int) -> str:
-    """Where it is said who is to take a shard over."""
+    """Return the name of the object with a shard's takeover request."""
     return WISH if shard == FIRST else f"{WISH}-{shard_name(shard)}"
 
 
 def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, NodeState]]:
-    """What each does. heard: names of those that have said something of late."""
+    """Return the state of each node. heard: names of nodes with recent updates."""
     leaders: dict[int, int] = {}
     for node in nodes:
         leaders[node.shard] = max(leaders.get(node.shard, 0), node.start)
@@ -160,7 +169,7 @@ def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, Nod
 
 
 def order_of(shard: int, names: Collection[str]) -> list[str]:
-    """Who should lead a shard rather than the next, of these; shards that follow each other begin with different ones."""
+    """Return these names in order of preference as leaders of a shard; consecutive shards prefer different ones."""
     ordered = sorted(names)
     first = shard % len(ordered) if ordered else 0
     return ordered[first:] + ordered[:first]
@@ -168,14 +177,17 @@ def order_of(shard: int, names: Collection[str]) -> list[str]:
 
 def _state(node: Node, leader: int) -> NodeState:
     if node.start == 0:
-        return NodeState.STANDS_BY
+        return NodeState.STANDBY
     if node.start < 0:
         return NodeState.TAKES_OVER
     return NodeState.LEADS if node.start == leader else NodeState.DEPOSED
 
 
 class Watch:
-    """Whether the leader is alive, as seen by one who waits. Guards: by the watcher's own clock, whatever others' say."""
+    """Detects, for a standby, whether the leader is alive, by the standby's own clock.
+
+    name: the standby's own.
+    """
 
     def __init__(self, name: str, shard: int = FIRST) -> None:
         """name: the watcher's own."""
@@ -185,7 +197,7 @@ class Watch:
         self._seen: dict[str, tuple[Node, float]] = {}
 
     def see(self, nodes: Sequence[Node], now: float) -> None:
-        """Note who is there, and who has said something new."""
+        """Record the nodes and which of them have an update."""
         self._now = now
         for node in nodes:
             known = self._seen.get(node.name)
@@ -195,19 +207,19 @@ class Watch:
             del self._seen[name]
 
     def silent_s(self, node: Node) -> float:
-        """How long a node that was seen just now has said nothing."""
+        """Return the seconds since a node's last update."""
         return self._now - self._seen[node.name][1]
 
     def alive(self, nodes: Sequence[Node]) -> frozenset[str]:
-        """Names of those that were seen just now and were heard of within the timeout."""
+        """Return the names of nodes with an update within the timeout."""
         return frozenset(node.name for node in nodes if self._is_alive(node))
 
     def forgotten(self, nodes: Sequence[Node]) -> list[str]:
-        """Names of those that have said nothing for so long that nobody misses them."""
+        """Return the names of nodes whose objects should be deleted."""
         return [node.name for node in nodes if self.silent_s(node) >= NODE_FORGOTTEN_S]
 
     def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
-        """The broker that leads, or is about to, if one does that was heard of within the timeout."""
+        """Return the broker that leads, or is about to, if it had an update within the timeout."""
         self.see(nodes, now)
         leaders = [node for node in nodes if node.start and self._is_alive(node)]
         return max(leaders, key=lambda node: node.start, default=None)
@@ -216,7 +228,7 @@ class Watch:
         return self.silent_s(node) < NODE_TIMEOUT_S
 
     def rank(self, nodes: Sequence[Node]) -> int:
-        """How many other brokers come before this one when all want to lead: those that were heard of lately, drained machines last."""
+        """Return how many living brokers precede this one as candidates; those on drained machines come last."""
         others = {node.name for node in nodes if not node.start and self._is_alive(node)}
         drained = {node.name for node in nodes if node.drained}
         names = others | {self._name}

@@ -1,7 +1,7 @@
-"""Opening the log of a shard in a bucket: take over, play what is there, go on behind it (decision 0058).
+"""Open the log of a shard in a bucket: claim it, replay it, continue after it (decision 0058).
 
-Promises: when it returns, the start is claimed and everything recovered is being sealed; the local directory holds nothing that is needed.
-Must not know: what the broker's state is.
+On return the start is claimed and everything recovered is being sealed. The local directory holds nothing that is
+needed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import shard_name
 
 CACHE: Final = "bucket-cache"
-DELETE_GRACE_S: Final = 900.0  # a query that was planned reads its segments for so long
+DELETE_GRACE_S: Final = 900.0  # so that a query that was already planned can read its segments
 _UNSEEN: Final = BlobRoot("", b"")
 
 logger: Final = structlog.get_logger("polywire.cluster")
@@ -54,8 +54,13 @@ logger: Final = structlog.get_logger("polywire.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which shard of a bucket it is, and who wants to lead it. ``blobs`` reach the same bucket with more patience, for what is large; what
-    nobody needs any more stays for ``delete_grace_s``; ``root`` is the shard for those who read it themselves."""
+    """A shard of a bucket, and the process that wants to lead it.
+
+    Attributes:
+        blobs: the same bucket with a longer timeout, for large objects.
+        delete_grace_s: seconds for which deleted objects stay.
+        root: location of the shard, for readers that bypass the broker.
+    """
 
     objects: Objects
     blobs: Objects
@@ -77,7 +82,7 @@ def open_shard(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Lead the shard of a bucket. Waits for the bucket: call it before anything is served. Raises as ``ShardOpening.recover``."""
+    """Lead the shard of a bucket. Waits for the bucket: call it before serving. Raises as ``ShardOpening.recover``."""
     opening = ShardOpening(
         place, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
     )
@@ -87,9 +92,14 @@ def open_shard(
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A shard as its leader sees it. start: the one it leads under, which is the epoch of what it writes. objects: how many of the journal a
-    start would read. unstored: what was written and is not in the bucket, in bytes, and for how many seconds the oldest of it has waited.
-    cached_bytes: of segments, as files."""
+    """State of a shard as its leader sees it.
+
+    Attributes:
+        start: under which it leads; the epoch of new records.
+        objects: journal objects that a start would read.
+        unstored: bytes that are not in the bucket yet, and the age of the oldest in seconds.
+        cached_bytes: size of cached segment files.
+    """
 
     shard: str
     start: int
@@ -101,7 +111,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """What a log begins with, and what lets others have the directory."""
+    """The initial content of a log, and the function that unlocks the directory."""
 
     claim: protocol.Claim
     state: LogState
@@ -115,7 +125,9 @@ class _Recovered:
 
 
 class ShardOpening:
-    """The steps of opening. Guards: the loop is told of nothing before ``begin``, so that what waits for the bucket may run in a thread."""
+    """Steps of opening. Nothing calls the loop before ``begin``, so that the steps that wait for the bucket can run in
+    a thread.
+    """
 
     def __init__(
         self,
@@ -142,7 +154,7 @@ class ShardOpening:
             cache,
             files,
             cache_bytes=place.cache_bytes,
-            memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is put from there
+            memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is uploaded from there
         )
         self._journal = FileJournal(
             cache / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
@@ -153,16 +165,20 @@ class ShardOpening:
         self._uploader: Uploader | None = None
 
     def recover(self) -> None:
-        """Claim the shard and play what it holds, in any thread.
+        """Claim the shard and replay it, in any thread.
 
-        Raises Invalid where the directory holds a log of its own, NotOwner where another broker was quicker, Unavailable, Corrupt.
+        Raises:
+            Invalid: the directory holds a log of its own.
+            NotOwner: another broker claimed the shard first.
+            Unavailable: the bucket failed.
+            Corrupt: something is damaged.
         """
         place = self._place
         try:
             if exists(self._files, place.directory / JOURNAL):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    "this data directory holds a log of its own, a broker on a bucket needs another one"
+                    "data directory holds a log of its own: use another directory for a broker on a bucket"
                     f" path={str(place.directory)!r}",
                 )
             make_directories(self._files, place.directory)
@@ -174,19 +190,19 @@ class ShardOpening:
                 self._empty(place.directory / CACHE)
                 try:
                     self._recovered = self._recover(unlock)
-                except Busy as error:  # the bucket's: nobody holds the directory
+                except Busy as error:  # from the bucket: no process holds the directory
                     raise Unavailable(ErrorCode.STORAGE_FAILED, error.message) from error
                 undone.pop_all()
         except OSError as error:
             raise storage_failed(error) from error
 
     def interrupt(self) -> None:
-        """Have ``recover`` in another thread end soon, with an error: it asks nothing of the bucket again."""
+        """Make ``recover`` in another thread fail soon; it sends no further request."""
         self._bucket.give_up()
         self._store.stop()
 
     def _empty(self, cache: Path) -> None:
-        """What another start left is in the bucket, or nobody was told of it."""
+        """Delete files of an earlier start; they are in the bucket, or were never acknowledged."""
         for directory in (JOURNAL, SEGMENTS, SNAPSHOTS, CHUNKS):
             path = cache / directory
             make_directories(self._files, path)
@@ -194,7 +210,7 @@ class ShardOpening:
                 self._files.unlink(path / name)
 
     def give_up(self) -> None:
-        """Let go of what was opened, once ``recover`` has ended: the log does not come to be."""
+        """Release everything after ``recover`` has ended; the log is not opened."""
         if self._disk is not None:
             self._disk.deleter.stop()
         self._bucket.close()
@@ -207,7 +223,7 @@ class ShardOpening:
         seed = self._bucket.seed(partial(self._files.token, SEED_BYTES))
         claim = self._bucket.run(protocol.claim(seed, self._start_object))
         if claim is None:
-            raise NotOwner(ErrorCode.NOT_OWNER, "another broker was quicker to lead the shard")
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker claimed the shard first")
         logger.info(
             "leading the shard",
             node=self._place.node,
@@ -231,19 +247,19 @@ class ShardOpening:
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
     def _play(self, player: Player, claim: protocol.Claim, chain: Chain) -> None:
-        """Raises NotOwner, Corrupt, and what the store raises."""
+        """Replay; raise NotOwner, Corrupt, and what the store raises."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:
             player.play()
         except Corrupt:
             if self._bucket.run(protocol.is_last(claim)):
                 raise
-            raise NotOwner(ErrorCode.NOT_OWNER, "another broker leads the shard since it was claimed") from None
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker has claimed the shard meanwhile") from None
         finally:
             self._store.read_ahead(())
 
     def begin(self) -> FileLog:
-        """The log that was recovered, on its loop."""
+        """Return the recovered log, on its loop."""
         recovered = self._recovered
         assert recovered is not None, "it was recovered before"
         start = recovered.claim.chain.start + 1
@@ -272,7 +288,7 @@ class ShardOpening:
             unlock=partial(self._let_go, recovered.unlock),
         )
         self._sweeper = self._make_sweeper(recovered.state, start)
-        self._sweeper.begin()  # the log has told by now which snapshot it rests on
+        self._sweeper.begin()  # by now the log has reported the snapshot that it depends on
         if recovered.chain.groups:
             log.adopt(recovered.full, recovered.chain.sealed)
         return log
@@ -281,7 +297,7 @@ class ShardOpening:
         self._uploader = uploader
 
     def state(self) -> ShardState:
-        """How the shard is doing, once it is led; call it on the loop."""
+        """Return the state of the shard once it is led; call it on the loop."""
         uploader = self._uploader
         assert uploader is not None, "it began before"
         return ShardState(
@@ -298,7 +314,7 @@ class ShardOpening:
         return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
     def _copied(self, found: ObjectChain, naming: Naming | None, sealed: int) -> Chain:
-        """The groups that are in no segment, in slots, where tails and readers expect them."""
+        """Copy groups that are in no segment into slots, where tails and readers expect them."""
         groups = []
         for group in found.behind(sealed):
             if self._journal.capacity < group.length:
@@ -324,7 +340,7 @@ class ShardOpening:
         return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None, ())
 
     def _listed(self, snapshot: str | None) -> list[str]:
-        """Segments that a snapshot lists, whose ends are read next; what is wrong with it is found by who plays it."""
+        """Return segments that a snapshot lists, to be read ahead; replay reports errors in it."""
         if snapshot is None:
             return []
         try:
@@ -345,13 +361,15 @@ class ShardOpening:
         return LogState(reader, segments, staging, hides_unsynced=True)
 
     def _full(self, player: Player, state: LogState, chain: Chain) -> Sequence[tuple[Slot, Image]]:
-        """Slots that hold what was recovered, each with the state at its end: they are sealed like any other that is full."""
+        """Return slots with recovered data, each with the state at its end; they are sealed like any full slot."""
         if not chain.groups:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
     def _write_start(self, state: LogState, claim: protocol.Claim) -> tuple[int, int]:
-        """The group of the start, which is stored, at the beginning of a slot: the chain goes on behind it."""
+        """Write the group of the start, which is in the bucket, to the beginning of a slot; the chain continues after
+        it.
+        """
         own = ObjectChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)
         self._next_slot()
@@ -376,7 +394,7 @@ class ShardOpening:
         )
 
     def _make_sweeper(self, state: LogState, start: int) -> Sweeper:
-        """For what older starts have left, which no group of theirs will name."""
+        """Return the collector of garbage from older starts."""
         return Sweeper(
             self._bucket,
             self._loop,

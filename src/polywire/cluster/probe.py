@@ -1,8 +1,9 @@
-"""Whether a bucket keeps what the journal rests on: one winner among those who create a name, or replace an object, at the same time.
+"""Test whether a bucket provides what the journal relies on: exactly one winner of concurrent creates and concurrent
+replaces.
 
-Promises: a store that lets two win, or none, or shows something else than what was written is refused with what it did; nothing is left
-in the bucket but after a failure. A defect that strikes rarely may pass: the usual one, to look first and write afterwards, shows in
-nearly every round. Must not know: what the bucket is for.
+A store that lets two win, or none, or returns other content than was written is refused, with a description. The test
+leaves no objects unless it fails. A rare defect may pass, but the usual one, check first and write later, shows in
+nearly every round.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from polywire.store.objects import ObjectChanged, Objects
 
 WRITERS: Final = 32
 CREATE_ROUNDS: Final = 4
-UNDECIDED_ROUNDS_MAX: Final = 3  # rounds that are tried again because a store answered nobody
+UNDECIDED_ROUNDS_MAX: Final = 3  # rounds repeated because the store answered no writer
 DIRECTORY: Final = "probe"
 
 
@@ -33,14 +34,14 @@ class _Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was tried, and what a store did instead of it; nothing where it did."""
+    """One test, and the store's deviation; empty if it passed."""
 
     what: str
     defect: str
 
 
 def probe(objects: Objects) -> list[Finding]:
-    """Try everything; returns what was found of each. Raises Unavailable where the bucket does not answer."""
+    """Run all tests; raise Unavailable if the bucket does not answer."""
     token = secrets.token_hex(8)
     with ThreadPoolExecutor(WRITERS, "polywire-probe") as threads:
         race = _Race(objects, threads)
@@ -52,17 +53,17 @@ def probe(objects: Objects) -> list[Finding]:
 
 
 def check(objects: Objects) -> None:
-    """Refuse a bucket that does not do. Raises Invalid, Unavailable."""
+    """Refuse an unsuitable bucket; raise Invalid or Unavailable."""
     for finding in probe(objects):
         if finding.defect:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"this store cannot hold a log: its conditional writes are not safe what={finding.what!r} defect={finding.defect!r}",
+                f"this store is unsuitable for a log: its conditional writes are unsafe what={finding.what!r} defect={finding.defect!r}",
             )
 
 
 class _Race:
-    """Writers that want the same name at the same time."""
+    """Concurrent writers of one name."""
 
     def __init__(self, objects: Objects, threads: ThreadPoolExecutor) -> None:
         self._objects = objects
@@ -87,7 +88,7 @@ class _Race:
         return Finding(f"one winner of {WRITERS} that replace an object", self._round(name, write, again))
 
     def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
-        """What is wrong with the outcome of one race, if anything."""
+        """Run one race and return what was wrong, if anything."""
         contents = [f"writer {number}".encode() for number in range(WRITERS)]
         for _ in range(UNDECIDED_ROUNDS_MAX):
             answers = list(self._threads.map(lambda content: _answer(write, content), contents))
@@ -96,10 +97,10 @@ class _Race:
                 self._objects.delete(name)
                 return defect
             again()
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket answers too few requests name={name!r}")
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket answered too few requests name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
-        """The defect, nothing for none; None where too little was answered to tell."""
+        """Return the defect, empty for none; None if too few requests were answered."""
         winners = answers.count(_Answer.WON)
         if winners > 1:
             return f"{winners} winners"
@@ -127,7 +128,7 @@ def _answer(write: Callable[[bytes], None], content: bytes) -> _Answer:
 
 
 def _read_back(objects: Objects, name: str) -> Finding:
-    """Reads after a write and after a deletion find what is so, and a range is that range."""
+    """Test that reads return the last write or deletion, and that a range is that range."""
     what = "reads find what was written last"
     try:
         objects.create(name, [b"0123456789"])

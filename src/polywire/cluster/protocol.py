@@ -1,8 +1,8 @@
-"""What a broker asks of a bucket to lead a shard, in which order (decision 0058).
+"""The requests with which a broker comes to lead a shard, in order (decision 0058).
 
-Promises: every procedure is a generator of requests, each answered before the next: no clock, no thread, no bucket in here, so that one
-number replays any order of events. The rules that keep two leaders apart are marked with their names. Must not know: how requests are
-carried out.
+Each procedure is a generator of requests, each answered before the next. There is no clock, thread or bucket in here,
+so that a simulation can replay any order of events from a seed. Rules that keep two leaders apart are marked with their
+names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.cluster.floor import Floor
 from polywire.errors import Corrupt, ErrorCode
 
 READ_AT_ONCE: Final = 64
-READ_AT_ONCE_MAX: Final = 256  # of a journal that proves to be long: what is not there yet is asked for in vain
+READ_AT_ONCE_MAX: Final = 256  # of a long journal; reads of objects that do not exist yet are wasted
 PAUSE_FIRST_S: Final = 0.005
 PAUSE_MAX_S: Final = 0.2
 
@@ -25,8 +25,11 @@ _Result = TypeVar("_Result")
 
 
 class Outcome(Enum):
-    """What became of a write. EXISTS is not final: a store says so while another request is under way. UNKNOWN: anything may have, or may
-    still."""
+    """Outcome of a write.
+
+    EXISTS is not final: stores report it while another request is pending. UNKNOWN: the write may have happened, or may
+    still happen.
+    """
 
     DONE = auto()
     EXISTS = auto()
@@ -35,7 +38,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Store a journal object of which there is none. Answer: Outcome."""
+    """Create a journal object. Answer: Outcome."""
 
     number: int
     content: Any
@@ -43,14 +46,14 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Answer: for each number the object's bytes, or None."""
+    """Read objects. Answer: for each number the object's bytes, or None."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFloor:
-    """Answer: the floor and its tag, nothing where there is none."""
+    """Read the floor. Answer: the floor and its tag, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +66,21 @@ class MoveFloor:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete journal objects. Answer: nothing."""
+    """Delete journal objects. No answer."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait. Answer: nothing."""
+    """Wait. No answer."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHeads:
-    """Answer: for each number the object's first bytes, at most ``size``, or None."""
+    """Read object heads. Answer: for each number the first bytes, at most ``size``, or None."""
 
     numbers: Sequence[int]
     size: int
@@ -85,31 +88,31 @@ class ReadHeads:
 
 @dataclass(frozen=True, slots=True)
 class ListJournal:
-    """Answer: numbers of the journal's objects, perhaps as they were a while ago."""
+    """List the journal. Answer: numbers of its objects, possibly stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListBlobs:
-    """Answer: names of the blobs in a directory, perhaps as they were a while ago."""
+    """List a directory. Answer: names of its blobs, possibly stale."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteBlobs:
-    """Delete segments and snapshots. Answer: nothing."""
+    """Delete segments and snapshots. No answer."""
 
     names: Sequence[str]
 
 
 Request = Create | Read | ReadFloor | MoveFloor | Delete | Pause | ReadHeads | ListJournal | ListBlobs | DeleteBlobs
 Steps = Generator[Request, Any, _Result]
-"""Reads that fail are repeated by whoever carries them out: they have no answer but what was read."""
+"""Procedure. Its executor repeats failed reads, so that a read always has an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shard that was taken over: all that lies below object ``number``, which holds ``content``, the group of its start."""
+    """A claimed shard: everything below object ``number``, whose ``content`` is the group of the new start."""
 
     chain: ObjectChain
     number: int
@@ -117,9 +120,10 @@ class Claim:
 
 
 def settle(number: int, content: Any) -> Steps[bool]:
-    """Put an object of mine; whether it is there. False: somebody else leads, and nothing may be put under this start again.
+    """Create an object and return whether it is ours. False: another broker leads, and this start must not write again.
 
-    I2: the bytes of a number never change once they were sent, so a request that arrives hours late does no harm. I3: one leader per number.
+    I2: the bytes of a number never change once they were sent, so a request that arrives hours late is harmless. I3:
+    one leader per number.
     """
     pause = PAUSE_FIRST_S
     while True:
@@ -138,10 +142,10 @@ def settle(number: int, content: Any) -> Steps[bool]:
 
 
 def read_journal(seed: int) -> Steps[ObjectChain]:
-    """The chain from the floor on, up to the first number that is free. Raises Corrupt.
+    """Read the chain from the floor up to the first free number; raise Corrupt.
 
-    R: an object counts only if a floor read after it is not above its number. Below the floor anything may lie, for instance the start of
-    somebody who slept, and it may even fit the chain.
+    R: an object counts only if a floor read after it is not above its number. Below the floor anything may be found,
+    for instance the start of a broker that was suspended, and it may even fit the chain.
     """
     while True:
         floor, _ = yield ReadFloor()
@@ -161,7 +165,7 @@ def read_journal(seed: int) -> Steps[ObjectChain]:
 
 
 def _read_to_end(chain: ObjectChain) -> Steps[None]:
-    """Add objects until a number is absent. Raises Corrupt."""
+    """Add objects until a number is free; raise Corrupt."""
     count = READ_AT_ONCE
     while True:
         first = chain.next_number
@@ -179,15 +183,16 @@ def _read_to_end(chain: ObjectChain) -> Steps[None]:
         (again,) = yield Read((absent,))  # a living leader may have written it meanwhile
         if again is None:
             raise Corrupt(
-                ErrorCode.CORRUPT, f"an object of the journal is missing, later ones are there object={absent:016x}"
+                ErrorCode.CORRUPT, f"a journal object is missing although later ones exist object={absent:016x}"
             )
 
 
 def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim | None]:
-    """Read everything, then claim the first free number with the group of a new start; None when somebody else was quicker. Raises Corrupt.
+    """Read everything, then claim the first free number with the group of a new start; None if another broker was
+    first.
 
-    I5: who claims a number has read all below. I6: a claim counts only if a floor read after it is not above it: the number may have been
-    used and deleted while the claimant slept.
+    I5: a claimant has read all lower numbers. I6: a claim counts only if a floor read after it is not above it, because
+    the number may have been used and deleted while the claimant was suspended. Raises Corrupt.
     """
     chain = yield from read_journal(seed)
     number = chain.next_number
@@ -201,19 +206,21 @@ def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Clai
 
 
 def is_last(claim: Claim) -> Steps[bool]:
-    """Whether nobody had claimed the shard since, before the first object of this start. Who slept finds that what the journal named then has
-    been deleted, and must not take it for damage."""
+    """Return whether no other broker claimed the shard before the first object of this start.
+
+    A broker that was suspended may find named objects deleted, and must not mistake that for damage.
+    """
     floor, _ = yield ReadFloor()
     (after,) = yield Read((claim.number + 1,))
     return floor.number <= claim.number and after is None
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:
-    """Move the floor, then delete what lies below: call it once the group that makes it true is stored. ``starts``: numbers of objects that
-    hold the group of a start.
+    """Move the floor, then delete objects below it; call it once the naming group is stored.
 
-    I8: nothing is deleted that a stored group has not made unneeded. Starts stay for ever: whoever slept through a change of leaders finds
-    the next number taken, whenever that is.
+    I8: only objects that a stored group has made unnecessary are deleted. Starts are permanent: a broker that slept
+    through a change of leaders finds the next number taken, however late. ``starts``: numbers of objects that hold the
+    group of a start.
     """
     pause = PAUSE_FIRST_S
     while True:

@@ -1,8 +1,4 @@
-"""The shards of a bucket: how many there may be, what they are called, where each lies.
-
-Promises: a shard's objects are below its own directory and nowhere else, so that what works on one of them needs no word for it.
-Must not know: what a shard holds.
-"""
+"""The shards of a bucket: each has a directory of its own, so code for one shard needs no shard number."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ FIRST: Final = 0  # the only one of most buckets
 
 
 def shard_root(shard: int) -> str:
-    """What stands before the names of a shard's objects."""
+    """Return the prefix of a shard's object names."""
     return f"shards/{shard_name(shard)}/"
 
 
 def of_shard(objects: Objects, shard: int) -> Rooted:
-    """The objects of one shard."""
+    """Return the objects of one shard."""
     return Rooted(objects, shard_root(shard))

@@ -1,7 +1,4 @@
-"""Sweeps a shard's litter while this broker leads: once soon after it has taken over, and then every day.
-
-Promises: one sweep at a time, in a thread of its own. Must not know: what is litter.
-"""
+"""Collect a shard's garbage while this broker leads: soon after it takes over, then daily, in a thread."""
 
 from __future__ import annotations
 
@@ -17,13 +14,16 @@ from polywire.errors import BrokerError
 from polywire.log.base import Loop
 from polywire.log.worker import MakeWorker
 
-SWEEP_INTERVAL_S: Final = 24 * 3600.0  # between two: each lists everything, and reads every start below the floor
+SWEEP_INTERVAL_S: Final = 24 * 3600.0  # each run lists everything and reads every start below the floor
 
 logger: Final = structlog.get_logger("polywire.cluster")
 
 
 class Sweeper:
-    """Guards: nothing is begun after ``stop``."""
+    """Schedule of collections; none begins after ``stop``.
+
+    needed: called on the loop, see ``sweeping.sweep``.
+    """
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Sweeper:
         self._stopped = False
 
     def begin(self) -> None:
-        """Sweep, and again a day later."""
+        """Run now, and daily from then on."""
         if not self._stopped:
             steps = sweep(self._seed, self._start, self._needed(), self._grace_s)
             self._worker.run(partial(self._bucket.run, steps), self._swept)
@@ -58,10 +58,10 @@ class Sweeper:
         if isinstance(count, BrokerError):
             logger.warning("litter in the bucket is left for the next sweep", reason=count.message)
         elif count:
-            logger.info("objects were deleted that nobody needs", objects=count)
+            logger.info("deleted unneeded objects", objects=count)
         self._loop.call_later(SWEEP_INTERVAL_S, self.begin)
 
     def stop(self) -> None:
-        """Sweep no more; call it once the bucket repeats nothing and waits for nothing."""
+        """Stop; call it once the bucket's requests are no longer repeated and pauses have ended."""
         self._stopped = True
         self._worker.stop()

@@ -1,8 +1,8 @@
-"""Which objects of a shard nobody needs any more, and deleting them, some at a time (decision 0070).
+"""Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0070).
 
-Promises: procedures of requests, as in ``protocol``. What is deleted nobody needed before the grace began: who had it named to them has as
-long to read it. A leader that was deposed does no harm with it, for what nobody needed when it looked nobody ever will. Must not know: how
-requests are carried out, what a blob holds.
+These are procedures of requests, as in ``protocol``. An object is deleted only if it was unneeded before the grace
+period began, so readers that received its name can finish. A deposed leader does no harm by collecting, because
+unneeded objects never become needed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from polywire.cluster.protocol import (
 from polywire.log.journal.group import read_group
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 
-DELETED_PER_S: Final = 20  # of the thousands of requests that a store takes in a second, few: others serve meanwhile
-SWEPT_MAX: Final = (
-    10_000  # journal objects, and as many blobs, of one sweep: their names are held. The next one goes on
-)
+DELETED_PER_S: Final = 20  # few of the thousands of requests a second that a store handles
+SWEPT_MAX: Final = 10_000  # journal objects, and as many blobs, per run, to bound memory; the next run continues
 HEAD_BYTES: Final = START_BYTES_MAX + 1
 
 
 def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Steps[int]:
-    """Delete what nobody needs and older leaders, or failed requests, have left; returns how many objects. ``start``: the leader's own,
-    ``needed``: the segments and snapshots that its log names or has written to be named, at one moment."""
+    """Delete unneeded objects of older leaders and failed requests; return how many.
+
+    Args:
+        seed: of the journal.
+        start: the leader's own.
+        needed: segments and snapshots that its log names, or has written to be named, at one moment.
+        grace_s: seconds between observation and deletion.
+    """
     blobs: list[str] = []
     for directory in (SEGMENTS, SNAPSHOTS):
         found = yield ListBlobs(directory)
@@ -53,16 +57,17 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 
 
 def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], start: int) -> list[str]:
-    """Blobs that no group names, or will: names are used in order, so what is older than the newest that is needed, or of an older start,
-    is not on its way to be named."""
+    """Return blobs that no group names, now or later.
+
+    Names are used in order: an unnamed blob older than the newest needed one, or of an older start, will not be named.
+    """
     own = f"{directory}/{start:08x}"
     end = max([own, *(name for name in needed if name.startswith(f"{directory}/"))])
     return [name for name in found if name < end and name not in needed]
 
 
 def _below_the_floor(seed: int) -> Steps[list[int]]:
-    """Journal objects that a request left which was lost, or late: all but starts. One that does not verify stays, for it may have been a
-    start."""
+    """Return journal objects left by lost or late requests; unverifiable ones may be starts and stay."""
     floor, _ = yield ReadFloor()
     found = yield ListJournal()
     below = sorted(number for number in found if number < floor.number)

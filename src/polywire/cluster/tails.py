@@ -1,6 +1,6 @@
-"""Ends of blobs that are about to be asked for one after the other: fetched many at once, for each is a round trip.
+"""Read ahead the ends of blobs that will be opened one after the other, in parallel, because each is a round trip.
 
-Promises: a bounded number is held; what could not be fetched is as if nobody had tried. One thread asks. Must not know: what blobs hold.
+The number of retained ends is bounded. A failed read is as if it had not been tried. One thread uses this.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 from polywire.errors import BrokerError
 from polywire.store.base import BlobMissing
 
-TAIL_BYTES: Final = 64 * 1024  # the footers of most segments
-AHEAD_MAX: Final = 512  # 32 MiB: two round trips of as many as are under way
+TAIL_BYTES: Final = 64 * 1024  # contains the footer of most segments
+AHEAD_MAX: Final = 512  # 32 MiB: two round trips of parallel reads
 THREADS: Final = 256
 
 
@@ -29,7 +29,7 @@ class Tail:
 
 
 class Tails:
-    """Guards: at most ``AHEAD_MAX`` are under way or held."""
+    """At most ``AHEAD_MAX`` ends are being read or retained."""
 
     def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
         self._fetch = fetch
@@ -39,7 +39,7 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """The end of a blob, if it is one of these; those before it are let go."""
+        """Return the end of a blob if it was read ahead; those before it are dropped."""
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:
@@ -55,6 +55,6 @@ class Tails:
             self._ahead[name] = self._threads.submit(self._fetch, name)
 
     def close(self) -> None:
-        """Fetch no more."""
+        """Stop reading ahead."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()

@@ -1,7 +1,7 @@
-"""Sends groups to the bucket: groups that lie behind each other in a slot become one object, one object after the other (decision 0058).
+"""Upload groups to the bucket: adjacent groups of a slot become one object, one object after the other (decision 0058).
 
-Promises: what ``log.journal.syncer`` says; a group is durable once its object is there and is ours. The loop never waits for the network.
-Must not know: what a group holds.
+Implements ``log.journal.syncer``. A group is durable once its object is stored and is ours. The loop never waits for
+the network.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.syncer import MakeSyncer
 from polywire.log.worker import MakeWorker
 
-OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size waits for nothing
+OBJECT_BYTES: Final = 8 * 1024 * 1024  # an object of this size is uploaded at once
 OBJECT_BYTES_MAX: Final = (
     16 * 1024 * 1024
-)  # what comes while another is under way joins it up to here: what one group may be
-PUT_INTERVAL_S: Final = 0.1  # between the beginnings of two puts: each costs, however small
+)  # groups that arrive during an upload are combined up to this: the size that one group may have
+PUT_INTERVAL_S: Final = 0.1  # between the starts of two uploads, because each costs money, however small
 OBJECTS_MAX: Final = 1000  # before a slot is sealed: recovery reads them in a second
-STEP_DOWN_S: Final = 30.0  # for one object: who cannot write for so long lets another try
-FINISH_S: Final = 10.0  # for the last objects, when the broker stops
+STEP_DOWN_S: Final = 30.0  # for one object: a leader that cannot write for so long steps down
+FINISH_S: Final = 10.0  # for the last objects when the broker stops
 
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot, with their first and last sequence, and when the first was written."""
+    """Groups in bytes [start, stop) of a slot, with first and last sequence, and the time of the first."""
 
     slot: Slot
     start: int
@@ -50,7 +50,11 @@ class _Unsent:
 
 
 class Uploader:
-    """Implements ``Syncer``. Guards: one object is under way at a time; numbers are used in order; behind ``_deposed`` nothing is sent."""
+    """Implements ``Syncer``. One object is in flight at a time, and numbers are used in order; nothing is sent once
+    ``_deposed``.
+
+    sequence: of the claim's own group, up to which everything is stored.
+    """
 
     is_local: Final = False
 
@@ -80,7 +84,7 @@ class Uploader:
         self._starts = {*claim.chain.starts, claim.number}
         self._number = claim.number
         self._firsts: list[int] = []
-        """First sequence of each object since the floor, beside ``_numbers``."""
+        """First sequence of each object since the floor, parallel to ``_numbers``."""
         self._numbers: list[int] = []
         for group in claim.chain.groups:
             self._note(group.sequence, group.number)
@@ -95,24 +99,24 @@ class Uploader:
         self.unsynced_bytes = 0
 
     def _note(self, first: int, number: int) -> None:
-        """An object is stored, and this is its first group."""
+        """Record a stored object and its first group."""
         if not self._numbers or self._numbers[-1] != number:
             self._firsts.append(first)
             self._numbers.append(number)
 
     @property
     def start(self) -> int:
-        """The start that everything is sent under."""
+        """Start under which everything is sent."""
         return self._start
 
     @property
     def objects(self) -> int:
-        """How many objects a start would read."""
+        """Number of objects that a start would read."""
         return len(self._numbers)
 
     @property
     def unsynced_s(self) -> float:
-        """For how long the oldest group has waited that is not in the bucket; 0.0 where all are."""
+        """Age in seconds of the oldest group that is not in the bucket; 0.0 if all are."""
         oldest = self._running or (self._unsent[0] if self._unsent else None)
         return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
 
@@ -136,14 +140,14 @@ class Uploader:
     def wait(self, sequence: int, callback: Completion[None]) -> None:
         if sequence > self.synced:
             self._waiting.append((sequence, callback))
-        elif self._waiting and self._waiting[0][0] <= self.synced:  # others are being called: behind them
+        elif self._waiting and self._waiting[0][0] <= self.synced:  # callbacks are being called: queue after them
             due = [waiting for waiting in self._waiting if waiting[0] <= self.synced]
             self._waiting.insert(len(due), (sequence, callback))
         else:
             callback(None)
 
     def spare(self, slot: Slot) -> None:
-        """Recovery needs every group behind the floor."""
+        """Do nothing: recovery needs every group after the floor."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
         raise AssertionError("a group in the bucket does not count without those before it")
@@ -155,19 +159,20 @@ class Uploader:
         self._sweeper.run(partial(self._bucket.run, protocol.raise_floor(floor, frozenset(self._starts))), _ignore)
 
     def _number_of(self, sequence: int) -> int:
-        """The object that holds a group."""
+        """Return the number of the object with a group."""
         return self._numbers[bisect_right(self._firsts, sequence) - 1]
 
     # Sending
 
     def _send_soon(self) -> None:
-        """Send the oldest groups: at once when they fill an object or nothing was sent of late."""
+        """Upload the oldest groups: at once if they fill an object or nothing was sent recently."""
         if self._running is not None or self._timer or not self._unsent or self._over:
             return
         wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
         full = self._unsent[0].size >= OBJECT_BYTES or len(self._unsent) > 1
         self._timer = True
-        self._loop.call_later(0.0 if full else max(wait, 0.0), self._send)  # in a later pass: a turn has many groups
+        # in a later pass, because one pass may write many groups
+        self._loop.call_later(0.0 if full else max(wait, 0.0), self._send)
 
     def _send(self) -> None:
         self._timer = False
@@ -180,8 +185,11 @@ class Uploader:
         self._loop.call_later(STEP_DOWN_S, self._overdue, self._number)
 
     def _overdue(self, number: int) -> None:
-        """Give up leading while an object is still under way: who waits is told, and another may reach the bucket. If it arrives after all,
-        whoever leads next finds it."""
+        """Step down if an object is still in flight: waiting callers get an error, and another broker may reach the
+        bucket.
+
+        If the object arrives after all, the next leader finds it.
+        """
         if self._running is not None and self._number == number and not self._over:
             limit = f"object={number:016x} limit_s={STEP_DOWN_S:g}"
             self._failed(Unavailable(ErrorCode.REPLICATION_TIMEOUT, f"the bucket took nothing for too long {limit}"))
@@ -200,7 +208,7 @@ class Uploader:
             self._stored()
 
     def _stored(self) -> None:
-        """The object under way is there."""
+        """The object in flight is stored."""
         assert self._running is not None, "one was sent"
         stored, self._running = self._running, None
         self._note(stored.first, self._number)
@@ -214,11 +222,11 @@ class Uploader:
     # Ends
 
     def finish(self) -> None:
-        """Send what is left, in this thread. Raises NotOwner, Unavailable."""
+        """Upload the rest, in this thread; raise NotOwner or Unavailable."""
         self._over = True
         if self._running is not None:
             self._unsent.appendleft(self._running)
-            self._number -= 1  # the same bytes again: they meet themselves
+            self._number -= 1  # sending the same bytes again is harmless
             self._running = None
         self._bucket.finish_within(FINISH_S)
         self._sender.stop()
@@ -257,7 +265,7 @@ def uploading(
     sequence: int,
     made: Callable[[Uploader], None],
 ) -> MakeSyncer:
-    """An uploader that goes on behind this claim. made: called with it."""
+    """Return a factory of uploaders that continue after this claim. made: called with the uploader."""
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], _: Callable[[], bool]
@@ -276,4 +284,4 @@ def _deposed() -> NotOwner:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """A floor that could not be moved is moved by the next seal; objects below it are litter."""
+    """Ignore a floor that could not be moved: the next seal moves it, and objects below it are garbage."""

@@ -19,7 +19,7 @@ Seen = list[tuple[Node, NodeState]]
 def seen(shard: int, leader: str, *idle: str, id_: str = "x", silent: tuple[str, ...] = ()) -> Seen:
     """What a leader sees of its shard."""
     found = [(_node(leader, shard, id_, 5), NodeState.LEADS)]
-    found += [(_node(name, shard, id_, 0), NodeState.STANDS_BY) for name in idle]
+    found += [(_node(name, shard, id_, 0), NodeState.STANDBY) for name in idle]
     return found + [(_node(name, shard, id_, 0), NodeState.SILENT) for name in silent]
 
 
@@ -106,7 +106,7 @@ def test_nothing_moves_where_it_is_switched_off_or_another_shard_just_did() -> N
 
 def test_a_bucket_of_one_shard_is_left_where_it_is() -> None:
     leader = Balance(Candidate("b"), WAIT_S, lambda _: True)
-    nodes = [(Node("b", "x", {}, start=2, machine="b"), NodeState.LEADS), (Node("a", "y", {}), NodeState.STANDS_BY)]
+    nodes = [(Node("b", "x", {}, start=2, machine="b"), NodeState.LEADS), (Node("a", "y", {}), NodeState.STANDBY)]
     assert [leader.target(nodes, now) for now in (0.0, WAIT_S, 2 * WAIT_S)] == [None] * 3
 
 
@@ -136,6 +136,6 @@ def test_a_bucket_of_one_shard_is_drained_as_well() -> None:
     leader = Balance(Candidate("b"), WAIT_S, lambda pause_s: pause_s == DRAIN_PAUSE_S)
     nodes = [
         (Node("b", "x", {}, start=2, machine="b", drained=True), NodeState.LEADS),
-        (Node("a", "y", {}, machine="a"), NodeState.STANDS_BY),
+        (Node("a", "y", {}, machine="a"), NodeState.STANDBY),
     ]
     assert leader.target(nodes, 0.0) == nodes[1][0]

@@ -76,11 +76,11 @@ def test_what_is_sound(objects: MemoryObjects) -> None:
 
 
 def test_what_brokers_do_is_told_and_a_start_that_is_gone(objects: MemoryObjects) -> None:
-    seen = [(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDS_BY)]
+    seen = [(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDBY)]
     patient = BucketDoctor(objects, objects)
     assert [finding.severity for finding in patient.brokers(seen)] == [Severity.SOUND] * 2, "nothing was read yet"
     patient.examine()
-    assert [finding.message for finding in patient.brokers(seen)] == ["leads start=3", "stands by"]
+    assert [finding.message for finding in patient.brokers(seen)] == ["leads start=3", "standby"]
     (gone,) = patient.brokers([(Node("one", "x", {}, start=4), NodeState.LEADS)])
     assert gone.severity is Severity.DAMAGED
     assert "it ends with start=3" in gone.message

@@ -120,7 +120,7 @@ def test_what_each_does() -> None:
         NodeState.DEPOSED,
         NodeState.LEADS,
         NodeState.TAKES_OVER,
-        NodeState.STANDS_BY,
+        NodeState.STANDBY,
         NodeState.SILENT,
     ]
     assert states([], set()) == []

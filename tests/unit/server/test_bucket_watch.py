@@ -23,7 +23,7 @@ def test_who_leads_tells_and_who_stands_by_does_not(tmp_path: Path) -> None:
     watch.open(timeout_s=1).put("a/one", b"123")
     watch.deposed()  # it never led: another was quicker
     watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
-    watch.sees([(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDS_BY)])
+    watch.sees([(Node("one", "x", {}, start=3), NodeState.LEADS), (Node("two", "y", {}), NodeState.STANDBY)])
     view = watch.view()
     assert view is not None
     assert (view.shard, view.led, view.deposed, view.put_bytes) == (SHARD, 1, 0, 3)
