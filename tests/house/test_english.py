@@ -25,7 +25,6 @@ NOT_REWRITTEN: Final = frozenset(
 ) | {
     "docs/decisions",
     "docs/develop",
-    "docs/migrate",
     "docs/operate",
     "docs/reference",
     "tests",
