@@ -86,13 +86,13 @@ def _entries(index: PurePosixPath, seen: set[PurePosixPath]) -> Iterator[Entry]:
     text = (ROOT / DOCS / index).read_text("utf-8")
     targets = [page_of(match["target"].partition("#")[0], DOCS / index) for match in LINK.finditer(text)]
     is_home = index == PurePosixPath(INDEX)
-    for page in targets:
-        if page is None or page in seen:
-            continue
-        if page.name == INDEX:
-            seen.add(page)
+    pages = [page for page in dict.fromkeys(targets) if page is not None and page not in seen]
+    sections = {page for page in pages if page.name == INDEX and (not is_home or len(page.parts) == 2)}
+    seen |= sections  # before their own links are followed: a section belongs to the first index that links to it
+    for page in pages:
+        if page in sections:
             yield {title(page): [{"": str(page)}, *_entries(page, seen)]}
-        elif page.is_relative_to(PROJECT) or (not is_home and page.is_relative_to(index.parent)):
+        elif not is_home and (page.is_relative_to(PROJECT) or page.is_relative_to(index.parent)):
             seen.add(page)
             yield {title(page): str(page)}
 
