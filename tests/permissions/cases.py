@@ -62,7 +62,7 @@ HTTP_PAGES: Final = {
 class Player(Enum):
     """Who plays."""
 
-    NOBODY = "not logged in"
+    NO_CALLER = "not logged in"
     OTHER = "another tenant"
     TENANT = "the tenant"
     ADMIN = "administrator"
@@ -90,7 +90,7 @@ def expected(case: Case, player: Player) -> Outcome:
     """What the table of permissions says."""
     if case.action is Action.CONNECT or player is Player.ADMIN:
         return Outcome.YES
-    if player is Player.NOBODY:
+    if player is Player.NO_CALLER:
         return Outcome.NO
     match case.action.resource:
         case Resource.NOTHING:

@@ -25,7 +25,7 @@ TOKENS: Final = {("polywire", "PUBLISH"), ("polywire", "ABANDON")}
 """Name staged batches by 128 random bits that only the client that staged them knows: a refusal gives nothing away."""
 
 
-@pytest.mark.parametrize("player", [Player.NOBODY, Player.OTHER])
+@pytest.mark.parametrize("player", [Player.NO_CALLER, Player.OTHER])
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if (case.wire, case.command) not in TOKENS],

@@ -46,7 +46,7 @@ def test_everybody_may_do_what_the_table_says(case: Case, player: Player) -> Non
     found, answer = play(case, player)
     wanted = expected(case, player)
     assert found is (Outcome.YES if wanted is Outcome.OWN else wanted), answer
-    if player in (Player.NOBODY, Player.OTHER) and case.action is not Action.CONNECT:
+    if player in (Player.NO_CALLER, Player.OTHER) and case.action is not Action.CONNECT:
         assert SECRET not in answer.replace(b"shop.orders", b""), "a refusal may say what was asked for, no more"
         if wanted is Outcome.OWN:
             assert b"shop" not in answer.replace(b"shop*", b"")

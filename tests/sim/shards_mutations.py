@@ -36,8 +36,8 @@ def _unknown_branch(branches: Branches, transaction: Transaction, shards: Collec
 def _told_early(branches: Branches) -> None:
     """A decision is told before it is synced."""
     for token, decided in branches._state.transactions.decisions.items():
-        if token not in branches._told:
-            branches._told[token] = set(decided.shards)
+        if token not in branches._in_flight:
+            branches._in_flight[token] = set(decided.shards)
             branches._loop.call_soon(branches._is_kept, decided, 0)
 
 

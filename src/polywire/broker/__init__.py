@@ -1,1 +1,1 @@
-"""What a broker means, in our words."""
+"""The broker: topics, groups, transactions, users and permissions, independent of protocols."""

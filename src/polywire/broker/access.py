@@ -1,10 +1,14 @@
-"""The users of a broker, their tokens and permissions, for every wire that has words for a login.
+"""Users, tokens and permissions, for all protocols with authentication.
 
-Promises: users are changed by journalled changes and outlive restarts and snapshots; passwords are kept as Argon2id hashes, tokens as
-digests, and what SCRAM takes only where it was asked for; the id of a user is never another's; a change counts from the next request on,
-for whoever is logged in already, and one that ends logins notifies who keeps the connections; nobody gives away, or takes from others, what
-it may not do itself. A broker without configured users is open: nobody has to log in, and the reference systems' default user is accepted.
-Must not know: wires, sockets, files.
+Guarantees:
+* Users change by journalled changes, so they survive restarts. Passwords are stored as Argon2id hashes, tokens as
+  digests, and SCRAM verifiers only where requested.
+* User ids are never reused.
+* A change applies to the next request of every open login. A change that ends logins notifies the owners of
+  connections.
+* No user grants rights, or revokes rights of others, beyond its own.
+
+A broker without configured users is open: no login is needed, and the default users of other brokers are accepted.
 """
 
 from __future__ import annotations
@@ -58,16 +62,16 @@ __all__ = [
     "Where",
 ]
 
-KEPT_AS: Final = "access"  # users lie beside the wires' own state, one value each
-NEXT_ID_KEY: Final = "next_id"  # beside them, so that an id is not given twice
+KEPT_AS: Final = "access"  # users are stored beside the protocols' own state, one value each
+NEXT_ID_KEY: Final = "next_id"  # stored beside them, so that no id is reused
 TOKEN_BYTES: Final = 32
 
 
 class Access(Identification):
     """All users of this broker.
 
-    Invariant: ``_users`` is what the kept state holds; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its opened grants;
-    ``_next_id`` is above every id there ever was.
+    Invariant: ``_users`` is the stored state; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its
+    decoded grants. ``_next_id`` is above every id ever used.
     """
 
     __slots__ = (
@@ -113,36 +117,36 @@ class Access(Identification):
                 self._put(decode_user(value))
         self._next_id = max(
             self._next_id, max(self._users, default=ROOT_ID) + 1
-        )  # directories from before ids were counted
+        )  # directories written before ids were counted
 
-    # What an auditor sees
+    # Audit
 
     def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
-        """Somebody changed who may do what; without ``by`` it was the operator."""
+        """Audit a change of users or rights; without ``by`` the operator made it."""
         user, peer = ("", "") if by is None else (by.name, by.peer)
         self._record(action, Outcome.ALLOWED, user=user, peer=peer, resource=resource, reason=reason)
 
     def _refused(self, action: str, by: Principal, where: str, message: str) -> Denied:
-        """Kept, and to be raised."""
+        """Audit a refusal and return the error to raise."""
         self._record(action, Outcome.REFUSED, user=by.name, peer=by.peer, resource=where, reason=message)
         return Denied(ErrorCode.DENIED, message)
 
-    # What is allowed
+    # Permissions
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """As ``Authorization`` says; administration is kept in the audit."""
+        """Check as ``Authorization`` does; administration is audited."""
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
         if action in ADMINISTRATION:
             self.administers(principal, action, where)
 
     def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Keep in the audit what somebody was allowed; on an open broker nobody is anybody."""
+        """Audit an administrative action that was permitted; on an open broker the user is unknown."""
         if principal is not None and not self.is_open:
             self._administered(action.word, principal, resource_text(where))
 
     def refusal(self, principal: Principal | None, action: Action, where: Where = None) -> Denied:
-        """The error for what was not permitted; it is kept in the audit."""
+        """Audit a refusal and return the error."""
         denied = super().refusal(principal, action, where)
         if principal is not None:
             self._record(
@@ -159,7 +163,7 @@ class Access(Identification):
         return self._rights.get(principal.user_id) if self.is_current(principal) else None
 
     def _check_covers(self, by: Principal | None, grants: Grants | None) -> None:
-        """Nobody gives what it does not have, nor acts upon who has more. Raises Denied(DENIED)."""
+        """Raise Denied(DENIED) if ``by`` has fewer rights than these."""
         if by is None or grants is None or (by is ROOT and self.is_open):
             return
         rights = self._rights_of(by)
@@ -175,25 +179,25 @@ class Access(Identification):
     # Users
 
     def users(self) -> list[User]:
-        """All users by id; on an open broker the default user stands before them."""
+        """Return all users by id; on an open broker the default user comes first."""
         users = [self._users[user_id] for user_id in sorted(self._users)]
         return [self._default(), *users] if self.is_open else users
 
     def find_user(self, who: int | str) -> User | None:
-        """A user by id or name."""
+        """Return a user by id or name, or None."""
         if self.is_open and who in (ROOT_ID, DEFAULT_NAME) and DEFAULT_NAME not in self._by_name:
             return self._default()
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """The name of the user that owns something, for lists; empty when no user does."""
+        """Return the name of the user that owns something, for lists; empty if there is none."""
         if owner <= 0:
             return ""
         user = self._users.get(owner)
         return f"#{owner}" if user is None else user.name
 
     def user(self, who: int | str) -> User:
-        """A user by id or name. Raises Missing(USER_MISSING)."""
+        """Return a user by id or name; raise Missing(USER_MISSING)."""
         user = self.find_user(who)
         if user is None:
             raise Missing(ErrorCode.USER_MISSING, f"no such user user={who!r}")
@@ -209,9 +213,10 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User],
     ) -> None:
-        """Make a user; ``done`` gets it once that is synced. ``by`` is who asks for it, here and below.
+        """Create a user; ``done`` gets it once synced. ``by``, here and below, is the caller.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), Denied(DENIED) for grants beyond those of ``by``.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), and Denied(DENIED) for grants
+        beyond those of ``by``.
         """
         self._check_covers(by, grants)
         self._check_new(name)
@@ -222,7 +227,7 @@ class Access(Identification):
                 done(password_hash)
                 return
             try:
-                self._check_covers(by, grants)  # once more: it may have changed while the hash was made
+                self._check_covers(by, grants)  # again: it may have changed while the hash was computed
                 self._check_new(name)
                 self._keep(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
                 self._administered("user.create", by, name)
@@ -240,7 +245,9 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Give a user another name or state, which ends its logins. Raises as ``create_user``, and Denied(DENIED) for a configured one."""
+        """Change a user's name or state, which ends its logins. Raises as ``create_user``, and Denied(DENIED) for a
+        configured user.
+        """
         self._check_over(by, user)
         if name is not None and name != user.name:
             self._check_new(name)
@@ -254,7 +261,9 @@ class Access(Identification):
     def grant(
         self, user: User, grants: Grants | None, *, by: Principal | None = None, done: Completion[User] | None = None
     ) -> None:
-        """Replace what a user may do. Raises Denied(DENIED) for a configured one, and where ``by`` may not do all of the old or the new."""
+        """Replace a user's grants. Raises Denied(DENIED) for a configured user, or if ``by`` lacks rights of the old or
+        new ones.
+        """
         self._check_over(by, user)
         self._check_covers(by, grants)
         self._keep(msgspec.structs.replace(user, grants=grants), done)
@@ -263,7 +272,8 @@ class Access(Identification):
     def change_password(
         self, user: User, old: str, new: str, *, by: Principal | None = None, done: Completion[User]
     ) -> None:
-        """Replace a password, which ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) when the old one is wrong.
+        """Replace a password, which ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) if the old
+        one is wrong.
 
         Raises Denied(DENIED) for a configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
         """
@@ -282,22 +292,23 @@ class Access(Identification):
             except BrokerError as error:
                 done(error)
 
-        origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
+        origin = Origin(name=user.name)  # a hijacked connection must not serve for guessing
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
     def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
-        """Replace the password of somebody else, whose old one need not be known, which ends the user's logins and tokens.
+        """Replace another user's password without the old one, which ends its logins and tokens.
 
-        Raises as ``change_password``, and Denied(DENIED) for one's own: who has found a connection open must not keep it for ever.
+        Raises as ``change_password``, and Denied(DENIED) for the caller's own password: a hijacked connection must not
+        take over the account.
         """
         if by is not None and by.user_id == user.id:
-            raise self._refused("user.password", by, user.name, "the old password is needed for one's own")
+            raise self._refused("user.password", by, user.name, "changing your own password requires the old one")
         self._check_over(by, user)
         check_password_given(new)
         self._replace_password(user, new, by, done)
 
     def _replace_password(self, user: User, new: str, by: Principal | None, done: Completion[User]) -> None:
-        """Raises Busy(BUSY)."""
+        """Hash and store a password; raise Busy(BUSY)."""
 
         def hashed(password_hash: str | Busy) -> None:
             if isinstance(password_hash, Busy):
@@ -326,16 +337,18 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> None:
-        """Replace what SCRAM takes of a user, None takes it away, which ends the user's logins. A name that nobody has is a new user's, who
-        has no password beside it and may do nothing yet; without the last verifier such a one is no user any more.
+        """Replace a user's SCRAM verifiers, which ends its logins; None removes one.
 
-        Raises Missing(USER_MISSING) for what should be taken away and is not there, Invalid(INVALID_NAME), Denied(DENIED) for a configured
-        user, or one who may do more than ``by``, Busy(BUSY, DISK_FULL).
+        An unknown name creates a user without password and rights; removing the last verifier of such a user deletes
+        it.
+
+        Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME), Denied(DENIED) for a
+        configured user or one with more rights than ``by``, Busy(BUSY, DISK_FULL).
         """
         user = self.find_user(name)
         kept = {} if user is None else {verifier.mechanism: verifier for verifier in user.verifiers}
         if not {mechanism for mechanism, verifier in verifiers.items() if verifier is None} <= kept.keys():
-            raise Missing(ErrorCode.USER_MISSING, f"no such verifier of SCRAM user={name!r}")
+            raise Missing(ErrorCode.USER_MISSING, f"no such SCRAM verifier user={name!r}")
         made = tuple(verifier for verifier in (kept | dict(verifiers)).values() if verifier is not None)
         if user is None:
             self._check_new(name)
@@ -349,7 +362,7 @@ class Access(Identification):
         self._administered("user.scram", by, name)
 
     def delete_user(self, user: User, *, by: Principal | None = None, done: Completion[User] | None = None) -> None:
-        """End a user, its logins and its tokens. Raises Denied(DENIED) for a configured one."""
+        """Delete a user with its logins and tokens. Raises Denied(DENIED) for a configured user."""
         self._check_over(by, user)
         self._forget(user, done)
         self._administered("user.delete", by, user.name)
@@ -365,7 +378,9 @@ class Access(Identification):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """A new token, shown this once. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED)."""
+        """Return a new token, which is not stored in plain text. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS),
+        Busy(BUSY), Denied(DENIED).
+        """
         check_name(name, self._settings.name_bytes_max)
         if user.id not in self._users or (by is not None and not self.is_current(by)):
             raise Denied(ErrorCode.DENIED, "who is not logged in, or only to an open broker, can have no tokens")
@@ -384,24 +399,24 @@ class Access(Identification):
     def delete_token(
         self, user: User, name: str, *, by: Principal | None = None, done: Completion[User] | None = None
     ) -> None:
-        """End a token and the logins that came with it. Raises Missing(TOKEN_MISSING)."""
+        """Delete a token and end logins made with it. Raises Missing(TOKEN_MISSING)."""
         rest = tuple(token for token in user.tokens if token.name != name)
         if len(rest) == len(user.tokens):
             raise Missing(ErrorCode.TOKEN_MISSING, f"no such token name={name!r}")
         self._keep(msgspec.structs.replace(user, tokens=rest), self._then_notify(user.id, done))
         self._administered("token.delete", by, f"{user.name}/{name}")
 
-    # The operator's users
+    # Configured users
 
     def configure(self, users: Sequence[ConfiguredUser]) -> None:
-        """Make these the configured users: new ones are added, others updated, those no longer named are deleted.
+        """Make these the configured users: add, update, and delete those no longer listed.
 
-        A user made over a wire gives way to a configured one of its name, and keeps its id. Whose password is another, or who is no longer
-        named, is logged in no more.
-        Raises Invalid(INVALID_REQUEST) without any: a broker that has users is never opened to everybody by a list that is empty.
+        A configured user replaces one of the same name that was created over a protocol, and takes over its id. Users
+        with a new password, or no longer listed, are logged out. Raises Invalid(INVALID_REQUEST) for an empty list,
+        because that would open the broker to everyone.
         """
         if not users:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "no user is configured")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "user list is empty (it would disable authentication)")
         named: Mapping[str, ConfiguredUser] = {user.name: user for user in users}
         for user in list(self._users.values()):
             if user.configured and user.name not in named:
@@ -423,7 +438,7 @@ class Access(Identification):
                 self._keep(now, None, ends=was.id in self._users and not is_same)
                 self._administered("user.configure", None, name)
 
-    # Keeping
+    # Storage
 
     def _check_new(self, name: str) -> None:
         check_name(name, self._settings.name_bytes_max)
@@ -433,7 +448,7 @@ class Access(Identification):
             raise Busy(ErrorCode.BUSY, f"too many users limit={self._settings.users_max}")
 
     def _new_id(self) -> int:
-        """An id that nobody ever had. Raises Busy(DISK_FULL)."""
+        """Return an unused id; raise Busy(DISK_FULL)."""
         found = self._next_id
         kept = (found + 1).to_bytes(8, "big")
         self._broker.set_wire_state(KEPT_AS, NEXT_ID_KEY, kept, level=Level.SYNCED)
@@ -444,7 +459,7 @@ class Access(Identification):
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
     def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
-        """Journal a user as it is now and make it true; ``ends``: no login of before counts any more. Raises Busy(DISK_FULL)."""
+        """Journal a user and apply the change; ``ends``: earlier logins become invalid. Raises Busy(DISK_FULL)."""
         completed = _completion(user, self._then_notify(user.id, done) if ends else done)
         self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)
         self._drop(user.id)
@@ -459,7 +474,7 @@ class Access(Identification):
         self._logins.pop(user.id, None)
 
     def _then_notify(self, user_id: int, done: Completion[User] | None) -> Completion[User]:
-        """Call ``done``, then notify whoever keeps connections."""
+        """Return a completion that calls ``done``, then notifies the owners of connections."""
 
         def completed(user: User | BrokerError) -> None:
             if done is not None:

@@ -1,7 +1,6 @@
-"""Access lists as earlier releases kept them: among the options that only the Cursus wire understood.
+"""Convert access lists that earlier releases stored among the options of the Cursus protocol.
 
-Promises: a directory written before access lists counted on every wire restricts on every wire what it restricted on one. Must not know:
-topics, who asks.
+A restriction that applied to Cursus then applies to all protocols.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class _Policy(msgspec.Struct):
 
 
 def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
-    """What a policy's words mean; None when they restrict nobody. An unknown word lets nobody in."""
+    """Return the access list for a policy, None if it restricts nothing. An unknown word denies everyone."""
     match auth_policy:
         case "open":
             return None
@@ -38,7 +37,7 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Settings with their access list, wherever it was kept. Options that cannot be read let nobody in."""
+    """Return settings with their access list, wherever it was stored. Unreadable options deny everyone."""
     stored = settings.wire_options.get(KEPT_UNDER)
     if settings.access is not None or not stored:
         return settings

@@ -1,7 +1,7 @@
-"""Everything that anybody may ask of a broker, and what it takes: the one table of permissions, for all wires.
+"""All actions of a broker and the permissions they need: the one permission table, for all protocols.
 
-Promises: an action names one permission (or several of which one is enough), the kind of resource it must be held for, and which side of
-a topic's access list it is on. Wires name actions, never permissions. Must not know: users, wires.
+An action names one permission (or several, of which one suffices), the kind of resource, and its side of a topic's
+access list. Protocols name actions, never permissions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polywire.broker.settings import Listed
 
 
 class Resource(Enum):
-    """What a permission must be held for."""
+    """Kind of resource for which a permission must be held."""
 
     NOTHING = "nothing"
     BROKER = "the broker"
@@ -24,11 +24,11 @@ class Resource(Enum):
     ANY_TOPIC = "any topic"
 
 
-_SEEN_BY: Final = Permission.CONSUME | Permission.PRODUCE  # who reads or writes a topic may know what it is
+_SEEN_BY: Final = Permission.CONSUME | Permission.PRODUCE  # readers and writers of a topic may see its description
 
 
 class Action(Enum):
-    """One thing that may be asked for: its word, the permission, the resource, and what a topic's access list is asked."""
+    """One action: its word, permission, resource, and side of a topic's access list."""
 
     CONNECT = "connect", NOTHING, Resource.NOTHING
     SELF_DESCRIBE = "self.describe", NOTHING, Resource.NOTHING
@@ -66,12 +66,12 @@ class Action(Enum):
     GROUP_DELETE = "group.delete", Permission.GROUP, Resource.TOPIC, Listed.READERS
     TRANSACTION = "transaction", Permission.TRANSACTION, Resource.ANY_TOPIC
 
-    __hash__ = object.__hash__  # there is one of each; an enum's own is a call of Python's for every question
+    __hash__ = object.__hash__  # members are singletons; an enum's own hash is a Python call for every check
 
     def __init__(self, word: str, permission: Permission, resource: Resource, listed: Listed | None = None) -> None:
         self.word: Final = word
         self.permission: Final = permission
-        self.bits: Final = int(permission)  # flags answer slowly
+        self.bits: Final = int(permission)  # flag operations of enums are slow
         self.resource: Final = resource
         self.listed: Final = listed
 
@@ -82,12 +82,12 @@ class Action(Enum):
 
     @property
     def is_everybodys(self) -> bool:
-        """Whether it takes no permission."""
+        """Whether it needs no permission."""
         return not self.bits
 
 
 ANYBODY: Final = frozenset({Action.CONNECT})
-"""What takes no login either."""
+"""Actions that need no login."""
 
 ADMINISTRATION: Final = frozenset(
     {
@@ -102,4 +102,4 @@ ADMINISTRATION: Final = frozenset(
         Action.GROUP_DELETE,
     }
 )
-"""What an auditor wants to know of when it was allowed, too; changes of users and tokens are audited where they are made."""
+"""Actions that are audited when permitted, too. Changes of users and tokens are audited where they are made."""

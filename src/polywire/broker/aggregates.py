@@ -1,8 +1,9 @@
-"""Aggregates: how many events each has, where they lie, and its snapshot (decision 0011).
+"""Aggregates of event sourcing: versions, offsets of events, snapshots (decision 0011).
 
-Promises: follows from the changes alone; a version is never given twice, also when its event or the whole aggregate's history was removed by
-retention; an aggregate counts for who began it, an offset for who appended the event, a snapshot for who saved it. Must not know: the log,
-wires, when a change may be made.
+Guarantees:
+* The state follows from the changes alone.
+* A version is never reused, even if retention removed its event or the whole history.
+* Quotas: an aggregate counts for its creator, an offset for the event's author, a snapshot for its author.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from polywire.broker.view import Views, encoded, one_by_one
 
 
 class Aggregate:
-    """One key's events.
+    """Events of one key.
 
-    Invariant: ``offsets``, ascending, are those of the newest versions, the last of them ``version``; older ones were forgotten. ``owner``
-    began it; ``owners`` says who appended each of those, where that was not always the same one.
+    Invariant: ``offsets``, ascending, are those of the newest versions, the last of which is ``version``; older ones
+    were dropped. ``owner`` is the creator; ``owners`` has the authors of these offsets, if there were several.
     """
 
     __slots__ = ("offsets", "owner", "owners", "version")
@@ -36,11 +37,11 @@ class Aggregate:
 
     @property
     def first_version(self) -> int:
-        """Oldest version whose offset is known."""
+        """Oldest version with a known offset."""
         return self.version - len(self.offsets) + 1
 
     def add(self, version: int, offset: int, owner: int) -> None:
-        """There is one more event."""
+        """Add an event."""
         if self.owners is None and owner != self.owner:
             self.owners = array("q", [self.owner]) * len(self.offsets)
         if self.owners is not None:
@@ -49,18 +50,18 @@ class Aggregate:
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """How many of the oldest offsets count for whom."""
+        """Return how many of the oldest offsets count for each owner."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
-        """Forget the oldest offsets."""
+        """Drop the oldest offsets."""
         del self.offsets[:count]
         if self.owners is not None:
             del self.owners[:count]
 
 
 class Aggregates:
-    """All aggregates by partition and key."""
+    """All aggregates, by partition and key."""
 
     __slots__ = ("_by_partition", "_keys", "_snapshots", "_usage", "_views")
 
@@ -72,16 +73,16 @@ class Aggregates:
         self._views: Final = Views(self._stored)
 
     def find(self, incarnation: int, key: bytes) -> Aggregate | None:
-        """One aggregate; None when it never had an event."""
+        """Return an aggregate, or None if it never had an event."""
         keys = self._by_partition.get(incarnation)
         return None if keys is None else keys.get(key)
 
     def find_snapshot(self, incarnation: int, key: bytes) -> SnapshotSaved | None:
-        """The latest snapshot that was saved."""
+        """Return the latest snapshot, or None."""
         return self._snapshots.get((incarnation, key))
 
     def append(self, change: EventAppended) -> None:
-        """An aggregate has one more event."""
+        """Apply an appended event."""
         self._views.changing((change.incarnation, change.key))
         keys = self._by_partition.setdefault(change.incarnation, {})
         found = keys.get(change.key)
@@ -92,14 +93,14 @@ class Aggregates:
         self._usage.charge(Kind.EVENTS, change.owner, 1, EVENT_BYTES)
 
     def save(self, change: SnapshotSaved) -> None:
-        """An aggregate has another snapshot."""
+        """Apply a saved snapshot."""
         key = (change.incarnation, change.key)
         self._charge_snapshot(self._snapshots.get(key), -1)
         self._snapshots[key] = change
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Forget the offsets of events below each partition's first offset; their versions stay taken."""
+        """Drop offsets below each partition's first offset; their versions stay used."""
         for incarnation, keys in self._by_partition.items():
             first = first_offset_of(incarnation)
             for key, aggregate in keys.items():
@@ -110,7 +111,7 @@ class Aggregates:
                     aggregate.forget(gone)
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
-        """Partitions ended."""
+        """Drop partitions."""
         for incarnation in incarnations:
             self._keys.changing(incarnation)
             for identity in self._keys_of(incarnation):
@@ -134,7 +135,7 @@ class Aggregates:
             self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
     def encoded(self) -> Iterator[bytes]:
-        """All aggregates as they are now, encoded in pieces."""
+        """Yield all aggregates as of now, encoded in pieces."""
         count = sum(map(len, self._by_partition.values()))
         keys = self._keys.open(list(self._by_partition))
         found = self._views.open(chain.from_iterable(keys))
@@ -152,11 +153,11 @@ class Aggregates:
         return (AggregateState(incarnation, key, found.version, found.offsets.tobytes(), found.owner, owners),)
 
     def encoded_snapshots(self) -> Iterator[bytes]:
-        """All snapshots as they are now, encoded in pieces."""
+        """Yield all snapshots as of now, encoded in pieces."""
         return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:
-        """Take over aggregates as they were."""
+        """Load aggregates from a snapshot."""
         for state in states:
             aggregate = Aggregate(state.version, _numbers(state.offsets), state.owner)
             aggregate.owners = _numbers(state.owners) if state.owners else None
@@ -165,12 +166,12 @@ class Aggregates:
 
 
 def aggregate_size(key: bytes) -> int:
-    """Bytes an aggregate counts for, without its events."""
+    """Return the bytes that an aggregate counts for, without its events."""
     return AGGREGATE_BYTES + len(key)
 
 
 def snapshot_size(snapshot: SnapshotSaved) -> int:
-    """Bytes a snapshot counts for."""
+    """Return the bytes that a snapshot counts for."""
     return len(snapshot.key) + len(snapshot.payload)
 
 

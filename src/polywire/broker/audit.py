@@ -1,7 +1,4 @@
-"""What an auditor wants to know: who logged in or could not, who was refused what, who changed what others may do.
-
-Promises: plain values; nothing secret is in them. Must not know: where they are kept.
-"""
+"""Audit events: logins, refusals, and changes of rights. They contain no secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What came of it."""
+    """Outcome of an audited action."""
 
     ALLOWED = "allowed"
     REFUSED = "refused"
@@ -19,7 +16,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One thing that somebody did, or was kept from doing. peer: address of the connection, empty where there is none."""
+    """One audited action. peer: address of the connection, empty without one."""
 
     action: str
     outcome: Outcome
@@ -33,5 +30,5 @@ AuditSink = Callable[[AuditEvent], None]
 
 
 def discard(event: AuditEvent) -> None:
-    """Nobody listens."""
+    """Drop an event."""
     del event

@@ -1,7 +1,7 @@
-"""Who may do what: the one check of the one table of permissions (decision 0028).
+"""Check permissions: the one place where all protocols authorize actions (decision 0028).
 
-Promises: every action of every wire is asked for here; a topic's access list counts for everybody, on an open broker too; a refusal is the
-same whether or not there is such a topic. Must not know: passwords, tokens, wires.
+A topic's access list applies to everyone, on an open broker too. A refusal looks the same whether or not the topic
+exists.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
 Where = Topic | TopicElsewhere | TopicName | str | None
-"""What an action is asked for: a topic, one by its name, a stream by its name, or everything."""
+"""Object of an action: a topic, a topic name, a stream name, or everything."""
 
 
 class KnownStreams(Protocol):
-    """Which streams there are."""
+    """Lookup of existing streams."""
 
     def exists(self, name: str, /) -> bool:
-        """Whether there is a stream of this name."""
+        """Return whether a stream of this name exists."""
 
 
 class Authorization(ABC):
-    """What users of a broker may do; who they are is a subclass's."""
+    """Permission checks; subclasses provide the users."""
 
     __slots__ = ()
 
@@ -38,27 +38,32 @@ class Authorization(ABC):
 
     @abstractmethod
     def _rights_of(self, principal: Principal) -> Grants | None:
-        """The opened grants of somebody whose login counts."""
+        """Return the decoded grants of a valid login."""
 
     @abstractmethod
     def is_current(self, principal: Principal) -> bool:
-        """Whether a login still counts."""
+        """Return whether a login is still valid."""
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Refuse what somebody may not do: with a topic, in a stream (by its name), or (without either) everywhere.
+        """Check an action on a topic, in a stream (by name), or everywhere.
 
-        None is who has not logged in. A topic that does not exist is given by its name. Raises Denied(LOGIN_REQUIRED, DENIED).
+        A principal of None is not logged in. Pass the name of a topic that does not exist. Raises
+        Denied(LOGIN_REQUIRED, DENIED).
         """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
 
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
-        """Refuse what somebody may do nowhere; what it is done with is asked for again. Raises Denied(LOGIN_REQUIRED, DENIED)."""
+        """Refuse an action that is permitted on no object; check the object again later. Raises Denied(LOGIN_REQUIRED,
+        DENIED).
+        """
         if not self.permits_somewhere(principal, action):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Whether somebody may do it; nothing any more once it was deleted or made inactive. A topic's access list counts for all."""
+        """Return whether an action is permitted; False for deleted and inactive users. A topic's access list applies to
+        everyone.
+        """
         listed = None
         if type(where) is Topic:
             listed = where.settings.access
@@ -73,7 +78,7 @@ class Authorization(ABC):
         return self._holds(principal, action, where)
 
     def permits_somewhere(self, principal: Principal | None, action: Action) -> bool:
-        """Whether somebody may do it everywhere, in some stream or with some topic."""
+        """Return whether an action is permitted everywhere, in some stream or on some topic."""
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
         if action.is_everybodys:
@@ -94,12 +99,13 @@ class Authorization(ABC):
             return False
         if action is not Action.TOPIC_CREATE or self._streams.exists(name.stream):
             return True
-        # Nobody makes a stream in passing but who may make streams, or was given rights in this one before it was there.
+        # Creating a topic creates its stream implicitly only for users who may create streams, or had rights in it
+        # before it existed.
         makes = rights.allow(Action.STREAM_CREATE.bits, name.stream, None)
         return makes or rights.name(action.bits, name.stream, name.topic)
 
     def refusal(self, principal: Principal | None, action: Action, where: Where = None) -> Denied:
-        """The error for what was not permitted."""
+        """Return the error for an action that is not permitted."""
         if principal is None or (principal is ROOT and not self.is_open):
             return Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
         return Denied(
@@ -110,7 +116,7 @@ class Authorization(ABC):
 
 
 def resource_text(where: Where) -> str:
-    """Name a resource for logs and errors."""
+    """Return the name of a resource for logs and errors."""
     if isinstance(where, Topic | TopicElsewhere):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

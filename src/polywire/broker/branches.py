@@ -1,12 +1,15 @@
-"""Transactions that several shards have parts of: the branches here of what is decided elsewhere, and what is decided here for others
+"""Transactions over several shards: participants here of transactions decided elsewhere, and decisions made here
 (decision 0079).
 
-A transaction is at home in one shard, which alone decides how it ends. Every shard that has records or positions of it has a *branch*: an
-open transaction of the broker's own, staged under the same token, which nothing ends but what its home has decided. Home keeps which shards
-may have one before they do, and the decision until all of them have followed.
+Each transaction has one coordinator shard, which alone decides its outcome. Every shard with records or offsets of it
+has a *participant* (called branch in code): an open transaction of the broker's own, staged under the same token, which
+only the coordinator's decision ends. The coordinator stores which shards may participate before they do, and its
+decision until all have applied it.
 
-Promises: what a shard was told lasts, and comes from who leads the shard that tells it; a branch is neither ended nor forgotten before its
-home has decided; every end may be told again. Must not know: wires, how shards are reached, who has which transactional id.
+Guarantees:
+* A decision is durable before it is sent, and comes only from the leader of the coordinator shard.
+* A participant is neither ended nor dropped before the coordinator has decided.
+* Applying a decision is idempotent.
 """
 
 from __future__ import annotations
@@ -31,26 +34,29 @@ from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
 from polywire.log.base import Completion, Loop, Need, Staging
 from polywire.types import Level
 
-AGAIN_S: Final = 0.1  # before a shard that did not follow is told again, doubled each time
+AGAIN_S: Final = 0.1  # before a decision is sent again, doubled each time
 AGAIN_S_MAX: Final = 5.0
-LOOK_S: Final = 5.0  # between two looks at branches that are open for long
-DOUBT_US: Final = 10_000_000  # that a branch is open before its home is asked: it tells by itself
-ENDED_MAX: Final = 10_000  # branches that are remembered to have ended, for a permission that comes later than the end
+LOOK_S: Final = 5.0  # between two checks of participants that have been open for long
+# a participant is open this long before it asks its coordinator, which normally sends the decision
+DOUBT_US: Final = 10_000_000
+ENDED_MAX: Final = 10_000  # remembered ended participants, for permissions that arrive after the end
 
 
 class Shards(Protocol):
-    """The other shards. Nothing is called from inside a call."""
+    """Requests to other shards. Callbacks are never called from inside a call."""
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """Have a shard follow a decision; tells whether it has, for good."""
+        """Send a decision to a participant; the callback gets whether it was applied durably."""
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
-        """Ask the home of a branch how it ended; tells whether it commits, None while that is open or nobody answers."""
+        """Ask the coordinator for a transaction's outcome; the callback gets whether it commits, None while it is open
+        or unreachable.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What home lets a shard stage for. token: what the parts of this transaction are staged under. epoch: of the transactional id."""
+    """Permission of the coordinator to participate. token: of the staged data. epoch: of the transactional id."""
 
     id: str
     home: int
@@ -61,30 +67,31 @@ class Joined:
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """Do nothing."""
 
 
 def _ended(_: int | BrokerError) -> None:
-    """Home tells again where it did not work."""
+    """Ignore the result: the coordinator retries failures."""
 
 
 class Branches:
-    """Both sides of one shard.
+    """Both roles of one shard.
 
-    Invariant: ``_told`` are the decisions that are on their way, with the shards that have yet to follow; ``_ended`` the tokens of branches
-    that were ended by this process, the oldest first: whoever was let in before, and is heard of after, must not open one again.
+    Invariant: ``_in_flight`` are the decisions in flight, with the shards that have yet to apply them. ``_ended`` are tokens
+    of participants that this process ended, oldest first: a permission issued before the end and delivered after it
+    must not reopen one.
     """
 
     __slots__ = (
         "_clock",
         "_ended",
+        "_in_flight",
         "_is_stopped",
         "_log",
         "_loop",
         "_shards",
         "_staging",
         "_state",
-        "_told",
         "_transactions",
         "_waiting",
     )
@@ -106,15 +113,16 @@ class Branches:
         self._clock = clock
         self._loop = loop
         self._shards: Shards | None = None
-        self._told: dict[bytes, set[int]] = {}
+        self._in_flight: dict[bytes, set[int]] = {}
         self._ended: dict[bytes, None] = {}
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._is_stopped = False
 
     def begin(self, shards: Shards, is_home: Callable[[str], bool]) -> None:
-        """There are others: go on with what was decided, and ask for what is open. Called once, before anybody is served.
+        """Resume sending decisions and checking open participants. Called once, before the broker serves.
 
-        is_home: whether a transactional id is at home here. One that was when there were fewer shards is not: what it has open nobody ends.
+        is_home: whether this shard coordinates a transactional id. With a different number of shards the coordinator
+        may have moved; open transactions of moved ids are aborted.
         """
         self._shards = shards
         self._transactions.on_decided(self._tell_all)
@@ -123,20 +131,22 @@ class Branches:
         self._loop.call_soon(self._look, 0)
 
     def stop(self) -> None:
-        """Tell nobody any more."""
+        """Stop sending."""
         self._is_stopped = True
 
     def _abort_moved(self, is_home: Callable[[str], bool]) -> None:
-        """Abort what is open of numbered producers that look for another home now."""
+        """Abort open transactions of producers whose coordinator is now another shard."""
         for known in self._transactions.visible(by=ITSELF):
             if known.is_open and known.producer is not None and not is_home(known.id) and not self._is_stopped:
-                with suppress(Busy):  # the disk is full: it takes its time
+                with suppress(Busy):  # the disk is full: retried later
                     self._transactions.abort(known, raises_epoch=True, done=None)
 
-    # At home
+    # Coordinator
 
     def join(self, transaction: Transaction, shards: Collection[int], *, done: Completion[int]) -> None:
-        """Let shards have branches of an open transaction of ours, once that is synced and before they stage. Raises Busy(DISK_FULL)."""
+        """Let shards participate in an open transaction, once that is synced and before they stage. Raises
+        Busy(DISK_FULL).
+        """
         assert transaction.is_open, "it has not ended"
         assert not transaction.is_branch, "it is ours"
         added = tuple(shard for shard in shards if shard not in transaction.shards)
@@ -148,11 +158,11 @@ class Branches:
         self._state.apply_change(change)
 
     def is_deciding(self, id_: str) -> bool:
-        """Whether some shard may not have followed yet how a transaction of this id has ended."""
+        """Return whether some shard may not have applied the outcome of this id's last transaction yet."""
         return self._state.transactions.is_deciding(id_)
 
     def when_settled(self, id_: str, then: Callable[[], None]) -> Callable[[], None]:
-        """Call back once all shards have followed; returns what makes that unwanted."""
+        """Call back once all shards have applied it; return a function that cancels."""
         if not self.is_deciding(id_):
             self._loop.call_soon(then)
             return _nothing
@@ -166,8 +176,11 @@ class Branches:
         return cancel
 
     def outcome(self, id_: str, token: bytes, then: Callable[[bool | BrokerError | None], None]) -> None:
-        """How a transaction of ours has ended, for a shard that has a branch: whether it commits, None while it is open. What is known of no
-        decision has aborted, and is said by who can still store. Raises Busy(DISK_FULL)."""
+        """Report the outcome of a transaction to a participant: whether it commits, None while it is open.
+
+        A transaction without a known decision was aborted; that is only reported once this shard has proved that it can
+        still write. Raises Busy(DISK_FULL).
+        """
 
         def known(commits: bool, result: int | BrokerError) -> None:
             then(result if isinstance(result, BrokerError) else commits)
@@ -183,20 +196,22 @@ class Branches:
         self._prove(token, partial(known, False))
 
     def _prove(self, token: bytes, done: Completion[int]) -> None:
-        """Store that nothing is open under a token: who does not lead this shard any more fails. Raises Busy(DISK_FULL)."""
+        """Write that nothing is open under a token, which fails if this process no longer leads the shard. Raises
+        Busy(DISK_FULL).
+        """
         change = changes.TransactionSettled(token)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
 
     def _tell_all(self) -> None:
-        """Have shards follow all that was decided."""
+        """Send all decisions."""
         for token, decided in self._state.transactions.decisions.items():
-            if token not in self._told:
-                self._told[token] = set(decided.shards)
+            if token not in self._in_flight:
+                self._in_flight[token] = set(decided.shards)
                 self._log.barrier(Level.SYNCED, partial(self._is_kept, decided))
 
     def _is_kept(self, decided: TransactionDecided, result: int | BrokerError) -> None:
-        """A decision lasts, or never was one."""
+        """A decision is durable, or was not made."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
                 self._tell(decided, shard, AGAIN_S)
@@ -206,19 +221,19 @@ class Branches:
             self._shards.end_branch(shard, decided, partial(self._followed, decided, shard, again_s))
 
     def _followed(self, decided: TransactionDecided, shard: int, again_s: float, has_followed: bool, /) -> None:
-        """A shard has followed, or is told again."""
+        """A shard has applied a decision, or gets it again."""
         if self._is_stopped:
             return
         if not has_followed:
             self._loop.call_later(again_s, self._tell, decided, shard, min(2 * again_s, AGAIN_S_MAX))
             return
-        left = self._told[decided.token]
+        left = self._in_flight[decided.token]
         left.discard(shard)
         if not left:
             self._settle(decided)
 
     def _settle(self, decided: TransactionDecided) -> None:
-        """All have followed. A crash that takes this has them told once more."""
+        """All shards have applied it. If a crash loses this, the decision is sent again."""
         if self._is_stopped:
             return
         change = changes.TransactionSettled(decided.token)
@@ -227,25 +242,28 @@ class Branches:
         except Busy:  # the disk is full
             self._loop.call_later(AGAIN_S_MAX, self._settle, decided)
             return
-        except BrokerError:  # storage has failed: the next process has them told once more
+        except BrokerError:  # storage has failed: the next process sends them again
             return
         self._state.apply_change(change)
-        del self._told[decided.token]
+        del self._in_flight[decided.token]
         if not self.is_deciding(decided.id):
             for then in tuple(self._waiting.pop(decided.id, ())):
                 then()
 
-    # Branches
+    # Participant
 
     def find(self, id_: str, *, by: Caller = ITSELF) -> Transaction | None:
-        """The latest branch here of a transactional id that is at home elsewhere, for who may use the id. Raises Denied(DENIED)."""
+        """Return the latest participant of a transactional id coordinated elsewhere, for callers that may use the id.
+        Raises Denied(DENIED).
+        """
         return self._transactions.find(BRANCH + id_, by=by)
 
     def enter(self, joined: Joined) -> Transaction:
-        """Open a branch that its home has let in, unless it is open; one of an earlier transaction of that home has aborted.
+        """Open a participant with the coordinator's permission, unless it is open; an earlier transaction's participant
+        is aborted.
 
-        Raises Conflict(PRODUCER_FENCED) for one that has ended, Busy(BUSY) where another home has yet to decide, or there are too many,
-        Busy(DISK_FULL).
+        Raises Conflict(PRODUCER_FENCED) if the transaction has ended, Busy(BUSY) while another coordinator has yet to
+        decide or there are too many, Busy(DISK_FULL).
         """
         name = BRANCH + joined.id
         known = self._state.transactions.find(name)
@@ -275,20 +293,23 @@ class Branches:
         return made
 
     def _check_current(self, joined: Joined, known: Transaction | None) -> None:
-        """Refuse a permission that comes later than the end of what it is for. Raises Conflict(PRODUCER_FENCED), Busy(BUSY)."""
+        """Refuse a permission that arrives too late; raise Conflict(PRODUCER_FENCED) or Busy(BUSY)."""
         is_late = joined.token in self._ended
         if known is not None and known.home == joined.home:
             assert known.producer is not None, "branches have one"
-            is_same = known.producer.id == joined.producer.id  # an id that was deleted counts its epochs anew
+            is_same = known.producer.id == joined.producer.id  # a deleted id counts its epochs from the beginning
             is_late = is_late or (is_same and known.epoch > joined.epoch) or self._transactions.is_ending(known)
         elif known is not None and known.is_open:
-            raise Busy(ErrorCode.BUSY, f"its branch here has another home, which has not decided id={joined.id!r}")
+            raise Busy(ErrorCode.BUSY, f"another coordinator has not decided the previous transaction id={joined.id!r}")
         if is_late:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={joined.id!r}")
 
     def end(self, id_: str, token: bytes, *, commits: bool, done: Completion[int]) -> None:
-        """Follow what home has decided of a branch, once more if need be: one that is not open has followed before, and that is said by who
-        can still store. Raises BrokerError: then it is to be told again."""
+        """Apply the coordinator's decision; idempotent.
+
+        A participant that is not open has applied it before, which is only confirmed once this shard has proved that it
+        can still write. Raises BrokerError: the decision must be sent again.
+        """
         branch = self.find(id_)
         if branch is None or not branch.is_open or branch.token != token:
             self._note(token)
@@ -306,7 +327,7 @@ class Branches:
             del self._ended[next(iter(self._ended))]
 
     def _look(self, doubt_us: int) -> None:
-        """Ask for branches that have been open for long: their home tells by itself as long as it knows of them."""
+        """Ask for participants that have been open for long; normally their coordinator sends the decision."""
         if self._is_stopped or self._shards is None:
             return
         latest_us = self._clock.now_us() - doubt_us
@@ -317,7 +338,7 @@ class Branches:
         self._loop.call_later(LOOK_S, self._look, DOUBT_US)
 
     def _answered(self, name: str, token: bytes, commits: bool | None, /) -> None:
-        """A home has told how a transaction has ended, or that it is open."""
+        """A coordinator has reported the outcome of a transaction, or that it is open."""
         branch = self._state.transactions.find(name)
         if commits is None or self._is_stopped or branch is None or branch.token != token or not branch.is_open:
             return

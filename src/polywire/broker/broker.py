@@ -1,8 +1,8 @@
-"""The broker: every verb that a wire may use, on one facade (decision 0003).
+"""The broker: all verbs for protocols on one facade (decision 0003).
 
-Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from
-inside the call, what must reach the log first. State is changed by building a change, adding it to the write batch and
-applying it with the function recovery uses. Must not know: wires, sockets, how the log keeps its files.
+Verbs never wait. They return what is known, raise errors, and call back on the loop, never from inside the call, for
+anything that must reach the log first. To change state, a verb builds a change, adds it to the write batch, and applies
+it with the same function as recovery.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its verbs are those of its bases, one for each kind of caller; a wire names those that it calls.
+    """One broker over one log. Its base classes group the verbs; each protocol declares those it calls.
 
-    Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.
+    Invariant: ``_state`` is the result of the journal's changes up to the end of this write batch. Construct it with
+    ``open`` or ``over``, because the state must match what ``log`` recovered.
     """
 
     __slots__ = (
@@ -158,16 +159,21 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         on_failure: Callable[[BrokerError], None] | None = None,
         make_worker: MakeWorker | None = None,
     ) -> Broker:
-        """A broker over a data directory, recovered and with its new epoch synced; the directory is made when missing.
+        """Return a broker over a data directory, recovered, with its new epoch synced; a missing directory is created.
 
-        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own. Where they are small,
-        limits of batches and records are lowered to what a group of the journal can hold.
-        on_failure: called on the loop when storage fails; nothing is acknowledged after it.
-        make_worker: makes the log's threads, where somebody wants to see what they do.
-        Raises Unavailable(STORAGE_FAILED) when the directory cannot be used, Busy(BUSY) while another broker owns it, Corrupt
-        when synced data is damaged, Busy(DISK_FULL).
+        Args:
+            log_settings: sizes of the journal; durability and the limit of staged bytes are the broker's. Small sizes
+                lower the limits of batches and records to what a group of the journal can hold.
+            on_failure: called on the loop when storage fails; nothing is acknowledged afterwards.
+            make_worker: creates the log's threads, for tests.
+
+        Raises:
+            Unavailable: STORAGE_FAILED: the directory cannot be used.
+            Busy: BUSY: another broker owns it. DISK_FULL: no space.
+            Corrupt: synced data is damaged.
         """
-        from polywire.log.opening import open_log  # here, so that a broker in memory needs no files and no lock
+        # imported here, so that a broker in memory needs no files and no lock
+        from polywire.log.opening import open_log
         from polywire.log.settings import LogSettings
         from polywire.log.worker import ThreadWorker
 
@@ -194,17 +200,19 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         clock: Clock,
         state: State | None = None,
     ) -> Broker:
-        """A broker over the log that ``open_log`` recovers; its changes are replayed into the state given to it, or were into ``state``."""
+        """Return a broker over the log that ``open_log`` recovers; changes are replayed into the state passed to it, or
+        were into ``state``.
+        """
         replayed = State(settings) if state is None else state
         return cls(open_log(replayed), replayed, settings, loop, clock)
 
     @property
     def epoch(self) -> int:
-        """The start of the log, under which everything is appended."""
+        """Epoch of the log's current start."""
         return self._log.epoch
 
     def close(self) -> None:
-        """Commit, sync and stop; every pending callback is called first."""
+        """Commit, sync and stop; pending completions are called first."""
         self._retention.stop()
         self._expiry.stop()
         self.branches.stop()

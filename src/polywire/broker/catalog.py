@@ -1,8 +1,9 @@
-"""The catalogue: which topics and partitions exist.
+"""The catalogue of topics and partitions.
 
-Promises: full names are unique over all streams, and mean one stream and topic (decision 0027); incarnations count up and are never used
-again, also after a restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``).
-Must not know: the journal, positions, groups, wires.
+Guarantees:
+* Full names are unique over all streams and identify one stream and topic (decision 0027).
+* Incarnations increase and are never reused, also after a restart.
+* Changes are checked first (``check_*``) and then applied without failing (``apply_*``).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
-INTERNAL_PREFIX = "__"  # names that begin so are the broker's own and not listed (concepts: records#names)
+INTERNAL_PREFIX = "__"  # such names are the broker's own and not listed (concepts: records#names)
 
 
 def is_internal(name: TopicName) -> bool:
-    """Whether the name is reserved for the broker itself."""
+    """Return whether the name is reserved for the broker."""
     return name.stream.startswith(INTERNAL_PREFIX) or name.topic.startswith(INTERNAL_PREFIX)
 
 
 class Streams:
-    """Which streams there are: those with topics, ``default``, and those that a wire has declared.
+    """Existing streams: those with topics, ``default``, and those that a protocol has declared.
 
     Invariant: ``_topics`` counts the topics of every stream that has any.
     """
@@ -47,20 +48,20 @@ class Streams:
         self._declared = {DEFAULT_STREAM}
 
     def exists(self, stream: str) -> bool:
-        """Whether there is such a stream."""
+        """Return whether the stream exists."""
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """A stream is there whether or not it has topics, until it is ended; the wire that says so keeps it over restarts."""
+        """Declare a stream that exists without topics until it is ended; the declaring protocol persists it."""
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:
-        """A declared stream is there no longer than its topics."""
+        """End a declaration; the stream exists as long as it has topics."""
         if stream != DEFAULT_STREAM:
             self._declared.discard(stream)
 
     def count(self, stream: str, added: int) -> None:
-        """A topic begins or ends."""
+        """Count a created or deleted topic."""
         self._topics[stream] = self._topics.get(stream, 0) + added
         if not self._topics[stream]:
             del self._topics[stream]
@@ -69,7 +70,7 @@ class Streams:
 class Catalog:
     """All topics of this broker.
 
-    Invariant: ``next_incarnation`` is above every incarnation that any change ever named.
+    Invariant: ``next_incarnation`` is above every incarnation that any change has named.
     """
 
     __slots__ = (
@@ -92,32 +93,33 @@ class Catalog:
         self._usage = usage
         self._by_name: Final[dict[str, Topic]] = {}
         self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
-        """The topic of a full name: the look-up itself, since every request asks."""
+        """The dictionary lookup of a topic by full name, exposed directly because every request uses it."""
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
         self._views: Final = Views(self._stored)
         self.streams: Final = Streams()
-        self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
+        self.next_incarnation = 1  # 0 in a batch header means unnumbered
         self.leaving = 0
-        """Partitions that have ended and that the log still has to drop: they count for the limit."""
-        self.version = 0  # goes up by one with every topic that begins or ends
-        self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}  # of a version: sorting thousands takes milliseconds
+        """Ended partitions that the log has yet to drop; they count towards the limit."""
+        self.version = 0  # increases with every topic that is created or deleted
+        # cached per version: sorting thousands takes milliseconds
+        self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}
 
     def name_of(self, full_name: str) -> TopicName:
-        """Stream and topic of a full name, whether or not there is such a topic."""
+        """Return stream and topic of a full name, whether or not the topic exists."""
         topic = self._by_name.get(full_name)
         return TopicName.parse(full_name) if topic is None else topic.name
 
     def find_id(self, topic_id: bytes) -> Topic | None:
-        """The topic of this id."""
+        """Return the topic with this id."""
         return self._by_id.get(topic_id)
 
     def find_partition(self, incarnation: int) -> Partition | None:
-        """The living partition of this incarnation."""
+        """Return the living partition with this incarnation."""
         return self._partitions.get(incarnation)
 
     def topics(self, *, internal: bool) -> list[Topic]:
-        """Topics by full name; those of the broker itself only when asked for."""
+        """Return topics by full name; internal ones only on request."""
         version, listed = self._listed
         if version != self.version:
             every = [topic for _, topic in sorted(self._by_name.items())]
@@ -126,23 +128,24 @@ class Catalog:
         return list(listed[internal])
 
     def partitions(self) -> Iterator[Partition]:
-        """All living partitions."""
+        """Yield all living partitions."""
         return iter(self._partitions.values())
 
     def incarnations(self) -> list[int]:
-        """Incarnations of all living partitions, oldest first."""
+        """Return the incarnations of all living partitions, oldest first."""
         return list(self._partitions)
 
     def take_incarnations(self, count: int) -> int:
-        """The first of so many numbers that nobody else is given, for partitions in the making."""
+        """Reserve consecutive numbers for partitions being created and return the first."""
         first = self.next_incarnation
         self.next_incarnation += count
         return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
-        """Refuse a topic that may not be made, or has fewer partitions than ``count_min``.
+        """Refuse a topic that may not be created, or has fewer partitions than ``count_min``.
 
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) when there are too many.
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) if there are too
+        many.
         """
         check_topic_name(name)
         if not name.is_plain:
@@ -160,10 +163,10 @@ class Catalog:
         self._check_count(partition_count, added=partition_count, count_min=count_min)
 
     def check_growth(self, topic: Topic, partition_count: int) -> int:
-        """How many partitions growing to this count adds.
+        """Return the number of partitions that growing to this count adds.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) when the topic would shrink, may not grow or would pass the
-        limit, Busy(BUSY).
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) if the topic would shrink, may not grow or would
+        exceed the limit, Busy(BUSY).
         """
         self.check_alive(topic)
         added = partition_count - len(topic.partitions)
@@ -175,20 +178,21 @@ class Catalog:
         if added and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"a topic of events cannot grow: keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot grow, because keys would move name={topic.name.full!r}",
             )
         self._check_count(partition_count, added=added)
         return added
 
     def check_alive(self, topic: Topic) -> None:
-        """Refuse a topic that was deleted meanwhile. Raises Missing(TOPIC_MISSING)."""
+        """Raise Missing(TOPIC_MISSING) if the topic was deleted meanwhile."""
         if self._by_id.get(topic.id) is not topic:
             raise Missing(ErrorCode.TOPIC_MISSING, f"topic was deleted name={topic.name.full!r}")
 
     def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
-        """The partitions that shrinking to this count ends, highest first.
+        """Return the partitions that shrinking to this count removes, highest first.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) when the topic would grow, or holds events, whose keys would move.
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) if the topic would grow, or is event-sourced,
+        because keys would move.
         """
         self.check_alive(topic)
         if not 0 <= partition_count <= len(topic.partitions):
@@ -200,7 +204,7 @@ class Catalog:
         if ended and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"a topic of events cannot shrink: keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot shrink, because keys would move name={topic.name.full!r}",
             )
         return ended[::-1]
 
@@ -214,7 +218,7 @@ class Catalog:
             raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
 
     def apply_created(self, change: TopicCreated) -> Topic:
-        """A topic begins; its partitions have no log yet."""
+        """Apply a created topic; its partitions have no log yet."""
         incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
         state = TopicState(
             id=change.id,
@@ -228,13 +232,13 @@ class Catalog:
         return self.restore_topic(state)
 
     def apply_added(self, change: PartitionsAdded) -> None:
-        """A topic has further partitions; they have no log yet."""
+        """Apply added partitions; they have no log yet."""
         self._views.changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
     def apply_removed(self, change: PartitionsRemoved) -> list[int]:
-        """A topic has fewer partitions; returns the incarnations of those that ended."""
+        """Apply removed partitions and return their incarnations."""
         self._views.changing(change.id)
         topic = self._by_id[change.id]
         ended = topic.partitions[change.partition_count :]
@@ -246,14 +250,14 @@ class Catalog:
         return [partition.incarnation for partition in ended]
 
     def apply_configured(self, change: TopicConfigured) -> None:
-        """A topic has other settings."""
+        """Apply changed settings."""
         self._views.changing(change.id)
         topic, settings = self._by_id[change.id], upgraded(change.settings)
         self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
         topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
-        """A topic ends, and all its partitions with it."""
+        """Apply a deleted topic, with all its partitions."""
         self._views.changing(change.id)
         topic = self._by_id.pop(change.id)
         self.version += 1
@@ -267,7 +271,7 @@ class Catalog:
         return topic
 
     def restore_topic(self, state: TopicState) -> Topic:
-        """Take over a topic as it was; its partitions have no log yet."""
+        """Load a topic from a snapshot; its partitions have no log yet."""
         name = TopicName(state.stream, state.topic)
         meant = TopicName.parse(name.full)
         if name.stream == DEFAULT_STREAM and not is_internal(meant):
@@ -290,7 +294,7 @@ class Catalog:
             self.next_incarnation = max(self.next_incarnation, incarnation + 1)
 
     def encoded_topics(self) -> Iterator[bytes]:
-        """All topics as they are now, encoded in pieces."""
+        """Yield all topics as of now, encoded in pieces."""
         return encoded(
             len(self._by_id), self._views.open(list(self._by_id)), lambda topic: len(topic.incarnations) // 8
         )

@@ -1,10 +1,10 @@
-"""The changes of the broker's state as they lie in the journal, and the snapshot that sums them up.
+"""Changes of the broker's state as stored in the journal, and the snapshot that sums them up.
 
-Promises: every change says what is true afterwards, never what to compute, and carries its own times, so that
-applying it again later gives the same state. A tag is never given a second meaning and fields are only added at the
-end, with a default. Must not know: who applies changes, where they lie.
+Guarantees:
+* A change states the result, never a computation, and contains its times, so applying it again gives the same state.
+* A tag never changes its meaning; fields are only added at the end, with a default.
 
-Layout: MessagePack; a change is an array [tag, field, field …], the snapshot is [version, …] of the same arrays.
+Layout: MessagePack. A change is an array [tag, field, field …], the snapshot is [version, …] of the same arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
 DECIDED_VERSION: Final = 2
-"""Of a snapshot with ``decisions``: who does not know them must not go on from it."""
+"""Version of a snapshot with ``decisions``; brokers that do not know them must not load it."""
 NO_SHARD: Final = -1
 
 TopicKey = bytes | str
@@ -30,12 +30,12 @@ TopicKey = bytes | str
 
 
 def split_key(key: TopicKey | None) -> tuple[bytes, str]:
-    """(id, full name) as changes carry them; the one that is not there is empty."""
+    """Return (id, full name) as stored in changes; the absent one is empty."""
     return (key, "") if isinstance(key, bytes) else (b"", key or "")
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A topic begins; its partitions have consecutive incarnations."""
+    """A topic was created; its partitions have consecutive incarnations."""
 
     id: bytes
     stream: str
@@ -48,7 +48,7 @@ class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A topic has further partitions, with consecutive incarnations."""
+    """A topic got more partitions, with consecutive incarnations."""
 
     id: bytes
     first_incarnation: int
@@ -56,29 +56,30 @@ class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A topic ended, and with it its partitions, positions and groups."""
+    """A topic was deleted with its partitions, offsets and groups."""
 
     id: bytes
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A topic has these settings now."""
+    """A topic has these settings."""
 
     id: bytes
     settings: TopicSettings
 
 
 class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A topic was emptied; the trims themselves are the log's entries of the same group."""
+    """A topic was emptied; the trims are entries of the log in the same group."""
 
     id: bytes
     at_us: int
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not known.
+    """Next offset of a consumer or group in a topic: ``id``, or ``full_name`` while it does not exist. ``at_us``: 0 if
+    unknown.
 
-    epoch: of the last record that was read, -1 where that was not said. metadata: what whoever stored it wrote beside it.
+    epoch: of the last record read, -1 if unknown. metadata: stored with the offset by the client.
     """
 
     id: bytes
@@ -95,12 +96,12 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
     @property
     def topic(self) -> TopicKey:
-        """How the table keys the topic."""
+        """Key of the topic in the table."""
         return self.id or self.full_name
 
 
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """Somebody's next offsets in a topic, by partition number. Else as PositionStored, which is in snapshots and what older brokers wrote.
+    """Next offsets in a topic, by partition number. Otherwise as PositionStored, which snapshots and older brokers use.
 
     notes: epoch and metadata of those partitions that have either.
     """
@@ -117,12 +118,14 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
     @property
     def topic(self) -> TopicKey:
-        """How the table keys the topic."""
+        """Key of the topic in the table."""
         return self.id or self.full_name
 
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Somebody's positions in a topic (as in PositionStored; with neither: in all) and partition (None: in all) are forgotten."""
+    """Offsets of a consumer or group were deleted: in a topic (as in PositionStored; with neither: in all), in a
+    partition (None: in all).
+    """
 
     kind: PositionKind
     name: str
@@ -132,12 +135,14 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     @property
     def topic(self) -> TopicKey | None:
-        """How the table keys the topic, None for all."""
+        """Key of the topic in the table, None for all."""
         return self.id or self.full_name or None
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group and the wire it joined over. connected: it lives as long as its connection (not stored by older brokers)."""
+    """A member of a group and the protocol over which it joined. connected: it lives as long as its connection (absent
+    in older records).
+    """
 
     id: str
     wire: str
@@ -145,10 +150,11 @@ class MemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A group as it is now; members in the order in which they joined. When members were last seen is not stored.
+    """A group; members in the order in which they joined. The times they were last seen are not stored.
 
-    ``kept``: it stays without members and positions, as all did before there was a word for it. ``at_us``: by the elapsed clock.
-    ``has_consumers``: its last member to join was a consumer of Kafka's newer protocol.
+    ``kept``: it exists without members and offsets, as all groups did in older versions. ``at_us``: by the elapsed
+    clock. ``has_consumers``:
+    the last member to join used Kafka's newer protocol.
     """
 
     topic: str
@@ -164,14 +170,14 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """A group ended."""
+    """A group was deleted."""
 
     topic: str
     name: str
 
 
 class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A wire that names groups without their topic means this topic by this name."""
+    """A protocol that names groups without a topic maps this name to this topic."""
 
     wire: str
     name: str
@@ -181,7 +187,7 @@ class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A writer published staged batches under this number; all its numbers up to it are published."""
+    """A writer published staged batches with this number; all its numbers up to it are published."""
 
     writer: str
     number: int
@@ -191,7 +197,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """One wire's own value under a key; None removes it."""
+    """A protocol's own value under a key; None removes it."""
 
     wire: str
     key: str
@@ -200,14 +206,14 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A topic has only so many partitions left; the others ended, and their positions with them."""
+    """A topic has this many partitions; the others were removed with their offsets."""
 
     id: bytes
     partition_count: int
 
 
 class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """An aggregate has this version now; the event lies at this offset of the partition."""
+    """An aggregate has this version; its event is at this offset of the partition."""
 
     incarnation: int
     key: bytes
@@ -217,7 +223,7 @@ class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """An aggregate's snapshot as of a version."""
+    """Snapshot of an aggregate as of a version."""
 
     incarnation: int
     key: bytes
@@ -227,23 +233,28 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class TransactionState(Enum):
-    """How the latest transaction of a transactional id stands. Before the first one of an epoch it is empty where the epoch has a
-    ``TransactionalProducer``, else it counts as aborted."""
+    """State of the latest transaction of a transactional id.
+
+    Before an epoch's first transaction it is empty if the epoch has a ``TransactionalProducer``, else it counts as
+    aborted.
+    """
 
     EMPTY = "empty"
     OPEN = "open"
     SHARED = "shared"
-    """Open, and several shards have parts of it."""
+    """Open, with participants in several shards."""
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
 class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds a transactional id, where its wire numbers producers.
+    """Holder of a transactional id, for protocols with producer ids.
 
-    first_epoch: the epoch of the transactional id that is epoch 0 of this number. asked_epoch: the holder of that epoch has asked for the
-    present one, -1 where nobody has. timeout_us: how long one transaction may take. synced: whether what it stages is synced before it is
-    answered.
+    Attributes:
+        first_epoch: epoch of the transactional id that is epoch 0 of this producer id.
+        asked_epoch: the holder of that epoch has requested the present one; -1 without such a request.
+        timeout_us: longest duration of a transaction.
+        synced: staged data is synced before it is acknowledged.
     """
 
     id: int
@@ -254,10 +265,11 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A transactional id has this epoch, and a transaction in this state, which holds nothing; ``token`` is what it stages under. Sequences
-    go on as long as epoch and producer stay the same; without a producer they begin anew. home: of a branch, the shard that decides.
+    """A transactional id has this epoch and an empty transaction in this state; ``token`` is that of its staged data.
 
-    Where it ends a transaction that other shards have branches of, it is the decision that they abort (see ``TransactionDecided``).
+    Sequences continue while epoch and producer stay the same; without a producer they restart. home: of a participant,
+    the coordinator shard. If it ends a transaction with participants in other shards, it is the decision to abort (see
+    ``TransactionDecided``).
     """
 
     id: str
@@ -271,7 +283,7 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """A transaction holds one more batch, and so many records; the last one has this sequence in this partition."""
+    """A transaction has one more batch, with this many records; the last has this sequence in this partition."""
 
     id: str
     incarnation: int
@@ -281,7 +293,9 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transaction holds these next offsets of a group, by partition number, beside those it had. notes: as in PositionsStored."""
+    """A transaction has these next offsets of a group, by partition number, in addition to earlier ones. notes: as in
+    PositionsStored.
+    """
 
     id: str
     topic: str
@@ -293,9 +307,11 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was published, and with it what is ``stored`` and ``others``, or what an older broker stored singly. raised: how the
-    transactional id stands now, where the end has begun an epoch. Where other shards have branches of it, it is the decision that they
-    commit (see ``TransactionDecided``)."""
+    """A transaction was published, with the changes in ``stored`` and ``others`` (older brokers stored them singly).
+
+    raised: state of the transactional id if the commit began an epoch. With participants in other shards, it is the
+    decision to commit (see ``TransactionDecided``).
+    """
 
     id: str
     at_us: int
@@ -313,20 +329,20 @@ class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31
 
 
 class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """Further shards may have branches of an open transaction: what is decided is theirs, too."""
+    """More shards may have participants of an open transaction; its decision applies to them."""
 
     id: str
     shards: tuple[int, ...]
 
 
 class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
-    """All shards have ended their branches of the transaction that staged under this token; where nothing is known of it, nothing changes."""
+    """All shards have applied the decision for this token; ignored if unknown."""
 
     token: bytes
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
-    """A group that is there has this generation now, without the members gone, and with those joined last in order."""
+    """An existing group has this generation, without members that left, and with new ones last in order."""
 
     topic: str
     name: str
@@ -341,8 +357,9 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
 
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a classic group: what it said when it joined, and what it was assigned. is_known: its wire can write what the broker
-    assigns to it."""
+    """A member of a classic group: its subscription when it joined, and its assignment. is_known: its protocol can
+    encode assignments that the broker makes.
+    """
 
     id: str
     instance_id: str | None
@@ -358,7 +375,7 @@ class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """A classic group as its members have settled on it; these in the order in which they came."""
+    """A stable classic group; members in the order in which they joined."""
 
     name: str
     generation: int
@@ -370,26 +387,26 @@ class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """Members of a classic group have to join anew, or there are none."""
+    """A classic group has no members, or they must rejoin."""
 
     name: str
 
 
 class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
-    """A wire means no topic by this name of a group any more."""
+    """A protocol maps a group name to no topic any more."""
 
     wire: str
     name: str
 
 
 class TransactionalIdDeleted(msgspec.Struct, frozen=True, array_like=True, tag=28):
-    """A transactional id is forgotten, and its epoch with it."""
+    """A transactional id and its epoch were deleted."""
 
     id: str
 
 
 class WriterDeleted(msgspec.Struct, frozen=True, array_like=True, tag=29):
-    """A writer is forgotten, and the last number it published with it."""
+    """A writer and its last published number were deleted."""
 
     writer: str
 
@@ -428,7 +445,7 @@ Change = (
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
-    """A topic in a snapshot: incarnations in the order of partition numbers."""
+    """A topic in a snapshot; incarnations are in the order of partition numbers."""
 
     id: bytes
     stream: str
@@ -440,7 +457,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
-    """A producer's batch in a snapshot; ``offset`` is -1 when the log had not answered yet."""
+    """A producer's batch in a snapshot; ``offset`` is -1 if the log had not answered yet."""
 
     base: int
     last: int
@@ -461,8 +478,13 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AggregateState(msgspec.Struct, frozen=True, array_like=True):
-    """An aggregate in a snapshot; ``offsets``: little-endian i64 of its newest events, the last of which is ``version``. ``owner`` began
-    it; ``owners``: as many i64, who appended each, empty where that was always the same one."""
+    """An aggregate in a snapshot.
+
+    Attributes:
+        offsets: little-endian i64 of its newest events, the last of which is ``version``.
+        owner: its creator.
+        owners: as many i64, the author of each; empty if it was always the same.
+    """
 
     incarnation: int
     key: bytes
@@ -473,9 +495,15 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
-    """A transactional id and its latest transaction in a snapshot. scope, offsets: without a producer, topic, group, member and generation of
-    the first positions it holds, and these; others are ``held``. batches, began_at_us: an older broker wrote 0 for as many as records, and
-    -1. home, shards: see ``Transaction``."""
+    """A transactional id and its latest transaction in a snapshot.
+
+    Attributes:
+        scope: with ``offsets``, and without a producer: topic, group, member and generation of its first offsets;
+            others are ``held``.
+        batches: older brokers wrote 0 for "as many as records".
+        began_at_us: older brokers wrote -1.
+        home: with ``shards``, see ``Transaction``.
+    """
 
     id: str
     epoch: int
@@ -497,7 +525,9 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
-    """How a transaction ended of which these shards have branches that may not have ended yet. token: what all of them stage it under."""
+    """Outcome of a transaction whose participants in these shards may not have applied it yet. token: of its staged
+    data.
+    """
 
     token: bytes
     id: str
@@ -506,7 +536,7 @@ class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state; lists are in the order in which they must be taken over."""
+    """The whole state; lists are in the order in which they must be loaded."""
 
     version: int
     next_incarnation: int
@@ -530,19 +560,19 @@ _SNAPSHOTS: Final[msgspec.msgpack.Decoder[Snapshot]] = msgspec.msgpack.Decoder(S
 
 
 def encode(value: Change | Snapshot) -> bytes:
-    """The bytes of a change or a snapshot."""
+    """Encode a change or a snapshot."""
     return _ENCODER.encode(value)
 
 
 def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
-    """How an encoded ``Snapshot`` begins: its tables follow, each an array, in the order of the fields."""
+    """Yield the beginning of an encoded ``Snapshot``; its tables follow, each an array, in the order of the fields."""
     tables = len(Snapshot.__struct_fields__) - 2
     bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
     yield bare[: len(bare) - tables]
 
 
 def decode_change(data: bytes) -> Change:
-    """A change from its bytes, which verified. Raises Corrupt(NEWER_FORMAT) for what no broker of this version wrote."""
+    """Decode verified bytes to a change; raise Corrupt(NEWER_FORMAT) for an unknown one."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -550,7 +580,7 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """A snapshot from its bytes, which verified. Raises Corrupt(NEWER_FORMAT) for those of a version that is not known."""
+    """Decode verified bytes to a snapshot; raise Corrupt(NEWER_FORMAT) for an unknown version."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

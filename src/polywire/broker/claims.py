@@ -1,7 +1,4 @@
-"""Who may give a topic its name, where several brokers answer for one set of names (decision 0072).
-
-Promises: a broker that is alone asks nobody. Must not know: other brokers, where names are kept.
-"""
+"""Claims of topic names, for brokers that share one namespace (decision 0072)."""
 
 from __future__ import annotations
 
@@ -9,24 +6,26 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Names of topics that brokers share."""
+    """Names of topics that several brokers share."""
 
     def claim(self, full_name: str) -> None:
-        """A topic of this name is about to begin here; whoever has claimed it before claims it again. Raises Busy(BUSY) where another broker
-        was quicker, Unavailable(STORAGE_FAILED)."""
+        """Claim the name of a topic that is about to be created; idempotent.
+
+        Raises Busy(BUSY) if another broker was first, Unavailable(STORAGE_FAILED).
+        """
 
     def release(self, full_name: str) -> None:
-        """A topic of this name has ended here: others may have the name once nothing can bring it back."""
+        """Release the name of a deleted topic once nothing can restore it."""
 
 
 class Alone:
-    """The claims of a broker that is the only one."""
+    """Claims of a single broker."""
 
     def claim(self, full_name: str) -> None:
-        """Nobody else could have it."""
+        """Do nothing."""
 
     def release(self, full_name: str) -> None:
-        """Nobody else waits for it."""
+        """Do nothing."""
 
 
 ALONE: Final[Claims] = Alone()

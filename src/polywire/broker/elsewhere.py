@@ -1,7 +1,4 @@
-"""Topics that other shards have, as far as groups that are at home here have to know of them (decision 0080).
-
-Promises: a broker that is alone knows of none, and asks nobody. Must not know: other brokers, how they are asked.
-"""
+"""Topics of other shards, as far as groups coordinated by this shard need them (decision 0080)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from polywire.types import TopicName
 
 @dataclass(frozen=True, slots=True)
 class TopicElsewhere:
-    """A topic of another shard as that one has last told of it. access: who alone may use it; None restricts nobody."""
+    """A topic of another shard, as last reported. access: its access list, None if unrestricted."""
 
     name: TopicName
     id: bytes
@@ -23,41 +20,42 @@ class TopicElsewhere:
 
 
 class Elsewhere(Protocol):
-    """What is known of the topics of other shards."""
+    """Known topics of other shards."""
 
     @property
     def version(self) -> int:
-        """Goes up when topics have begun or ended in other shards, sooner or later; they are looked at for it as long as this is asked."""
+        """Increases, with some delay, when topics are created or deleted in other shards; reading it keeps the polling
+        active.
+        """
 
     def find(self, full_name: str) -> TopicElsewhere | None:
-        """The topic of this full name, as far as it is known."""
+        """Return the known topic with this full name."""
 
     def find_id(self, topic_id: bytes) -> TopicElsewhere | None:
-        """The topic of this id, as far as it is known."""
+        """Return the known topic with this id."""
 
     def want(self, full_name: str) -> TopicElsewhere | None:
-        """The same as ``find`` for who reads it: it is asked for, and looked at now and then for as long as somebody wants it."""
+        """Return the topic as ``find`` does, for a reader: it is requested, and refreshed as long as it is read."""
 
     def has(self, full_name: str) -> bool:
-        """Whether a topic of this name is another shard's, known or not."""
+        """Return whether another shard has a topic of this name, known or not."""
 
 
 class Nowhere:
-    """What a broker knows that is the only one."""
+    """Other shards' topics for a single broker: none."""
 
     version: Final = 0
 
     def find(self, full_name: str) -> TopicElsewhere | None:
-        """There is none."""
+        pass
 
     def find_id(self, topic_id: bytes) -> TopicElsewhere | None:
-        """There is none."""
+        pass
 
     def want(self, full_name: str) -> TopicElsewhere | None:
-        """There is none."""
+        pass
 
     def has(self, full_name: str) -> bool:
-        """Nobody else could have it."""
         del full_name
         return False
 

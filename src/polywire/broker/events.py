@@ -1,7 +1,8 @@
-"""Event sourcing: events of aggregates with versions without gaps, and their snapshots (concepts: records#event-fields, decision 0011).
+"""Event sourcing: events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision
+0011).
 
-Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is
-by offset, never by scanning. Must not know: wires.
+Checking the expected version, numbering the record and noting its offset are one step and one group of the journal.
+Reads use offsets and never scan.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from polywire.broker import changes
 from polywire.broker.aggregates import aggregate_size, snapshot_size
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.produce import Admission
 from polywire.broker.quotas import EVENT_BYTES, Kind
 from polywire.broker.settings import BrokerSettings
@@ -23,13 +24,13 @@ from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, WriteBatch
 from polywire.types import Buffer, Level
 
-ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
+ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), with padding
 CHANGE_BYTES: Final = 64  # of a change beside its key and payload
-FORGET_INTERVAL_S: Final = 10.0  # between two looks for events that retention has removed
+FORGET_INTERVAL_S: Final = 10.0  # between two checks for events that retention has removed
 
 
 class Events:
-    """The aggregates of all topics whose records are events."""
+    """Aggregates of all event-sourced topics."""
 
     __slots__ = ("_admission", "_clock", "_forgot_at", "_log", "_settings", "_state")
 
@@ -44,7 +45,7 @@ class Events:
         self._forgot_at = clock.monotonic() - FORGET_INTERVAL_S
 
     def version(self, partition: Partition, key: bytes) -> int:
-        """Version of an aggregate's latest event, 0 when it has none."""
+        """Return the version of an aggregate's latest event, 0 without one."""
         found = self._state.aggregates.find(partition.incarnation, key)
         return 0 if found is None else found.version
 
@@ -55,21 +56,22 @@ class Events:
         version: int,
         batch: Buffer,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level,
         done: Completion[int] | None,
     ) -> int:
-        """Append one event, the only record of ``batch``, as this version of an aggregate; returns its offset.
+        """Append one event, the only record of ``batch``, as this version of an aggregate; return its offset.
 
-        Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST) for
-        a topic without event sourcing or a key that is empty or too long, Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY) when there are
-        too many aggregates or events, of one owner or in all, Busy(DISK_FULL).
+        Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING),
+        Invalid(INVALID_REQUEST) for a topic without event sourcing or a key that is empty or too long,
+        Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY) if there are too many aggregates or events, of one owner or
+        in all, Busy(DISK_FULL).
         """
         self._check_key(partition, key)
         self._check_version(partition, key, version)
         self._admission.check(partition, batch)
         self._admit_event(partition, key, by)
-        self._log.write()  # what was taken before is numbered: the next record's offset is known
+        self._log.write()  # number earlier additions, so that the next record's offset is known
         self._log.reserve(len(batch) + len(key) + CHANGE_BYTES + 2 * ENTRY_BYTES)
         offset = partition.log.next_offset
         change = changes.EventAppended(partition.incarnation, key, version, offset, by.owner)
@@ -79,7 +81,7 @@ class Events:
         return offset
 
     def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
-        """The version of the first event from ``first_version`` on that can be read, and the offsets from it on."""
+        """Return the first readable version from ``first_version`` on, and the offsets from it on."""
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:
             return max(first_version, 1), array("q")
@@ -89,7 +91,7 @@ class Events:
         return found.first_version + start + gone, offsets[gone:]
 
     def snapshot(self, partition: Partition, key: bytes) -> changes.SnapshotSaved | None:
-        """An aggregate's snapshot, None when none was saved."""
+        """Return an aggregate's snapshot, or None."""
         return self._state.aggregates.find_snapshot(partition.incarnation, key)
 
     def save_snapshot(
@@ -99,14 +101,15 @@ class Events:
         version: int,
         payload: bytes,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Keep a snapshot of an aggregate as of a version, in place of the one before.
+        """Replace an aggregate's snapshot, as of a version.
 
-        Raises Conflict(VERSION_CONFLICT) for a version it has not reached, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST),
-        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when snapshots take too much memory, Busy(DISK_FULL).
+        Raises Conflict(VERSION_CONFLICT) for a version that does not exist yet, Missing(PARTITION_MISSING),
+        Invalid(INVALID_REQUEST), Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) if snapshots take
+        too much memory, Busy(DISK_FULL).
         """
         self._check_key(partition, key)
         current = self.version(partition, key)
@@ -159,7 +162,7 @@ class Events:
         self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
-        """Forget what retention has removed; a pass over all aggregates, so not often."""
+        """Drop offsets of removed events; rarely, because it visits all aggregates."""
         now = self._clock.monotonic()
         if now - self._forgot_at < FORGET_INTERVAL_S:
             return

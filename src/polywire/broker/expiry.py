@@ -1,7 +1,8 @@
-"""What nobody uses any more ends: groups, positions, bare names of groups, writers, transactional ids and open transactions (decision 0030).
+"""Expire unused state: groups, offsets, group bindings, writers, transactional ids and open transactions (decision
+0030).
 
-Promises: a pass looks at a bounded number of things and goes on where the last one ended; a full disk only puts it off. Time is the elapsed
-clock's, so nothing ends early because a clock was set. Must not know: what is kept about whom, wires.
+A pass checks a bounded number of items and the next one continues from there. A full disk only delays it. Times are
+those of the elapsed clock, so nothing expires early because a clock was set.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ from polywire.types import Level, PositionKind
 
 
 class Host(Protocol):
-    """What expiry asks of the broker."""
+    """Verbs of the broker that expiry uses."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and make them true."""
+        """Journal changes as one group and apply them."""
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Full name of a topic that positions are keyed by."""
+        """Return the full name of a topic that offsets are keyed by."""
 
 
 class Expiry:
-    """The timer. Invariant: at most one call is scheduled; ``_round`` goes over everything once."""
+    """The timer. Invariant: at most one call is scheduled; ``_round`` visits everything once.
+
+    Args:
+        classic: all classic groups by name; their offsets are in use while they have members.
+        abort_late: aborts transactions that take too long; raises Busy(DISK_FULL).
+    """
 
     __slots__ = (
         "_abort_late",
@@ -75,11 +81,11 @@ class Expiry:
         self._stopped = False
 
     def start(self) -> None:
-        """Look first after one interval."""
+        """Begin after one interval."""
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def stop(self) -> None:
-        """Do nothing more."""
+        """Stop."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -87,15 +93,15 @@ class Expiry:
             return
         try:
             self.run_pass()
-        except Busy:  # the disk is full: what has ended now has also ended later
+        except Busy:  # the disk is full: retried later
             self._round = iter(())
-        except Unavailable:  # storage has failed, which ends the broker
+        except Unavailable:  # storage has failed, which stops the broker
             self._stopped = True
             return
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:
-        """Look at the next things. Raises Busy(DISK_FULL)."""
+        """Check the next items; raise Busy(DISK_FULL)."""
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
         self._state.transactions.forget_idle(now_us)
@@ -108,7 +114,7 @@ class Expiry:
             check()
 
     def _everything(self) -> Iterator[Callable[[], None]]:
-        """Checks of everything there is now; what comes later is checked in the next round."""
+        """Yield checks of everything that exists now; new items are checked in the next round."""
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
@@ -117,7 +123,7 @@ class Expiry:
             yield lambda wire=wire, name=name: self._check_binding(wire, name)  # type: ignore[misc]
 
     def _check_group(self, topic: str, name: str) -> None:
-        """One without members has its time; its positions are checked with it."""
+        """Check a group without members, together with its offsets."""
         self._groups.sweep(name, topic)
         group = self._state.groups.get((topic, name))
         if group is None or group.members:
@@ -133,7 +139,7 @@ class Expiry:
             self._groups.delete(name, topic, by=ITSELF)
 
     def _check_reader(self, key: changes.TopicKey, reader: Reader) -> None:
-        """Positions of a consumer, or of a group that has no members."""
+        """Check the offsets of a consumer, or of a group without members."""
         kind, name = reader
         held = self._state.positions.held(key, *reader)
         if held is None or (kind is PositionKind.GROUP and self._is_in_use(name, held)):
@@ -148,7 +154,7 @@ class Expiry:
         self._host.change_all([made], level=Level.WRITTEN, done=None)
 
     def _check_binding(self, wire: str, name: str) -> None:
-        """A bare name without a group behind it."""
+        """Check a group binding without a group."""
         bound = self._state.bindings.get((wire, name))
         if bound is None or (bound.topic, name) in self._state.groups or not self._is_unused(bound.at_us):
             return
@@ -157,7 +163,7 @@ class Expiry:
             self._host.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
 
     def _is_in_use(self, name: str, held: Held) -> bool:
-        """Whether a classic group of this name has members; its positions have their time from when they are gone."""
+        """Return whether a classic group of this name has members; its offsets expire after they are gone."""
         group = self._classic.get(name)
         if group is None or not group.has_members:
             return False
@@ -165,7 +171,7 @@ class Expiry:
         return True
 
     def _is_unused(self, at_us: int) -> bool:
-        """Whether nobody can have used it for too long; who reads only is known since the start."""
+        """Return whether it was not used for too long; reads are known since the start only."""
         if self._settings.positions_expiry_us == KEEP:
             return False
         grace_us = int(self._settings.expiry_grace_s * SECOND_US)

@@ -1,7 +1,6 @@
-"""Reading: bounds of partitions.
+"""Bounds of partitions for readers.
 
-Promises: bounds are answered after a sync, so what a reader plans on cannot vanish (concepts: durability#what-a-crash-may-take).
-Must not know: wires.
+Bounds are answered after a sync, so that data in them cannot be lost (concepts: durability#what-a-crash-may-take).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from polywire.types import Level
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where a partition begins and ends; ``next_offset`` is exclusive, ``epoch`` is the one that is being written."""
+    """Bounds of a partition; ``next_offset`` is exclusive, ``epoch`` is the current one."""
 
     first_offset: int
     next_offset: int
@@ -30,13 +29,13 @@ class Bounds:
 
 
 def check_alive(partition: Partition) -> None:
-    """Refuse a partition that was deleted. Raises Missing(PARTITION_MISSING)."""
+    """Raise Missing(PARTITION_MISSING) for a deleted partition."""
     if partition.ended:
         raise _missing(partition)
 
 
 def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
-    """Take the end as it is now and call ``then`` with it once it is synced."""
+    """Take the current end and call ``then`` with it once it is synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
     log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
@@ -59,9 +58,9 @@ def _notify(
 
 
 class ManyBounds:
-    """Bounds of many partitions: taken in slices, synced once, made in slices.
+    """Bounds of many partitions: taken in slices, synced once, encoded in slices.
 
-    Invariant: ``then`` is called once, from no call of the asker's.
+    Invariant: ``then`` is called once, never from inside a call of the caller.
     """
 
     __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
@@ -84,7 +83,7 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Take ends as they are now; the sync that begins behind the last of them covers all."""
+        """Take current ends; the sync that begins after the last one covers all."""
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
             partition = partitions[len(ends)]

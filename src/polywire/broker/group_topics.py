@@ -1,7 +1,4 @@
-"""The broker's verbs that find the topics of groups, whatever shard has them (decision 0080).
-
-Promises: nothing is changed; what is here is found as fast as by any other verb. Must not know: wires, other brokers.
-"""
+"""Verbs that find the topics of groups in any shard (decision 0080)."""
 
 from __future__ import annotations
 
@@ -24,20 +21,22 @@ class GroupTopics(Protocol):
     _catalog: Catalog
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """The topic of this full name, which a group reads."""
+        """Return the topic with this full name."""
         return self._catalog.find(full_name) or self.elsewhere.want(full_name)
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """The topic of this id, which a group reads."""
+        """Return the topic with this id."""
         return self._catalog.find_id(topic_id) or self.elsewhere.find_id(topic_id)
 
     def group_resource(self, full_name: str) -> Topic | TopicElsewhere | TopicName:
-        """What a full name names, for whoever asks whether somebody may read it as a group: the topic, or where it would be."""
+        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
         return self._catalog.find(full_name) or self.elsewhere.find(full_name) or TopicName.parse(full_name)
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Partitions of a topic; the default while it does not exist (concepts: groups#positions). last: how many there were when a group was
-        last dealt them, which is what counts while another shard that has the topic has not told of it."""
+        """Return the partitions of a topic; the default while it does not exist (concepts: groups#positions).
+
+        last: count of the last assignment, used while the shard that has the topic has not reported it.
+        """
         topic = self._catalog.find(full_name)
         if topic is not None:
             return len(topic.partitions)
@@ -48,5 +47,5 @@ class GroupTopics(Protocol):
 
     @property
     def group_topics_version(self) -> int:
-        """Goes up with every topic that begins or ends, in other shards sooner or later."""
+        """Increases when topics are created or deleted, in other shards with some delay."""
         return self._catalog.version + self.elsewhere.version

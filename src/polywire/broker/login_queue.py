@@ -1,7 +1,9 @@
-"""Who is verified next: logins are taken round-robin by address, and who has guessed wrong waits longer.
+"""Order in which logins are verified: round-robin by address, with delays after failures.
 
-Promises: pure; an address with many logins holds up those of others by one each; when there are too many, the last come of the address
-with the most, which have failed most, are given up first; every table has a limit. Must not know: passwords, users, threads.
+Guarantees:
+* An address with many logins delays those of others by at most one each.
+* When the queue is full, the newest attempts with most failures of the address with most attempts are dropped first.
+* Every table has a limit.
 """
 
 from __future__ import annotations
@@ -15,20 +17,21 @@ from typing import Final
 from polywire.types import host_of
 
 FAILURES_KEPT_MAX: Final = (
-    4_096  # addresses, connections and names that failed of late, some 200 bytes each; the oldest is forgotten first
+    4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
 )
-FAILURES_FORGOTTEN_S: Final = 60.0  # since the last one
-ADDRESS_FREE: Final = 5  # wrong logins of one address before others of it wait: people mistype
-NAME_FREE: Final = 10  # of one name, from wherever they come
-DELAY_MIN_S: Final = 0.25  # then it doubles
-ADDRESS_DELAY_MAX_S: Final = 2.0  # who shares an address with a guesser still gets in before a client gives up
-NAME_DELAY_MAX_S: Final = 1.0  # a name that is guessed at must not lock its owner out
-PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that one peer has for itself
+FAILURES_FORGOTTEN_S: Final = 60.0  # after the last one
+ADDRESS_FREE: Final = 5  # failures of one address before it has to wait, because users mistype
+NAME_FREE: Final = 10  # failures of one name, from all addresses
+DELAY_MIN_S: Final = 0.25  # doubled with each failure
+# a user who shares an address with an attacker still gets in before its client gives up
+ADDRESS_DELAY_MAX_S: Final = 2.0
+NAME_DELAY_MAX_S: Final = 1.0  # guessing a name must not lock out its owner
+PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that one site controls
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a login comes from: its connection, that one's address, and the name it gives. Empty ones are nobody's and never wait."""
+    """Origin of a login: connection, its address, and the name. Empty parts never wait."""
 
     peer: str = ""
     address: str = ""
@@ -36,7 +39,7 @@ class Origin:
 
 
 def origin_of(peer: str, name: str) -> Origin:
-    """peer: ``host:port``, as connections have it."""
+    """Return the origin for ``host:port`` of a connection."""
     host = host_of(peer)
     try:
         address = ip_address(host.partition("%")[0])
@@ -48,9 +51,9 @@ def origin_of(peer: str, name: str) -> Origin:
 
 
 class Failures:
-    """How often something failed lately.
+    """Recent failures by key.
 
-    Invariant: at most ``FAILURES_KEPT_MAX`` keys, the one that failed last at the end.
+    Invariant: at most ``FAILURES_KEPT_MAX`` keys, the last failure at the end.
     """
 
     __slots__ = ("_counts",)
@@ -59,12 +62,12 @@ class Failures:
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def count(self, key: str, now: float) -> int:
-        """Failures of late."""
+        """Return the number of recent failures."""
         count, at = self._counts.get(key, (0, now))
         return count if now - at < FAILURES_FORGOTTEN_S else 0
 
     def add(self, key: str, now: float) -> None:
-        """One more."""
+        """Count a failure."""
         if key:
             self._counts[key] = self.count(key, now) + 1, now
             self._counts.move_to_end(key)
@@ -72,14 +75,14 @@ class Failures:
                 self._counts.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """It went well."""
+        """Reset after a success."""
         self._counts.pop(key, None)
 
 
 class Backoff:
-    """How long a login has to wait for what others of its kind did wrong.
+    """Delay of a login after failures of the same connection, address or name.
 
-    ``_good`` are addresses with the name that was right there lately: who guesses at a name elsewhere does not hold up its owner.
+    ``_good`` are addresses from which a name has logged in successfully: guesses from elsewhere do not delay them.
     """
 
     __slots__ = ("_addresses", "_good", "_names", "_peers")
@@ -91,18 +94,18 @@ class Backoff:
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def delay_s(self, origin: Origin, now: float) -> float:
-        """Seconds before it may be verified."""
+        """Return the seconds before it may be verified."""
         if (origin.address, origin.name) in self._good:
             return 0.0
         address = _delay_s(self._addresses.count(origin.address, now) - ADDRESS_FREE, ADDRESS_DELAY_MAX_S)
         return max(address, _delay_s(self._names.count(origin.name, now) - NAME_FREE, NAME_DELAY_MAX_S))
 
     def strikes(self, origin: Origin, now: float) -> int:
-        """Wrong logins of its connection."""
+        """Return the failures of its connection."""
         return self._peers.count(origin.peer, now)
 
     def wrong(self, origin: Origin, now: float) -> None:
-        """A login failed."""
+        """Count a failed login."""
         self._addresses.add(origin.address, now)
         self._names.add(origin.name, now)
         self._peers.add(origin.peer, now)
@@ -110,7 +113,7 @@ class Backoff:
             self._good.pop((origin.address, origin.name), None)
 
     def right(self, origin: Origin) -> None:
-        """A login succeeded."""
+        """Count a successful login."""
         self._peers.forget(origin.peer)
         if origin.address:
             self._good[origin.address, origin.name] = None
@@ -122,13 +125,13 @@ class Backoff:
 def _delay_s(failures: int, longest_s: float) -> float:
     if failures < 0:
         return 0.0
-    doublings = min(failures, 16)  # more than the longest delay has, and no float overflows
+    doublings = min(failures, 16)  # exceeds the longest delay, without float overflow
     return min(DELAY_MIN_S * float(1 << doublings), longest_s)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A login, or another hash, that waits. ``turn``, ``name_turn`` and ``order`` are the queue's."""
+    """A queued login, or another hash. ``turn``, ``name_turn`` and ``order`` belong to the queue."""
 
     origin: Origin
     ready_at: float
@@ -141,10 +144,10 @@ class Attempt:
 
 
 class LoginQueue:
-    """Attempts that wait, at most ``waiting_max`` of them.
+    """Queued attempts, at most ``waiting_max``.
 
-    Each gets a turn one above the last of its address, or that of whoever was taken last; the lowest turn goes first. Of one address names
-    take turns in the same way, among those who have failed alike.
+    Each gets a turn one above the last of its address, or that of the last attempt taken; the lowest turn goes first.
+    Within an address, names take turns in the same way among attempts with equally many failures.
     """
 
     __slots__ = ("_attempts", "_last_turns", "_name_turns", "_order", "_turn", "_waiting_max")
@@ -161,7 +164,7 @@ class LoginQueue:
         return len(self._attempts)
 
     def add(self, attempt: Attempt) -> Attempt | None:
-        """Let an attempt wait; returns the one that has to go for it, which may be itself."""
+        """Queue an attempt; return the one that is dropped for it, which may be itself."""
         address = attempt.origin.address
         attempt.turn = max(self._turn, self._last_turns.get(address, self._turn)) + 1
         same = sum(
@@ -179,7 +182,9 @@ class LoginQueue:
         return worst
 
     def _worst(self) -> Attempt:
-        """Of the address with the most: who has failed most, or else came last for the name that is tried most."""
+        """Return, of the address with most attempts, the one with most failures, or else the newest for the most tried
+        name.
+        """
         addresses = Counter(attempt.origin.address for attempt in self._attempts)
         names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
 
@@ -190,7 +195,7 @@ class LoginQueue:
         return max(self._attempts, key=burden)
 
     def take(self, now: float) -> Attempt | None:
-        """The attempt whose turn it is, None while none is ready."""
+        """Return the next attempt, None if none is ready."""
         ready = [attempt for attempt in self._attempts if attempt.ready_at <= now]
         if not ready:
             return None
@@ -204,7 +209,7 @@ class LoginQueue:
         return best
 
     def next_at(self) -> float | None:
-        """When the next attempt is ready."""
+        """Return when the next attempt is ready."""
         return min((attempt.ready_at for attempt in self._attempts), default=None)
 
     def _remove(self, attempt: Attempt) -> None:

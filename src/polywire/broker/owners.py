@@ -1,10 +1,11 @@
-"""To whom a piece of the broker's state belongs, and who may use what is somebody's (decision 0029).
+"""Owners of broker state, and who may use it (decision 0029).
 
-An owner is one number: a user's id, which is never given twice; below zero the address that a peer without a user came from; or UNOWNED.
-Only a user's things are refused to others: who has no user cannot prove to be the same one tomorrow. What is nobody's, as everything that
-was stored before owners were, becomes the first user's who uses it. Whoever may manage servers may use what is others'; it stays theirs.
+An owner is one number: a user's id, which is never reused; below zero the address of a client without a user; or
+UNOWNED. Only state of users is protected: a client without a user cannot prove its identity tomorrow. Unowned state,
+such as all from before owners existed, becomes that of the first user who uses it. Users who may manage servers may use
+any state; its owner stays.
 
-Promises: on an open broker everybody is the same principal. Must not know: what is owned, wires, sockets.
+On an open broker everyone is the same principal.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from polywire.errors import Denied, ErrorCode
 from polywire.types import host_of
 
 UNOWNED: Final = 0
-ANONYMOUS: Final = "anonymous"  # the user that stands for all peers of a wire without a login
-NETWORK_BITS: Final = 64  # of an IPv6 address: who has one has the whole network
+ANONYMOUS: Final = "anonymous"  # user for all clients of protocols without authentication
+NETWORK_BITS: Final = 64  # of an IPv6 address: one site controls the whole network
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the principal where there is one, and the owner that what it makes belongs to and is counted for."""
+    """A caller: its principal, if any, and the owner for its new state and its quotas."""
 
     principal: Principal | None
     owner: int
 
 
-NOBODY: Final = Caller(None, UNOWNED)
+NO_CALLER: Final = Caller(None, UNOWNED)
 ITSELF: Final = Caller(None, UNOWNED)
-"""The broker: for what has to end with a connection, whoever it was. Known by identity, so nobody else is ever equal to it."""
+"""The broker, for state that must end with a connection. Compared by identity, so no caller equals it."""
 
 
 def caller_of(principal: Principal | None, peer: str) -> Caller:
-    """Who asks over a connection from this address."""
+    """Return the caller for a connection from this address."""
     if principal is not None and principal.user_id > UNOWNED and principal.name != ANONYMOUS:
         return Caller(principal, principal.user_id)
     return Caller(principal, owner_of_address(peer))
 
 
 def owner_of_address(peer: str) -> int:
-    """The number of an address, which may have a port behind it; addresses of one IPv6 network have one number."""
+    """Return the owner number of an address, with or without port; addresses of one IPv6 network share it."""
     host = host_of(peer) or peer
     try:
         address = ip_address(host.strip("[]"))
@@ -61,25 +62,25 @@ def owner_of_address(peer: str) -> int:
 
 
 def heir(owner: int, caller: Caller) -> int:
-    """Whose it is once this caller has used it: a user's stays that user's."""
+    """Return the owner after this caller has used it: a user's state stays with that user."""
     if owner > UNOWNED:
         return owner
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
 
 
 class Permissions(Protocol):
-    """Who may do what, as far as owners concern it."""
+    """Permission checks that owners need."""
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has to log in."""
+        """Return whether no login is needed."""
 
     def permits(self, principal: Principal | None, action: Action, /) -> bool:
-        """Whether somebody may do it everywhere."""
+        """Return whether a principal may do something everywhere."""
 
 
 class Owners:
-    """Refuses what is somebody else's."""
+    """Protects state of other users."""
 
     __slots__ = ("_access",)
 
@@ -87,13 +88,13 @@ class Owners:
         self._access: Final = access
 
     def may_use(self, caller: Caller, owner: int) -> bool:
-        """Whether this caller may use what belongs to this owner."""
+        """Return whether this caller may use state of this owner."""
         if owner <= UNOWNED or owner == caller.owner or caller is ITSELF or self._access.is_open:
             return True
         principal = caller.principal
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)
 
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse what belongs to another user. Raises Denied(DENIED), without saying whose it is."""
+        """Raise Denied(DENIED) for state of another user, without naming the owner."""
         if not self.may_use(caller, owner):
-            raise Denied(ErrorCode.DENIED, f"it belongs to another user, ask an administrator {what}={name!r}")
+            raise Denied(ErrorCode.DENIED, f"it belongs to another user (ask an administrator) {what}={name!r}")

@@ -1,9 +1,10 @@
-"""Passwords: hashed with Argon2id, in threads of their own, because a hash is slow on purpose.
+"""Hash and verify passwords with Argon2id, in a thread, because hashing is slow on purpose.
 
-Promises: the loop never waits for a hash; at most ``waiting_max`` wait for the thread, round-robin by address, and who guessed wrong waits
-longer; each costs 19 MiB while it runs; what was verified
-is remembered by a keyed digest, never as it was given, so that a client that sends its password with every command pays once.
-Must not know: users, wires.
+Guarantees:
+* The loop never waits for a hash.
+* At most ``waiting_max`` attempts are queued, round-robin by address; addresses with failures wait longer.
+* Each hash takes 19 MiB while it runs.
+* Verified passwords are remembered as keyed digests, so a client that sends its password with every command pays once.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Handle, Loop
 
-THREADS: Final = 1  # a second one would take the last core from those who are let in already
-HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)  # OWASP's least: some 40 ms
+THREADS: Final = 1  # a second thread would take the last core from connected clients
+HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)  # OWASP's minimum: some 40 ms
 PASSWORD_BYTES_MAX: Final = 1024
 
-NOWHERE: Final = Origin()  # of what no peer has sent
+NOWHERE: Final = Origin()  # origin of work without a client
 
 Result = TypeVar("Result")
 
 
 def hash_password(password: str) -> str:
-    """The hash to keep, with its salt and parameters in it."""
+    """Return the hash to store, with salt and parameters."""
     return HASHER.hash(password)
 
 
 def check_password(kept: str, password: str) -> bool:
-    """Whether this is the password that was hashed."""
+    """Return whether the password matches the hash."""
     try:
         return HASHER.verify(kept, password)
     except (Argon2Error, InvalidHashError):
@@ -48,7 +49,7 @@ def check_password(kept: str, password: str) -> bool:
 class Passwords:
     """Hashes and verifies in the background, one at a time.
 
-    Invariant: ``_running`` while a job is in the thread; then, or while ``_timer`` is set, whoever waits in ``_queue`` is looked at again.
+    Invariant: while ``_running``, or while ``_timer`` is set, the queue will be checked again.
     """
 
     __slots__ = (
@@ -81,11 +82,11 @@ class Passwords:
         self._verifying: Final[Counter[str]] = Counter()
 
     def is_verifying(self, peer: str) -> bool:
-        """Whether a login of this connection waits for its turn or is being verified."""
+        """Return whether a login of this connection is queued or being verified."""
         return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
-        """Whether this very pair was verified before; False proves nothing."""
+        """Return whether this pair was verified before; False proves nothing."""
         digest = self._digest(kept, password)
         if digest not in self._verified:
             return False
@@ -93,13 +94,13 @@ class Passwords:
         return True
 
     def hash(self, password: str, done: Callable[[str | Busy], None]) -> None:
-        """Hash, then call ``done`` on the loop, with Busy when others had to go first. Raises Busy(BUSY)."""
+        """Hash, then call ``done`` on the loop; with Busy if displaced. Raises Busy(BUSY)."""
         self._wait(NOWHERE, lambda: hash_password(password), done)
 
     def verify(
         self, kept: str, password: str, done: Callable[[bool | Busy], None], *, origin: Origin = NOWHERE
     ) -> None:
-        """Verify, then call ``done`` on the loop, with Busy when others had to go first. Raises Busy(BUSY)."""
+        """Verify, then call ``done`` on the loop; with Busy if displaced. Raises Busy(BUSY)."""
 
         def verified(right: bool | Busy) -> None:
             if right is True:
@@ -109,7 +110,7 @@ class Passwords:
         self.prove(lambda: check_password(kept, password), verified, origin=origin)
 
     def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
-        """Check in the thread, in its turn, whether somebody is who it says, then call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
+        """Run a check in the thread, in turn, then call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
 
         def proved(right: bool | Busy) -> None:
             self._end_verifying(origin.peer)
@@ -132,11 +133,11 @@ class Passwords:
             del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Notify of what needs no thread as late as of everything else: never from inside the call."""
+        """Deliver a result that needs no thread, as late as all others: never from inside the call."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
-        """Start nothing more; callbacks that are owed may never come."""
+        """Start nothing more; pending callbacks may never be called."""
         if self._timer is not None:
             self._timer.cancel()
         if self._threads is not None:
@@ -163,7 +164,7 @@ class Passwords:
         return Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
 
     def _go_on(self) -> None:
-        """Begin the next job, now or when it is ready."""
+        """Start the next job, now or when it is ready."""
         if self._running:
             return
         if self._timer is not None:

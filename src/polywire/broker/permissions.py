@@ -1,6 +1,6 @@
-"""What a user may do, and where: everywhere, in a stream, or with one topic.
+"""Permissions and where they apply: everywhere, in a stream, or on one topic.
 
-Promises: pure values; a right that includes others is opened up once, when grants are made. Must not know: who has them, any wire.
+Grants are pure values. Rights that include others are expanded once, when grants are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.types import TopicName
 
 
 class Permission(IntFlag):
-    """One thing that may be allowed; the numbers are stored and never get a second meaning."""
+    """One permission; the numbers are stored and never change their meaning."""
 
     MANAGE_SERVERS = 1
     READ_SERVERS = 2
@@ -34,11 +34,12 @@ class Permission(IntFlag):
 
 
 ALL: Final = Permission(4095)
-_BETWEEN: Final = "/"  # a stream and its topic
-_WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}  # of names in words: lists are split at these
+_BETWEEN: Final = "/"  # between a stream and its topic
+# not in names in words, because lists are split at these
+_WORD_RESERVED: Final = (names.WHITE - names.CONTROLS) | {",", _BETWEEN}
 _IN_STREAMS: Final = frozenset(_BETWEEN)
 NOTHING: Final = Permission(0)
-# In an order in which one pass is enough: what includes others stands before them.
+# Ordered so that one pass suffices: a permission precedes those it includes.
 _INCLUDES: Final = (
     (Permission.MANAGE_SERVERS, Permission.READ_SERVERS),
     (Permission.MANAGE_USERS, Permission.READ_USERS),
@@ -52,7 +53,7 @@ _WORDS: Final = {permission.name.lower(): permission for permission in Permissio
 
 
 def opened(permissions: int) -> int:
-    """These permissions and those they include."""
+    """Return these permissions and those they include."""
     for having, included in _INCLUDES:
         if permissions & having:
             permissions |= included
@@ -60,25 +61,25 @@ def opened(permissions: int) -> int:
 
 
 def resource_name(stream: str, topic: str) -> str:
-    """How grants name a topic: ``stream/topic``, where the stream's name is spelled without ``/`` (decision 0037)."""
+    """Return a topic's name in grants: ``stream/topic``, with ``/`` in the stream's name escaped (decision 0037)."""
     return f"{names.escape(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
 
 
 def split_resource_name(name: str) -> tuple[str, str]:
-    """Stream and topic of ``resource_name``."""
+    """Return stream and topic of ``resource_name``."""
     stream, _, topic = name.partition(_BETWEEN)
     return names.unescape(stream), topic
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
-    """Permissions as they were given; a stream is named by its name, a topic as ``resource_name`` does."""
+    """Permissions as granted; a stream is identified by name, a topic by ``resource_name``."""
 
     everywhere: int = 0
     streams: dict[str, int] = {}
     topics: dict[str, int] = {}
 
     def opened(self) -> Grants:
-        """The same with everything that is included, and each topic under its stream, however it was spelled."""
+        """Return them with all included permissions, and with normalized topic names."""
         topics: dict[str, int] = {}
         for resource, given in self.topics.items():
             stream, topic = split_resource_name(resource)
@@ -88,7 +89,9 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Whether opened grants hold one of these permissions for a topic of a stream, for a stream, or (with neither) everywhere."""
+        """Return whether expanded grants hold one of these permissions for a topic, for a stream, or (with neither)
+        everywhere.
+        """
         if bits & self.everywhere:
             return True
         if stream is None:
@@ -98,7 +101,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
-        """Whether opened grants hold everything that these opened ones do."""
+        """Return whether expanded grants hold everything that the other expanded ones do."""
         if others.everywhere & ~self.everywhere:
             return False
         for stream, given in others.streams.items():
@@ -111,12 +114,12 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return True
 
     def allow_somewhere(self, bits: int) -> bool:
-        """Whether opened grants hold one of these permissions for anything."""
+        """Return whether expanded grants hold one of these permissions for anything."""
         granted = (self.everywhere, *self.streams.values(), *self.topics.values())
         return any(bits & given for given in granted)
 
     def name(self, bits: int, stream: str, topic: str) -> bool:
-        """Whether opened grants hold one of these permissions for this very stream or topic, not for everything."""
+        """Return whether expanded grants hold one of these permissions for exactly this stream or topic."""
         return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(resource_name(stream, topic), 0))
 
 
@@ -124,9 +127,9 @@ EVERYTHING: Final = Grants(int(ALL))
 
 
 def parse_grants(words: Iterable[str]) -> Grants:
-    """Grants from words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may be spelled with ``%XX``.
+    """Parse words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may contain ``%XX``.
 
-    Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) where an escape spells no name.
+    Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) for an invalid escape.
     """
     everywhere = 0
     granted: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -147,7 +150,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
 
 
 def grant_words(grants: Grants) -> list[str]:
-    """The words that ``parse_grants`` makes these grants of, the fewest."""
+    """Return the shortest list of words from which ``parse_grants`` makes these grants."""
     words = _words(grants.everywhere)
     for stream, given in sorted(grants.streams.items()):
         words += (f"{word}@{names.escape(stream, _WORD_RESERVED)}" for word in _words(given))

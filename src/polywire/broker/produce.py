@@ -1,7 +1,7 @@
-"""Admission of a batch: what is checked before the log numbers it, and the path of idempotent producers.
+"""Admission of a batch: checks before the log numbers it, and the path of idempotent producers.
 
-Promises: a batch without a producer costs one field read and a few comparisons; everything else is decided here, off
-that path. The bytes were already validated by ``records``. Must not know: wires, what a topic is for.
+A batch without a producer takes a fast path of one field read and a few comparisons; everything else is decided here.
+The bytes were validated by ``records``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
-    """(producer id, epoch, first sequence, last sequence) of a batch that takes part in idempotence, else None.
+    """Return (producer id, epoch, first sequence, last sequence) of a batch with idempotence, else None.
 
-    Raises Invalid(INVALID_BATCH) when the body is compressed and hides who the producer is, or a sequence is above ``SEQUENCE_MAX``.
+    Raises Invalid(INVALID_BATCH) if the body is compressed, which hides the producer, or a sequence is above
+    ``SEQUENCE_MAX``.
     """
     flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
@@ -39,7 +40,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
     if flags & _COMPRESSED:
         raise Invalid(ErrorCode.INVALID_BATCH, "a compressed batch must not have a producer epoch")
     last = base + record_count - 1
-    if base < 0 or last > SEQUENCE_MAX:  # the field is read with a sign
+    if base < 0 or last > SEQUENCE_MAX:  # the field is read as signed
         raise Invalid(ErrorCode.INVALID_BATCH, f"producer sequence is too large limit={SEQUENCE_MAX}")
     places = batches.layout(batch)
     at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
@@ -47,7 +48,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
 
 
 class Admission:
-    """Decides on the batches that the short path does not take."""
+    """Admits batches that do not take the fast path."""
 
     __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
 
@@ -63,7 +64,8 @@ class Admission:
     def check(self, partition: Partition, batch: Buffer) -> None:
         """Refuse a batch that may not be stored.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH) for anything but one whole batch, Invalid(RECORD_TOO_LARGE).
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH) unless it is exactly one whole batch,
+        Invalid(RECORD_TOO_LARGE).
         """
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
@@ -88,7 +90,7 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Only a body above the limit can hold a record above it, so this looks at lengths of few batches."""
+        """Check record sizes; only a body above the limit can hold a larger record, so few batches are scanned."""
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
@@ -96,7 +98,7 @@ class Admission:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
-        """The long path of ``Broker.produce``."""
+        """Slow path of ``Broker.produce``."""
         self.check(partition, batch)
         identity = producer_identity(batch)
         if identity is None:
@@ -123,7 +125,7 @@ class Admission:
         )
 
     def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
-        """A repeat gets the original's answer, and not before the original has the level this repeat asks for."""
+        """Answer a repeat with the original's offset, once the original has the level that the repeat requests."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))
         elif done is not None:
@@ -143,5 +145,5 @@ class Admission:
 
 
 def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
-    """The level is reached, or never will be."""
+    """Complete when the level is reached, or has failed."""
     done(reached if isinstance(reached, BrokerError) else offset)

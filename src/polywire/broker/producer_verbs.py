@@ -1,7 +1,4 @@
-"""The broker's verbs about idempotent producers: the part of its facade that numbers them and knows what they have sent.
-
-Promises: a number is never given twice. Must not know: wires, how producers are remembered.
-"""
+"""Verbs for idempotent producers: producer ids, which are never reused, and known sequences."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from polywire.broker.topics import Partition
 from polywire.clock import ElapsedClock
 from polywire.log.base import Log
 
-_PRODUCER_COUNT_BITS: Final = 32  # of a producer's id: how many one start gives out
-_SHARD_BIT: Final = 57  # below it there are 2^25 starts of a shard's broker
+_PRODUCER_COUNT_BITS: Final = 32  # bits of a producer id that count within one start
+_SHARD_BIT: Final = 57  # leaves 2^25 starts of a shard's broker
 
 
 class ProducerVerbs(Protocol):
@@ -25,27 +22,27 @@ class ProducerVerbs(Protocol):
 
     elapsed: ElapsedClock
     producer_shard: int
-    """Which of several shards this broker has: no two give the same number."""
+    """Number of this shard, so that shards assign distinct ids."""
     _log: Log
     _producer_ids: Iterator[int]
     _state: State
 
     def new_producer_id(self) -> int:
-        """A number of 63 bits that no producer has had here, and none will have: the number of this start, and a count."""
+        """Return a unique 63-bit number: the number of this start, and a count."""
         return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
-        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        """Return epoch and last sequence of a producer in a partition, or None."""
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
     def producers_of(self, incarnations: Container[int]) -> Iterator[ProducerState | None]:
-        """The producers that are remembered of some partitions; None now and then, as all are looked through."""
+        """Yield the known producers of some partitions, and None regularly to let the caller pause."""
         return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
 
     def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """What a sequence stands for that wraps around behind 2^31 - 1, as ``Producers.unwrapped`` says; to be stored as it is.
+        """Unwrap a sequence that wraps after 2^31 - 1, as ``Producers.unwrapped`` does; the result can be stored.
 
-        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
         now_us = self.elapsed.now_us()
         return self._state.producers.unwrapped(
@@ -53,5 +50,5 @@ class ProducerVerbs(Protocol):
         )
 
     def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""
+        """Return the offset of a producer's record with this sequence, -1 if it is no longer known."""
         return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)

@@ -1,21 +1,18 @@
-"""Idempotent producers: which sequences of a producer a partition already has.
+"""Idempotent producers: the sequences of each producer that a partition has.
 
-A batch takes part when it names a producer, has a producer epoch of 0 or more and consecutive sequences. Then, per
+A batch takes part if it has a producer id, a producer epoch of 0 or more and consecutive sequences. Then, per
 (partition, producer):
 
-    epoch < known            Conflict(PRODUCER_FENCED)
-    another user's           Denied(DENIED)
-    epoch > known            accepted if it starts at 0 or 1 (wires differ), else Invalid(SEQUENCE_GAP)
-    unknown                  accepted; the sequences known begin with this batch's, which may follow forgotten ones
-    starts at last + 1       accepted
-    within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten it
-    anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
+    epoch < known            Conflict(PRODUCER_FENCED) another user's           Denied(DENIED) epoch > known
+    accepted if it starts at 0 or 1 (protocols differ), else Invalid(SEQUENCE_GAP) unknown                  accepted;
+    known sequences begin with this batch's, which may follow dropped ones starts at last + 1       accepted within
+    [first, last]     a duplicate: answered with the original offset, or -1 if that is no longer known anything else
+    Invalid(SEQUENCE_GAP); sequences before ``first`` are unknown, so not called duplicates
 
-A wire whose sequences wrap around (Kafka's do, behind 2^31 - 1) has them unwrapped first: ``unwrapped`` continues them where the producer is,
-so what is stored counts on. There a new epoch begins at 0 and nowhere else.
+Protocols whose sequences wrap (Kafka's do, after 2^31 - 1) call ``unwrapped`` first, so stored sequences keep counting.
+There a new epoch starts at 0.
 
-Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers.
-Must not know: wires, topics.
+The state follows from the batches alone: recovery derives it from a snapshot and replayed headers.
 """
 
 from __future__ import annotations
@@ -33,17 +30,18 @@ from polywire.log.base import Completion
 from polywire.types import Level
 
 OFFSET_UNKNOWN = -1
-JUST_NOW_US = -1  # when a batch that came back in recovery was seen, until it is known which time it is
-SEQUENCE_MAX: Final = 2**63 - 1  # of a record: snapshots of the state hold numbers of 64 bits
-WRAP: Final = 1 << 31  # sequences of wires that wrap are below
-LOOKED_AT_ONCE: Final = 500  # producers: some 50 us
-FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` wire and Kafka count from 0, Cursus from 1
+JUST_NOW_US = -1  # last use of a batch from recovery, until the time is known
+SEQUENCE_MAX: Final = 2**63 - 1  # snapshots hold 64-bit numbers
+WRAP: Final = 1 << 31  # sequences of wrapping protocols are below
+LOOKED_AT_ONCE: Final = 500  # producers: some 50 µs
+FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` and Kafka protocols count from 0, Cursus from 1
 
 
 class Remembered:
-    """One batch of a producer. ``offset`` is that of its first record, OFFSET_UNKNOWN until the log has assigned it.
+    """One batch of a producer. ``offset`` is its first record's, OFFSET_UNKNOWN until the log has assigned it.
 
-    Invariant: ``waiting`` is None once the log has answered; until then it holds the repeats that wait for the same answer.
+    Invariant: ``waiting`` is None once the log has answered; until then it holds the repeats that wait for the same
+    answer.
     """
 
     __slots__ = ("base", "last", "offset", "waiting")
@@ -55,12 +53,12 @@ class Remembered:
         self.waiting: list[tuple[int, Level, Completion[int] | None]] | None = []
 
     def offset_of(self, sequence: int) -> int:
-        """Offset of the record with this sequence, OFFSET_UNKNOWN when that of the batch is not known."""
+        """Return the offset of the record with this sequence, or OFFSET_UNKNOWN."""
         return OFFSET_UNKNOWN if self.offset == OFFSET_UNKNOWN else self.offset + sequence - self.base
 
 
 class _Producer:
-    """What is known of one producer in one partition. Invariant: sequences first..last of this epoch were all accepted."""
+    """One producer in one partition. Invariant: sequences first..last of this epoch were all accepted."""
 
     __slots__ = ("epoch", "first", "last", "owner", "seen_at_us", "window")
 
@@ -73,17 +71,17 @@ class _Producer:
         self.window: deque[Remembered] = deque(maxlen=window)
 
     def assign_offset(self, batch: Remembered, epoch: int) -> None:
-        """Note where a batch lies, if it is still in the window."""
+        """Record a batch's offset if it is still in the window."""
         for remembered in self.window:
             if remembered.base == batch.base and epoch == self.epoch:
                 remembered.offset = batch.offset
 
 
 class Producers:
-    """The producers remembered, longest idle first.
+    """All known producers, longest idle first.
 
-    Invariant: at most ``producers_max`` are remembered, and of one owner no more than its share; ``_owned`` are those of each owner in the
-    same order. Who fills its share forgets its own, so that nobody makes the broker forget others'.
+    Invariant: at most ``producers_max``, and of one owner at most its share; ``_owned`` are those of each owner in the
+    same order. An owner that exceeds its share evicts its own producers, never those of others.
     """
 
     __slots__ = ("_by_key", "_owned", "_settings", "_share", "_views")
@@ -101,7 +99,7 @@ class Producers:
     def find(
         self, incarnation: int, producer: bytes, *, epoch: int, base: int, last: int, now_us: int
     ) -> Remembered | None:
-        """The batch this one repeats, None when it is new.
+        """Return the batch that this one repeats, None if it is new.
 
         Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
         """
@@ -112,7 +110,7 @@ class Producers:
             if base > FIRST_SEQUENCE_MAX:
                 raise Invalid(
                     ErrorCode.SEQUENCE_GAP,
-                    f"a new epoch of a producer begins anew producer={producer!r} epoch={epoch} got={base}",
+                    f"a new producer epoch must start at sequence 0 or 1 producer={producer!r} epoch={epoch} got={base}",
                 )
             return None
         if epoch < known.epoch:
@@ -133,9 +131,9 @@ class Producers:
         return settled(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
-        """The sequence that one below WRAP stands for: of all that it may be, the nearest to what comes next.
+        """Return the sequence that one below WRAP stands for: of all candidates, the nearest to the expected one.
 
-        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
         known = self._living((incarnation, producer), now_us)
         if known is None or epoch < known.epoch:
@@ -144,14 +142,14 @@ class Producers:
             if sequence:
                 raise Invalid(
                     ErrorCode.SEQUENCE_GAP,
-                    f"a new epoch of a producer begins at 0 producer={producer!r} epoch={epoch} got={sequence}",
+                    f"a new producer epoch must start at sequence 0 producer={producer!r} epoch={epoch} got={sequence}",
                 )
             return 0
         laps = (known.last + 1 - sequence + WRAP // 2) // WRAP
         return sequence + max(laps, 0) * WRAP
 
     def of_partitions(self, incarnations: Container[int], *, now_us: int) -> Iterator[ProducerState | None]:
-        """What is remembered of some partitions; None now and then, as all are looked through."""
+        """Yield the known producers of some partitions, and None regularly."""
         for number, key in enumerate(list(self._by_key)):
             if not number % LOOKED_AT_ONCE:
                 yield None
@@ -159,17 +157,17 @@ class Producers:
                 yield from self._stored(key)
 
     def owner(self, incarnation: int, producer: bytes) -> int:
-        """Whose producer it is; what recovery has made of its batches is nobody's."""
+        """Return a producer's owner; producers from recovery have none."""
         known = self._by_key.get((incarnation, producer))
         return UNOWNED if known is None else known.owner
 
     def last(self, incarnation: int, producer: bytes, *, now_us: int) -> tuple[int, int] | None:
-        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        """Return epoch and last sequence of a producer in a partition, or None."""
         known = self._living((incarnation, producer), now_us)
         return None if known is None else (known.epoch, known.last)
 
     def offset_of(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Where one of the latest records of a producer lies, OFFSET_UNKNOWN when that is not remembered."""
+        """Return the offset of one of a producer's latest records, or OFFSET_UNKNOWN."""
         known = self._by_key.get((incarnation, producer))
         if known is None or known.epoch != epoch:
             return OFFSET_UNKNOWN
@@ -183,7 +181,7 @@ class Producers:
     def remember(
         self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int, owner: int = UNOWNED
     ) -> None:
-        """A batch was accepted; ``find`` said that it is new."""
+        """Record an accepted batch, which ``find`` has reported as new."""
         key = (incarnation, producer)
         known = self._remove(key)
         if known is None or epoch != known.epoch or batch.base != known.last + 1:
@@ -196,10 +194,11 @@ class Producers:
         self._insert(key, known)
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
-        """Take in a batch that recovery replays; of one that the snapshot holds, only its offset is new.
+        """Apply a batch from recovery; for one in the snapshot, only its offset is new.
 
-        Live, a batch that does not follow would have been refused or answered as a repeat. So it can only be one that is replayed twice, or
-        the first of a producer that had been forgotten: that one lies behind everything that is known of it.
+        A live broker would have refused a batch that does not follow, or answered it as a repeat. So such a batch is
+        either replayed twice, or the first of a producer that had been evicted, which then follows everything known of
+        it.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
@@ -211,17 +210,17 @@ class Producers:
 
     @property
     def latest_us(self) -> int:
-        """When any of them was seen last, 0 when there is none."""
+        """Return the last use of any producer, 0 without any."""
         return max((known.seen_at_us for known in self._by_key.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """Recovery is over: what came back counts as seen now."""
+        """End recovery: producers from it count as used now."""
         for known in self._by_key.values():
             if known.seen_at_us == JUST_NOW_US:
                 known.seen_at_us = now_us
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
-        """Partitions ended."""
+        """Drop partitions."""
         if incarnations:
             gone = [key for key in self._by_key if key[0] in incarnations]
             for key in gone:
@@ -247,7 +246,9 @@ class Producers:
         return producer
 
     def encoded(self) -> Iterator[bytes]:
-        """All producers as they are now, longest idle first, encoded in pieces. Offsets that are assigned meanwhile may be among them."""
+        """Yield all producers as of now, longest idle first, encoded in pieces. Offsets assigned meanwhile may be
+        included.
+        """
         found = self._views.open(list(self._by_key))
         return encoded(len(self._by_key), found, lambda producer: len(producer.window))
 
@@ -269,7 +270,7 @@ class Producers:
         )
 
     def restore(self, states: Collection[ProducerState]) -> None:
-        """Take over producers as they were."""
+        """Load producers from a snapshot."""
         for state in states:
             known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window, state.owner)
             known.last = state.last
@@ -278,7 +279,7 @@ class Producers:
 
 
 def settled(base: int, last: int, offset: int) -> Remembered:
-    """A batch the log has answered for: what recovery replays."""
+    """Return a batch whose offset is known, as recovery replays it."""
     batch = Remembered(base, last)
     batch.offset = offset
     batch.waiting = None
@@ -286,7 +287,7 @@ def settled(base: int, last: int, offset: int) -> Remembered:
 
 
 def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
-    """The log answered for the original: returns the repeats that waited (first sequence, level, done)."""
+    """Record the log's answer; return the waiting repeats (first sequence, level, done)."""
     if not isinstance(offset, BrokerError):
         batch.offset = offset
     waiting = batch.waiting or []

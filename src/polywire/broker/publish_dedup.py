@@ -1,7 +1,4 @@
-"""The publish dedup: writers of staged data, and the last number each has published.
-
-Promises: follows from the changes alone, also what is forgotten when. Must not know: what was published, the log.
-"""
+"""Writers of staged data and the last number that each has published; the state follows from the changes alone."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from polywire.broker.view import one_by_one
 
 
 class PublishDedup:
-    """The last published number of each writer, longest idle first.
+    """Last published number of each writer, longest idle first.
 
-    Invariant: a writer is forgotten only when it has been idle for ``writer_expiry_us``, by the elapsed clock.
+    Invariant: a writer is dropped only after it was idle for ``writer_expiry_us``, by the elapsed clock.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")
@@ -28,12 +25,12 @@ class PublishDedup:
         self._by_name: dict[str, changes.Published] = {}
 
     def last(self, writer: str) -> int | None:
-        """The last number a writer published."""
+        """Return the last number of a writer."""
         known = self._by_name.get(writer)
         return None if known is None else known.number
 
     def owner(self, writer: str) -> int:
-        """Whose writer it is."""
+        """Return a writer's owner."""
         known = self._by_name.get(writer)
         return UNOWNED if known is None else known.owner
 
@@ -41,18 +38,18 @@ class PublishDedup:
         return iter(self._by_name.values())
 
     def find(self, writer: str) -> changes.Published | None:
-        """A writer's last publish."""
+        """Return a writer's last publish."""
         return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
-        """A writer published; writers idle for too long are forgotten."""
+        """Apply a publish; drop writers that were idle for too long."""
         self.forget(change.writer)
         self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
         self._charge(change, 1)
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Forget those that have been idle for too long."""
+        """Drop writers that were idle for too long."""
         while self._by_name:
             oldest = next(iter(self._by_name.values()))
             if now_us - oldest.at_us <= self._settings.writer_expiry_us:
@@ -60,7 +57,7 @@ class PublishDedup:
             self.forget(oldest.writer)
 
     def forget(self, writer: str) -> None:
-        """Forget one: its numbers count from anywhere again."""
+        """Drop a writer: its numbers may start anywhere again."""
         known = self._by_name.pop(writer, None)
         if known is not None:
             self._charge(known, -1)
@@ -70,14 +67,14 @@ class PublishDedup:
 
     @property
     def latest_us(self) -> int:
-        """When any of them published last, 0 when none did."""
+        """Return the time of the last publish, 0 without any."""
         return max((known.at_us for known in self._by_name.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """All writers as they are now, longest idle first, encoded in pieces."""
+        """Yield all writers as of now, longest idle first, encoded in pieces."""
         return one_by_one(list(self._by_name.values()))
 
 
 def size_of(writer: str) -> int:
-    """Bytes that a writer counts for."""
+    """Return the bytes that a writer counts for."""
     return WRITER_BYTES + len(writer)

@@ -1,10 +1,10 @@
-"""How much of the broker's state each owner has, and how much one may have (decision 0030).
+"""Use of broker state per owner, and its limits (decision 0030).
 
-Everything that stays because a peer sent something is counted here by its owner (``broker.owners``): how many of each kind, and the bytes
-of memory they take. One owner may have a share of every limit, so nobody locks the others out; a user, who was let in by name, may always
-have a small reserve, also where the others together have used up everything.
+All state that a client can create is counted here by owner (``broker.owners``): number by kind, and bytes of memory.
+One owner may use a share of every limit, so no owner can lock out others. A user always has a small reserve, even when
+all others together have used up everything.
 
-Promises: what is used follows from the state alone, so it is the same after a restart. Must not know: what the things are, wires.
+Use follows from the state alone, so it is the same after a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 
-# Bytes of memory that one of each takes beside its names and values, measured with objects, keys and slots of tables.
+# Memory of one item of each kind beside its names and values, measured with objects, keys and slots of tables.
 GROUP_BYTES: Final = 600
 MEMBER_BYTES: Final = 300
 BINDING_BYTES: Final = 250
@@ -24,14 +24,14 @@ TRANSACTIONAL_ID_BYTES: Final = 500
 WRITER_BYTES: Final = 300
 READER_BYTES: Final = 400
 POSITION_BYTES: Final = 150
-NUMBER_BYTES: Final = 100  # a number kept under a number
+NUMBER_BYTES: Final = 100  # a number stored under a number
 KEY_BYTES: Final = 200
 AGGREGATE_BYTES: Final = 300
 EVENT_BYTES: Final = 8
 
 
 class Kind(Enum):
-    """What is counted, as messages name it."""
+    """Kinds of state, by the words that messages use."""
 
     GROUPS = "groups"
     MEMBERS = "members of groups"
@@ -49,11 +49,11 @@ class Kind(Enum):
 
 
 BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVENTS, Kind.SNAPSHOT_BYTES})
-"""What most brokers have one who makes most of."""
+"""Kinds of which usually one owner creates the most."""
 
 
 class Usage:
-    """What everybody has. Invariant: totals are the sums over all owners; nothing is kept of who has nothing."""
+    """Use by owner. Invariant: totals are the sums over all owners; owners without state have no entry."""
 
     __slots__ = ("_bytes", "_counts", "_totals", "bytes")
 
@@ -64,7 +64,7 @@ class Usage:
         self.bytes = 0
 
     def charge(self, kind: Kind, owner: int, count: int, size: int) -> None:
-        """Somebody has so many more (or fewer) of a kind, with so many bytes."""
+        """Count ``count`` more (or fewer) of a kind, with ``size`` bytes."""
         if count:
             key = kind, owner
             left = self._counts.get(key, 0) + count
@@ -82,24 +82,24 @@ class Usage:
                 self._bytes.pop(owner, None)
 
     def count(self, kind: Kind) -> int:
-        """How many there are."""
+        """Return the number of a kind."""
         return self._totals.get(kind, 0)
 
     def count_of(self, kind: Kind, owner: int) -> int:
-        """How many somebody has."""
+        """Return an owner's number of a kind."""
         return self._counts.get((kind, owner), 0)
 
     def bytes_of(self, owner: int) -> int:
-        """Bytes that somebody's things take."""
+        """Return the bytes of an owner's state."""
         return self._bytes.get(owner, 0)
 
     def owners(self) -> dict[int, int]:
-        """Everybody who has something, and its bytes."""
+        """Return all owners with their bytes."""
         return dict(self._bytes)
 
 
 class Quotas:
-    """Decides whether somebody may have more."""
+    """Decides whether an owner may have more."""
 
     __slots__ = ("_limits", "_settings", "usage")
 
@@ -123,9 +123,8 @@ class Quotas:
         }
 
     def admit(self, kind: Kind, by: Caller, size: int, *, count: int = 1, owner: int = UNOWNED) -> None:
-        """Refuse more than somebody may have: so many more of a kind, with so many bytes, for what is ``owner``'s or becomes the caller's.
-
-        Raises Busy(BUSY).
+        """Raise Busy(BUSY) if ``owner`` (UNOWNED: the caller) may not have ``count`` more of a kind, with ``size``
+        bytes.
         """
         if by is ITSELF:
             return
@@ -148,7 +147,7 @@ class Quotas:
             raise Busy(ErrorCode.BUSY, f"too many {what} limit={limit}")
 
     def share(self, limit: int, kind: Kind | None = None) -> int:
-        """What one owner may have of a limit."""
+        """Return one owner's share of a limit."""
         settings = self._settings
         part = settings.bulk_share if kind in BULK else settings.owner_share
         return max(int(limit * part), 1)

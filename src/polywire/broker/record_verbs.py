@@ -1,7 +1,4 @@
-"""The broker's verbs about records: the part of its facade that stores and reads them.
-
-Promises: a plain batch is handed to the log with one look at its header. Must not know: wires, how the log keeps its files.
-"""
+"""Verbs that store and read records. An ordinary batch goes to the log after one check of its header."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from polywire.broker.fetch import Bounds, ManyBounds, ask_bounds, check_alive
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.produce import PRODUCER_BIT, Admission, admission_fields
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State
@@ -28,8 +25,10 @@ class Append(Protocol):
 
 
 class RecordVerbs(Protocol):
-    """A base of ``Broker``, whose log and state these verbs use. ``appended``: batches taken so far, stored or staged, by which a
-    connection knows that its peer produces."""
+    """A base of ``Broker``, whose log and state these verbs use.
+
+    ``appended``: number of stored and staged batches, from which a connection detects that its client produces.
+    """
 
     __slots__ = ("appended",)
 
@@ -44,13 +43,13 @@ class RecordVerbs(Protocol):
     _state: State
 
     def produce(
-        self, partition: Partition, batch: Buffer, *, by: Caller = NOBODY, level: Level, done: Completion[int] | None
+        self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
         """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
 
-        A batch that names a producer with an epoch and consecutive sequences is appended once only; a repeat is answered with the
-        original's offset (-1 when that is no longer remembered) at its level. A writable batch is numbered in place.
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
+        A batch with a producer epoch and consecutive sequences is appended only once; a repeat is answered with the
+        original's offset (-1 if no longer known) at its level. A writable batch is numbered in place. Raises
+        Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
         Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
@@ -69,7 +68,7 @@ class RecordVerbs(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Stored batches from the one holding ``offset`` on, as ``PartitionLog.read`` says.
+        """Read stored batches from the one that contains ``offset``, as ``PartitionLog.read``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -85,7 +84,7 @@ class RecordVerbs(Protocol):
         then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | Handle:
-        """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
+        """Locate sealed records in files, as ``PartitionLog.locate``; only for callers that may fetch them.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -93,7 +92,8 @@ class RecordVerbs(Protocol):
         return partition.log.locate(offset, then, offset_end=offset_end)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once when records from ``offset`` on can be read or the partition ended, unless the handle is cancelled.
+        """Call ``wake`` once when records from ``offset`` on are readable or the partition has ended, unless the handle
+        is cancelled.
 
         Raises Missing(PARTITION_MISSING).
         """
@@ -101,9 +101,11 @@ class RecordVerbs(Protocol):
         return self._log.wait(partition.log, offset, wake)
 
     def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
-        """As ``bounds``, of many partitions at once, in their order; Missing(PARTITION_MISSING) when one of them has ended."""
+        """Ask the bounds of many partitions, in order; Missing(PARTITION_MISSING) if one has ended."""
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
-        """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises Missing(PARTITION_MISSING)."""
+        """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises
+        Missing(PARTITION_MISSING).
+        """
         ask_bounds(self._log, partition, then)

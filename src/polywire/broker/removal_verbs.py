@@ -1,6 +1,5 @@
-"""The broker's verbs about removing records: the part of its facade that empties topics, and partitions up to an offset.
-
-Promises: what was taken before counts, offsets go on; thousands of partitions are emptied in slices. Must not know: wires, the log's files.
+"""Verbs that remove records: purge topics, trim partitions. Offsets continue; thousands of partitions are purged in
+slices.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     _topic_work: OrderedWork
 
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records taken so far; offsets go on. Returns whether they cannot be read any more.
+        """Remove all records; offsets continue. Return whether they are unreadable already.
 
-        Else they are gone when ``done`` is called; some of them where that is with an error. Raises Missing(TOPIC_MISSING).
+        Otherwise they are removed when ``done`` is called, and partly removed if that is with an error. Raises
+        Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
-        self._log.write()  # so that what was taken so far counts
+        self._log.write()  # so that earlier additions count
         if len(topic.partitions) > AT_ONCE_MAX:
             ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
             self._topic_work.put(self._purging(topic, ends, level, done))
@@ -73,16 +73,14 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> None:
-        """Remove the records below an offset; below the first one nothing happens.
+        """Remove the records below an offset; nothing happens if there are none.
 
         Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL), Unavailable.
         """
         check_alive(partition)
-        self._log.write()  # so that what this write batch holds counts
+        self._log.write()  # so that additions of this write batch count
         if first_offset > partition.log.first_offset:
-            self._log.reserve(
-                ENTRY_BYTES, need=Need.REMOVAL
-            )  # refused where that write has failed, which took the end back
+            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)  # refused if that write failed, which moved the end back
             if first_offset > partition.log.next_offset:
                 raise Missing(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -92,13 +90,13 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
-        """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
-        holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
+        """Remove all records of several topics, one after the other: at once if they are few, else in slices.
 
-        ``done`` is called when all of it has its level, and with an error, which leaves some of them purged; few raise it.
+        A topic loses the records it has when its turn comes; topics deleted meanwhile are skipped. ``done`` is called
+        when everything has its level, or with an error, which leaves some topics purged; few topics raise it instead.
         """
         if are_many(topics):
-            self._log.write()  # so that what was taken so far counts
+            self._log.write()  # so that earlier additions count
             self._topic_work.put(self._purging_all(topics, level, done))
             return
         for topic in topics:

@@ -1,7 +1,6 @@
-"""Retention by age and size, and compaction by key: every few seconds, a bounded number of partitions.
+"""Retention by age and size, and compaction by key: a bounded number of partitions every few seconds.
 
-Promises: trims whole batches only, never the one being written; asks for compaction where a topic wants
-it; a pass looks at no more partitions than its limit and goes on where the last one ended. Must not know: how trimmed bytes are freed.
+Only whole batches are trimmed, never the one being written. A pass continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from polywire.log.base import Loop, Partitions
 
 
 def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
-    """(age in µs, bytes) that hold for a topic's partitions; None keeps for ever."""
+    """Return (age in µs, bytes) for a topic's partitions; None retains forever."""
     age = broker.retention_age_us if topic.retention_age_us is None else topic.retention_age_us
     size = broker.retention_bytes if topic.retention_bytes is None else topic.retention_bytes
     return (None if age == KEEP else age), (None if size == KEEP else size)
@@ -35,11 +34,11 @@ class Retention:
         self._stopped = False
 
     def start(self) -> None:
-        """Look first after one interval."""
+        """Begin after one interval."""
         self._loop.call_later(self._settings.retention_interval_s, self._run)
 
     def stop(self) -> None:
-        """Do nothing more."""
+        """Stop."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -47,14 +46,14 @@ class Retention:
             return
         self._loop.call_later(
             self._settings.retention_interval_s, self._run
-        )  # first: whatever comes, there is a next time
+        )  # first, so that there is always a next time
         try:
             self.run_pass()
-        except Unavailable:  # storage has failed, which ends the broker
+        except Unavailable:  # storage has failed, which stops the broker
             self._stopped = True
 
     def run_pass(self) -> int:
-        """Look at the next partitions; returns how many were trimmed. Where the log is too busy for more just now, the next pass goes on."""
+        """Check the next partitions and return how many were trimmed; stop early if the log is busy."""
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()

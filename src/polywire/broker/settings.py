@@ -1,7 +1,4 @@
-"""Every limit and default of the broker, each with its unit and its reason.
-
-Promises: plain values that check themselves. Must not know: wires, files, the log's own settings.
-"""
+"""All limits and defaults of the broker, with units and reasons."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from polywire.records.compression import Compression as StoredCompression
 from polywire.types import DEFAULT_PARTITION_COUNT, PARTITION_COUNT_MAX, KeyHash, Level
 
-KEEP: Final = 0  # a retention limit of 0 keeps records for ever
+KEEP: Final = 0  # a retention limit of 0 retains records forever
 SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
-WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
-RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
+WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy stores the names of 1,000 groups there
+RECORD_ROOM_BYTES: Final = 4096  # of a batch beside key and value of its only record
 
 
 class Compression(Enum):
-    """How the bodies of a topic's batches are compressed."""
+    """Compression of a topic's batches."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -34,11 +31,14 @@ class Compression(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
-    """One setting of a topic, the same for every protocol, command and file that gives it.
+    """One setting of a topic, the same for every protocol, command and file.
 
-    kind: int, bool, or an enumeration whose values are the words. default: of a topic that is created without it; None leaves the choice to
-    the broker's settings or to each protocol. meaning: in a few words, for help and reference. allowed: numbers, None for other kinds.
-    is_fixed: whether it stays as it is once the topic exists.
+    Attributes:
+        kind: int, bool, or an enumeration whose values are the words.
+        default: for a new topic; None leaves the choice to the broker's settings or to each protocol.
+        meaning: short text for help and reference.
+        allowed: range of numbers, None for other kinds.
+        is_fixed: it cannot be changed once the topic exists.
     """
 
     kind: type[int] | type[Enum]
@@ -49,7 +49,7 @@ class TopicSetting:
 
     @property
     def spelled(self) -> str:
-        """Allowed values, as messages and the reference page spell them."""
+        """Allowed values, as in messages and on the reference page."""
         if self.allowed is not None:
             return f"{self.allowed.start} to {self.allowed.stop - 1}"
         return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
@@ -59,7 +59,7 @@ class TopicSetting:
         return list(self.kind) if issubclass(self.kind, Enum) else []
 
     def read(self, name: str, value: int | str | None) -> object:
-        """Return a value as ``TopicSettings`` has it; None stands for the default. Raises Invalid(INVALID_REQUEST)."""
+        """Convert a value for ``TopicSettings``; None stands for the default. Raises Invalid(INVALID_REQUEST)."""
         if value is None:
             return self.default
         if issubclass(self.kind, Enum):
@@ -74,7 +74,7 @@ class TopicSetting:
 
     @staticmethod
     def plain(value: object) -> object:
-        """Return a value of ``TopicSettings`` as JSON has it: a number, true or false, a word, or None."""
+        """Convert a value of ``TopicSettings`` for JSON: a number, true or false, a word, or None."""
         return value.value if isinstance(value, Enum) else value
 
 
@@ -95,7 +95,7 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
         int,
         None,
         "age in microseconds above which records are dropped; 0 for no limit, by default the broker's setting",
-        range(2**62 + 1),  # added to a time it fits 64 bits
+        range(2**62 + 1),  # fits 64 bits when added to a time
     ),
     "retention_bytes": TopicSetting(
         int,
@@ -104,7 +104,9 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
         range(2**62 + 1),
     ),
 }
-"""Settings of a topic that any protocol, command or file may give. A protocol maps its own names to these where they mean the same."""
+"""Settings of a topic that any protocol, command or file may set. Protocols map their own names to these if the meaning
+is the same.
+"""
 TOPIC_RANGES: Final[Mapping[str, range]] = {
     name: setting.allowed for name, setting in TOPIC_SETTINGS.items() if setting.allowed is not None
 }
@@ -113,44 +115,47 @@ RETENTION_MIB_MAX: Final = (TOPIC_RANGES["retention_bytes"].stop - 1) // MEBI
 
 
 class Listed(Enum):
-    """The two sides of a topic's access list."""
+    """Sides of a topic's access list."""
 
     READERS = "readers"
     WRITERS = "writers"
 
 
-ANYBODY: Final = "*"  # on an access list: everybody, whether or not they have logged in
+ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """Who alone may read a topic, and who alone may write to it, on every wire: names of users, or ``*``. None: it does not say.
+    """Users that may read, and that may write, a topic over any protocol: names, or ``*``. None: unrestricted.
 
-    It takes rights away and gives none: who stands on it needs the permission as well.
+    It restricts rights and grants none: a listed user needs the permission as well.
     """
 
     readers: tuple[str, ...] | None = None
     writers: tuple[str, ...] | None = None
 
     def admits(self, side: Listed, name: str | None) -> bool:
-        """Whether this user may; None is who has not logged in."""
+        """Return whether this user is admitted; None is an unauthenticated client."""
         names = self.readers if side is Listed.READERS else self.writers
         return names is None or ANYBODY in names or name in names
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What may be set for one topic; kept as given, because clients ask for it again.
+    """Settings of one topic, stored as given, because clients read them back.
 
-    replication_factor: as the client gave it; one broker keeps one copy.
-    key_hash: overrides every wire's own function, so that equal keys meet (concepts: records#keys-and-partitions); None leaves the wire's.
-    retention_age_us, retention_bytes: per partition; None takes the broker's default, 0 keeps for ever.
-    compaction: keep the newest record of each key only.
-    compression: how the bodies of its batches are compressed when they leave the journal.
-    idempotent: producers' sequences are to be checked whatever the request says.
-    event_sourcing: records are events of aggregates, one aggregate per key; such topics refuse to grow.
-    wire_options: what only one wire understands (ids, policies), by wire name, opaque here.
-    access: who alone may read and write, whatever wire they use; None restricts nobody.
+    Attributes:
+        replication_factor: as given by the client; one broker stores one copy.
+        key_hash: hash function for all protocols, so that equal keys share a partition (concepts:
+            records#keys-and-partitions); None leaves each protocol's own.
+        retention_age_us: of a partition; None uses the broker's default, 0 retains forever.
+        retention_bytes: likewise.
+        compaction: retain only the newest record of each key.
+        compression: of batches when they leave the journal.
+        idempotent: check producers' sequences whatever the request says.
+        event_sourcing: records are events of aggregates, one aggregate per key; such topics cannot grow.
+        wire_options: options of single protocols (ids, policies), by protocol, opaque to the broker.
+        access: access list for all protocols; None restricts nothing.
     """
 
     replication_factor: int = 1
@@ -166,20 +171,20 @@ class TopicSettings:
 
     @property
     def stored_compression(self) -> StoredCompression | None:
-        """How the log compresses bodies, None when it does not."""
+        """Compression in the log, None for none."""
         return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
     @property
     def size(self) -> int:
-        """Bytes of what only wires understand."""
+        """Bytes of the protocols' options."""
         return sum([len(value) for value in self.wire_options.values()])
 
     def check(self) -> None:
-        """Refuse impossible values. Raises Invalid(INVALID_REQUEST)."""
+        """Raise Invalid(INVALID_REQUEST) for impossible values."""
         if self.size > WIRE_OPTIONS_BYTES_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"options of wires are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
+                f"protocol options are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
             )
         for name, allowed in TOPIC_RANGES.items():
             value = getattr(self, name)
@@ -194,64 +199,77 @@ class TopicSettings:
 class BrokerSettings:
     """Defaults and limits of one broker.
 
-    auto_create: whether producing to, or reading, a missing topic makes it.
-    partition_count, partition_count_max: per topic; the default of every automatic creation and the most one may have.
-    topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays under 500 MB.
-    batch_bytes_max: a batch must fit one journal group; small journal files lower it.
-    record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy). Small journal files lower it.
-    durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
-    retention_age_us, retention_bytes: defaults of topics that set none; 0 keeps for ever, so nothing is lost unasked.
-    tombstone_age_us: how long compaction keeps a key's last record when it is null, so that readers learn that the key is gone.
-    retention_interval_s: how often limits are looked at.
-    retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
-    member_timeout_s: a group member not heard of for longer is removed.
-    groups_max, members_max: per broker and per group; a change of members writes the whole group.
-    members_total_max: in all groups, some 700 bytes each with the longest names.
-    group_bytes_max: what members of one classic group may say and be assigned, together: its leader is sent all of it at once.
-    session_timeout_min_s, session_timeout_max_s: what a member of a classic group may choose.
-    consumer_session_timeout_s: how long a member of a consumer group may be silent, which the broker chooses.
-    group_expiry_us: how long a group stays without members and positions, unless it was made for itself; and with none but members that
-        were not heard of for so long.
-    positions_expiry_us: how long a group without members, positions and a wire's bare name of a group stay when nobody uses them; 0 keeps
-        them for ever.
-    expiry_interval_s, expiry_count_max: how often is looked for what has ended, and at how many things.
-    expiry_grace_s: how long after the start nobody's positions end: who read without storing any was not written down.
-    name_bytes_max: longest group, member, consumer or writer name.
-    positions_max: stored positions, some 150 bytes each.
-    position_owners_max: consumers and groups that have any, counted once per topic, some 700 bytes each with the longest names.
-    position_metadata_bytes_max: what may be written beside a position.
-    stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.
-    staged_bytes_max: bytes that may be staged and unpublished, because nothing else ever frees them.
-    producers_max, producer_expiry_us: (partition, producer) pairs whose sequences are remembered, some 500 bytes each, and
-        for how long when idle while the broker runs: longer than any client retries. Beyond the count the longest idle is forgotten.
-    producer_window: batches per producer whose offsets are remembered; as many as clients keep in flight.
-    writers_max, writer_expiry_us: writers whose last published number is remembered. A forgotten writer could publish
-        twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
-    writer_step_max: how far a writer's number may be ahead of its last one. Spark's batches count by one, but who numbers by the clock, in
-        milliseconds, may pause for some weeks; a number at the end of the range would leave its writer none.
-    bulk_share: of topics, partitions, aggregates, events, bytes of snapshots and staged bytes, what one user or address may have: most
-        brokers have one who makes most.
-    owner_share: of every limit on what is kept for peers, on counts and on bytes, what one user may have, or one address without a user:
-        nobody locks the others out.
-    state_bytes_max: bytes of memory that all of it takes, estimated: groups, positions, writers, transactional ids, aggregates,
-        wires' own state.
-    reserved_count, reserved_bytes: what a user may have of it, whatever the others have used up; users are made by administrators.
-    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose offsets are kept for reading streams, 8 bytes each, 16
-        where several append to one aggregate.
-    aggregate_key_bytes_max: longest key of an aggregate; it is kept in memory.
-    aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
-    transactional_ids_max, transactional_id_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one
-        would let an old holder back in, so a new one is refused when all are younger.
-    transaction_batches_max: of one transaction, because the group that publishes it has a header for each; where a wire stages record by
-        record, of as many records.
-    transaction_partitions_max: that transactions of one epoch write to.
-    transaction_positions_max, transaction_scopes_max: that one transaction moves; of so many members, groups and topics.
-    wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
-    wire_state_keys_max: keys of one wire's own state.
-    users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
-    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are asked to come back, first those of the
-        address with the most. Ten seconds: who waits longer has given up.
-    logins_cached_max: verified logins that are remembered, so that who sends its password again does not wait again.
+    Attributes:
+        auto_create: create a missing topic when a client produces to it or reads it.
+        partition_count, partition_count_max: per topic; the default for automatic creation, and the maximum.
+        topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays
+            below 500 MB.
+        batch_bytes_max: a batch must fit one journal group; small journal files lower it.
+        record_bytes_max: key and value of one record; the longest payload that any protocol documents is 10 MB (Iggy).
+            Small journal files lower it.
+        durability: minimum level of any acknowledgement; SYNCED also hides unsynced records from readers.
+        retention_age_us, retention_bytes: for topics that set none; 0 retains forever, so nothing is lost by default.
+        tombstone_age_us: how long compaction retains a key's last record if it is null, so that readers learn of the
+            deletion.
+        retention_interval_s: between two retention passes.
+        retention_partitions_max: partitions checked per pass, which then takes a millisecond or two.
+        member_timeout_s: a group member without a heartbeat for longer is removed.
+        groups_max, members_max: per broker and per group; a change of members writes the whole group.
+        members_total_max: in all groups, some 700 bytes each with the longest names.
+        group_bytes_max: subscriptions and assignments of one classic group, together, because its leader receives all
+            of it at once.
+        session_timeout_min_s, session_timeout_max_s: range for members of a classic group.
+        consumer_session_timeout_s: of members of a consumer group, which the broker chooses.
+        group_expiry_us: lifetime of a group without members and offsets, unless it was created explicitly; also of one
+            whose members were all silent for so long.
+        positions_expiry_us: lifetime of unused offsets, of groups without members, and of group bindings; 0 retains
+            them forever.
+        expiry_interval_s, expiry_count_max: time between expiry passes, and items checked by each.
+        expiry_grace_s: time after the start during which no offsets expire, because reads without commits are not
+            recorded.
+        name_bytes_max: longest group, member, consumer or writer name.
+        positions_max: stored offsets, some 150 bytes each.
+        position_owners_max: consumers and groups with offsets, counted once per topic, some 700 bytes each with the
+            longest names.
+        position_metadata_bytes_max: metadata stored with an offset.
+        stage_expiry_us: lifetime of staged batches; a Spark batch that takes longer is restarted.
+        staged_bytes_max: staged and unpublished bytes, which nothing else frees.
+        producers_max, producer_expiry_us: (partition, producer) pairs with known sequences, some 500 bytes each, and
+            their lifetime when idle while the broker runs: longer than any client retries. Beyond the count the longest
+            idle is evicted.
+        producer_window: batches per producer with known offsets; as many as clients have in flight.
+        writers_max, writer_expiry_us: writers with a known last number. A dropped writer could publish twice, so a new
+            one is refused if all are younger; 30 days exceed the pause of any stopped Spark query that is resumed.
+        writer_step_max: how far a writer's number may be ahead of its last one. Spark counts by one, but a writer that
+            numbers by the clock, in milliseconds, may pause for some weeks; a number at the end of the range would
+            leave it none.
+        bulk_share: share of one user or address in topics, partitions, aggregates, events, bytes of snapshots and
+            staged bytes, of which usually one owner creates the most.
+        owner_share: share of one user, or of one address without a user, in all other limits of stored state, so that
+            no owner locks out others.
+        state_bytes_max: estimated memory of all of it: groups, offsets, writers, transactional ids, aggregates,
+            protocols' own state.
+        reserved_count, reserved_bytes: reserve of a user, whatever others have used up; users are created by
+            administrators.
+        aggregates_max, events_max: aggregates, some 300 bytes each, and known offsets of events, 8 bytes each, 16 if
+            several producers append to one aggregate.
+        aggregate_key_bytes_max: longest key of an aggregate, which stays in memory.
+        aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they stay
+            in memory.
+        transactional_ids_max, transactional_id_expiry_us: transactional ids with a known epoch, some 500 bytes each. A
+            dropped one would let an old holder back in, so a new one is refused if all are younger.
+        transaction_batches_max: of one transaction, because the group that publishes it has a header for each; for
+            protocols that stage single records, as many records.
+        transaction_partitions_max: partitions that transactions of one epoch write to.
+        transaction_positions_max, transaction_scopes_max: offsets that one transaction commits, and their groups,
+            members and topics.
+        wire_state_bytes_max: one value of a protocol's own state; the journal is no object store.
+        wire_state_keys_max: keys of one protocol's own state.
+        users_max, tokens_max: per broker, and tokens per user; one stored value holds a user with all its tokens.
+        logins_waiting_max: queued logins, each some 40 ms of hashing; beyond that, attempts of the address with the
+            most are refused. The queue takes ten seconds, and clients give up after that.
+        logins_cached_max: remembered verified logins, so that a client that sends its password again does not wait
+            again.
     """
 
     auto_create: bool = True
@@ -322,17 +340,17 @@ class BrokerSettings:
                 f"default partition count is out of range value={self.partition_count}",
             )
         if self.durability is Level.MEMORY:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced: what is committed is written")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "invalid durability (use written or synced)")
         if not 0 < self.owner_share <= 1 or self.state_bytes_max < 1:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"a share is above 0 and at most 1, and of something share={self.owner_share} bytes={self.state_bytes_max}",
+                f"invalid owner share or state limit (use 0 to 1, and a positive size) share={self.owner_share} bytes={self.state_bytes_max}",
             )
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
 
     def within(self, batch_bytes_max: int) -> BrokerSettings:
-        """These settings over a log that takes no longer batches."""
+        """Return these settings limited to the longest batch of the log."""
         if batch_bytes_max >= self.batch_bytes_max:
             return self
         record_bytes_max = min(self.record_bytes_max, batch_bytes_max - RECORD_ROOM_BYTES)
@@ -340,7 +358,7 @@ class BrokerSettings:
 
 
 def check_name(name: str, bytes_max: int) -> None:
-    """Refuse a name of a group, member, consumer or writer that is empty, too long or no UTF-8. Raises Invalid(INVALID_NAME)."""
+    """Raise Invalid(INVALID_NAME) for a group, member or writer name that is empty, too long or not UTF-8."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

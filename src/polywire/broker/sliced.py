@@ -1,7 +1,7 @@
-"""Long work on the loop, in slices: however many peers ask for it, each pass of the loop does one slice of all of it.
+"""Run long work on the loop in slices: each pass of the loop runs one slice, whatever the number of clients that
+requested work.
 
-Promises: between two slices everybody else has had a turn; work takes turns slice by slice, first come first served. Must not know: wires,
-what the work is.
+All other callbacks get a turn between two slices. Queued work takes turns slice by slice, in order of arrival.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
-SLICE_S: Final = 0.002  # what a pass of the loop spends on it; small enough that an answer in passing waits for little
+SLICE_S: Final = 0.002  # time per pass of the loop; a response in between is hardly delayed
 
-BUSY_PAUSE_S: Final = 0.005  # before the log is asked again when it was busy
+BUSY_PAUSE_S: Final = 0.005  # before the log is retried when it was busy
 
 Steps = Iterator[bool]
-"""A change, step by step: each yields whether the log has to be given time before the next."""
+"""A change in steps; each yields whether the log needs time before the next."""
 
 Step = Callable[[float], bool]
-"""Works until this time (monotonic) or until it is done; returns whether there is more to do."""
+"""Works until this time (monotonic) or until done; returns whether there is more to do."""
 
 
 class SlicedWork:
-    """What is waiting for a slice. Invariant: ``_is_due`` while a call of ``_run`` is under way or inside it."""
+    """Work that waits for slices. Invariant: ``_is_due`` while a call of ``_run`` is scheduled or running."""
 
     __slots__ = ("_clock", "_is_due", "_loop", "_waiting")
 
@@ -37,7 +37,7 @@ class SlicedWork:
         self._is_due = False
 
     def put(self, step: Step) -> None:
-        """Have this done in slices, beginning in the loop's next pass."""
+        """Queue work, beginning in the loop's next pass."""
         self._waiting.append(step)
         self._call()
 
@@ -64,9 +64,9 @@ class SlicedWork:
 
 
 class OrderedWork:
-    """Long changes, one at a time, in the order they were asked for: at most one is half done.
+    """Long changes, one at a time, in order of request.
 
-    Invariant: unless nothing waits, ``_work`` is in ``sliced`` or a timer is about to put it there.
+    Invariant: unless the queue is empty, ``_work`` is in ``sliced`` or a timer will put it there.
     """
 
     __slots__ = ("_clock", "_loop", "_sliced", "_waiting")
@@ -79,17 +79,17 @@ class OrderedWork:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether the queue is empty."""
         return not self._waiting
 
     def put(self, steps: Steps) -> None:
-        """Have this done when everything put here before is done. It must raise nothing."""
+        """Queue a change. It must not raise."""
         self._waiting.append(steps)
         if len(self._waiting) == 1:
             self._sliced.put(self._work)
 
     def _work(self, end: float) -> bool:
-        """Do a slice; whether there is more to do in the loop's next pass."""
+        """Run a slice; return whether to continue in the loop's next pass."""
         now = self._clock.monotonic
         while self._waiting:
             for needs_time in self._waiting[0]:

@@ -1,8 +1,10 @@
-"""Staged batches and their publishing: exactly once in, by (writer, number).
+"""Stage batches and publish them exactly once, by (writer, number).
 
-Promises: publishing is one atomic group with the writer's new number; publishing a number again changes nothing and
-is answered as a duplicate once the original is durable. Staged data is invisible until then and expires.
-A writer and a token are used by their owner only. Must not know: wires.
+Guarantees:
+* Publishing is one atomic group that includes the writer's new number.
+* Publishing a number again changes nothing, and is answered as a duplicate once the original is durable.
+* Staged data is invisible until published, and expires.
+* Only their owner can use a writer and a token.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from polywire.log.base import NEVER_US, Completion, Publication, Ranges, Staging
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
-NO_WRITE: Final = ("", 0)  # what is staged without a word about the publish it is meant for
-STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered, as many as batches may lie staged
+NO_WRITE: Final = ("", 0)  # staged without naming the publish it is for
+STAGERS_MAX: Final = 65_536  # tokens with a known writer; as many as batches may be staged
 TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job
-LOT_TOKENS: Final = 100  # looked at, or dropped, in one go: some tenths of a millisecond
+LOT_TOKENS: Final = 100  # processed per slice: some tenths of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRange:
-    """Where the staged records of one partition went; ``next_offset`` is exclusive."""
+    """Offsets of the published records of one partition; ``next_offset`` is exclusive."""
 
     partition: Partition
     first_offset: int
@@ -45,14 +47,14 @@ class PublishedRange:
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
-    """``duplicate``: this number of the writer, or a later one, was already published; then there are no ranges."""
+    """``duplicate``: this number of the writer, or a later one, was published before; there are no ranges then."""
 
     duplicate: bool
     ranges: tuple[PublishedRange, ...] = ()
 
 
 class _Stager(NamedTuple):
-    """Whose token it is, the publish it is meant for: of this writer (empty: not said) and number; how much is staged, and until when."""
+    """A token: owner, the publish it is for (writer, empty if not given, and number), staged bytes, and expiry."""
 
     owner: int
     writer: str
@@ -62,10 +64,10 @@ class _Stager(NamedTuple):
 
 
 class _Stagers:
-    """Who staged under which token: nobody else may publish or drop it, and what is left over of a writer when it has published can go.
+    """Owners of tokens: only they may publish or drop them. Leftovers of a writer are dropped when it has published.
 
-    Kept in memory only, oldest forgotten first: a token is random, so whoever knows one that is not remembered made it; and what is not
-    remembered expires. Guards: at most ``STAGERS_MAX`` are remembered.
+    In memory only, oldest dropped first: tokens are random, so a caller that knows a dropped one created it, and its
+    data expires. At most ``STAGERS_MAX`` are known.
     """
 
     __slots__ = ("_by_token", "_sizes", "_tokens")
@@ -76,12 +78,12 @@ class _Stagers:
         self._tokens: dict[str, set[bytes]] = {}
 
     def owners(self, tokens: Iterable[bytes]) -> dict[int, bytes]:
-        """Whose tokens these are, each with one of them: thousands have few owners. What is not known is nobody's."""
+        """Return the owners of these tokens, each with one token; unknown tokens have none."""
         get = self._by_token.get
         return {known.owner: token for token in tokens if (known := get(token)) is not None}
 
     def size_of(self, owner: int, now_us: int) -> int:
-        """Bytes that somebody has staged and that have not expired."""
+        """Return an owner's staged bytes that have not expired."""
         while self._by_token:
             token, oldest = next(iter(self._by_token.items()))
             if oldest.expires_at_us > now_us:
@@ -90,7 +92,7 @@ class _Stagers:
         return self._sizes.get(owner, 0)
 
     def note(self, token: bytes, owner: int, write: tuple[str, int], *, size: int, expires_at_us: int) -> None:
-        """Somebody stages so many bytes more under a token, for this writer's publish of this number."""
+        """Record staged bytes for a writer's publish."""
         known = self._by_token.pop(token, None)
         if known is not None:
             self._by_token[token] = known._replace(size=known.size + size, expires_at_us=expires_at_us)
@@ -110,7 +112,7 @@ class _Stagers:
             self._sizes.pop(owner, None)
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Tokens that were published or abandoned."""
+        """Drop published or abandoned tokens."""
         pop, sizes = self._by_token.pop, Counter[int]()
         for token in tokens:
             known = pop(token, None)
@@ -125,18 +127,18 @@ class _Stagers:
             self._count(owner, -size)
 
     def of(self, writer: str) -> list[bytes]:
-        """Tokens meant for some publish of a writer that were neither published nor abandoned."""
+        """Return a writer's tokens that were neither published nor abandoned."""
         return list(self._tokens.get(writer, ()))
 
     def left_over(self, tokens: Sequence[bytes], writer: str, number: int) -> list[bytes]:
-        """Those of these tokens that are meant for this or an earlier number of a writer."""
+        """Return those of these tokens that are for this or an earlier number of a writer."""
         get = self._by_token.get
         known = [(token, get(token)) for token in tokens]
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
 
 
 class _Publishing:
-    """A publish on its way to the disk, and the repeats that wait for it."""
+    """A publish in flight, and the repeats that wait for it."""
 
     __slots__ = ("waiting",)
 
@@ -147,7 +149,7 @@ class _Publishing:
 class StagedPublish:
     """Staging and publishing over one log.
 
-    Invariant: ``_publishing`` holds a writer's latest publish while the log has not answered for it.
+    Invariant: ``_publishing`` holds a writer's latest publish until the log has answered.
     """
 
     __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
@@ -175,13 +177,14 @@ class StagedPublish:
         done: Completion[int] | None,
         expires: bool = True,
     ) -> None:
-        """Store a batch under a token, as ``Broker.stage`` says. expires: whether it does by itself."""
+        """Implement ``Broker.stage``. expires: whether the batch does."""
         self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
         if producer_identity(batch) is not None:
             raise Invalid(
-                ErrorCode.INVALID_BATCH, "a staged batch must not have a producer epoch: its number says it once"
+                ErrorCode.INVALID_BATCH,
+                "a staged batch must not have a producer epoch, because its number identifies it",
             )
         now_us = self._clock.now_us()
         self._admit_staged(by, len(batch), now_us)
@@ -191,7 +194,7 @@ class StagedPublish:
         self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
     def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:
-        """Leave others their share of what may be staged. Raises Busy(STAGE_FULL)."""
+        """Raise Busy(STAGE_FULL) if the caller exceeds its share."""
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(
@@ -199,18 +202,18 @@ class StagedPublish:
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Tokens that were published elsewhere."""
+        """Drop tokens that were published by a transaction."""
         self._stagers.forget(tokens)
 
     def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
-        """Refuse what is no token, or another user's. Raises Invalid(INVALID_REQUEST), Denied(DENIED)."""
+        """Raise Invalid(INVALID_REQUEST) for an invalid token, Denied(DENIED) for another user's."""
         for token in tokens:
             check_token(token)
         for owner, token in self._stagers.owners(tokens).items():
             self._owners.check(by, owner, "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
-        """Drop staged batches, as ``Broker.abandon`` says."""
+        """Implement ``Broker.abandon``."""
         self.check_tokens(tokens, by=by)
         self._stagers.forget(tokens)
         if tokens:
@@ -225,7 +228,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Publish staged batches, as ``Broker.publish`` says, at once."""
+        """Implement ``Broker.publish``, at once."""
         deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
 
     def publishing(
@@ -237,8 +240,10 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """The same a little at a time: all is looked at and laid out before, and cleared away behind, the one step that publishes. Two must
-        not be under way at once: the second would find its tokens taken."""
+        """Publish in slices: checks and layout come before, cleaning up after, the one step that publishes.
+
+        Run one at a time: a second one would find its tokens taken.
+        """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
         for lot in lots(tokens):
@@ -276,7 +281,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
-        """The one step; False where somebody else has published it meanwhile."""
+        """The one step; False if another caller has published it meanwhile."""
         self._check_writer(writer, number, by)
         self.check_tokens(tokens, by=by)
         if self._is_published(writer, number):
@@ -302,15 +307,15 @@ class StagedPublish:
         self._check_step(writer, number, self._state.writers.last(writer))
 
     def _clear(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Forget what was published, and what attempts that failed have left."""
+        """Drop published tokens and the leftovers of failed attempts."""
         for lot in lots(tokens):
             self._stagers.forget(lot)
             yield
-        with suppress(Busy):  # it is published, whatever becomes of these: they expire
+        with suppress(Busy):  # it is published in any case; leftovers expire
             yield from self._abandon_left_over(writer, number)
 
     def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
-        """Drop what is left of this write of a writer, or of an earlier one."""
+        """Drop leftovers of this write of a writer, or of an earlier one."""
         for lot in lots(self._stagers.of(writer)):
             left = self._stagers.left_over(lot, writer, number)
             if left:
@@ -318,12 +323,14 @@ class StagedPublish:
             yield
 
     def writers(self, *, by: Caller) -> list[changes.Published]:
-        """The last publish of every writer that somebody may use, by name."""
+        """Return the last publish of every writer that the caller may use, by name."""
         found = [known for known in self._state.writers if self._owners.may_use(by, known.owner)]
         return sorted(found, key=lambda known: known.writer)
 
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
-        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), also for another user's writer."""
+        """Delete a writer: its next publish is stored whatever its number. Raises Missing(WRITER_MISSING), also for
+        another user's writer.
+        """
         found = self._state.writers.find(writer)
         if found is None or not self._owners.may_use(by, found.owner):
             raise Missing(ErrorCode.WRITER_MISSING, f"no such writer writer={writer!r}")
@@ -332,14 +339,16 @@ class StagedPublish:
         self._state.apply_change(change)
 
     def _admit(self, writer: str, now_us: int, by: Caller) -> None:
-        """Refuse a new writer where there are too many that are too young to forget. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) for a new writer if there are too many that are too young to drop."""
         self._state.writers.forget_idle(now_us)
         if self._state.writers.find(writer) is None:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
 
     def _check_step(self, writer: str, number: int, last: int | None) -> None:
-        """A number far ahead would make duplicates of all that its writer has still to publish. The first one is free: a writer may have
-        been forgotten, or begin anywhere. Raises Invalid(SEQUENCE_GAP)."""
+        """Raise Invalid(SEQUENCE_GAP) for a number far ahead: the writer's later publishes would be duplicates of it.
+
+        The first number is free, because a writer may have been dropped, or start anywhere.
+        """
         limit = self._settings.writer_step_max
         if last is not None and number - last > limit:
             raise Invalid(
@@ -357,7 +366,9 @@ class StagedPublish:
             )
 
     def check_living(self, incarnations: Iterable[int]) -> None:
-        """Publishing to a partition that ended would lose records silently: refuse it as a whole. Raises Missing(PARTITION_MISSING)."""
+        """Raise Missing(PARTITION_MISSING) for an ended partition, because publishing to it would lose records
+        silently.
+        """
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(
@@ -366,7 +377,7 @@ class StagedPublish:
                 )
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
-        """The topics that batches are staged for under these tokens; unknown tokens are ignored."""
+        """Return the topics that batches are staged for under these tokens; unknown tokens are ignored."""
         incarnations: set[int] = set()
         for token in tokens:
             with suppress(Missing):  # published, dropped or expired
@@ -404,13 +415,13 @@ class StagedPublish:
         found = []
         for incarnation, first, after in ranges:
             partition = self._state.catalog.find_partition(incarnation)
-            if partition is not None:  # deleted since: nobody can read it, so nobody needs to know where it was
+            if partition is not None:  # deleted since: its ranges are of no use
                 found.append(PublishedRange(partition, first, after))
         return found
 
 
 def _settle_without(settled: Completion[Ranges], published: int | BrokerError) -> None:
-    """A publish of no tokens, which is a change and nothing more."""
+    """Complete a publish without tokens, which is only a change."""
     settled(published if isinstance(published, BrokerError) else ())
 
 
@@ -419,7 +430,9 @@ def _complete_duplicate(done: Completion[PublishAnswer], synced: int | BrokerErr
 
 
 def check_token(token: bytes) -> None:
-    """Refuse a token that has not 16 bytes, or only zeros, by which stored runs say "no token". Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) unless a token has 16 bytes that are not all zero; stored runs use zeros for "no
+    token".
+    """
     if len(token) != TOKEN_BYTES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"a token has {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):
@@ -427,6 +440,6 @@ def check_token(token: bytes) -> None:
 
 
 def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """A few tokens after the other."""
+    """Yield tokens in portions."""
     for start in range(0, len(tokens), LOT_TOKENS):
         yield tokens[start : start + LOT_TOKENS]

@@ -1,8 +1,7 @@
-"""The broker's whole state, changed in one place: by live requests and by recovery alike.
+"""The broker's whole state, changed in one place by live requests and recovery alike.
 
-Promises: implements ``log.base.Replay``; applying the same changes and batches in the same order gives the same
-state, and so does a snapshot plus what came after it. Applying a change never fails: checks come before a change is
-made. Must not know: when and why changes are made.
+Implements ``log.base.Replay``. The same changes and batches in the same order give the same state, and so does a
+snapshot plus later changes. Applying a change never fails: checks come before the change is made.
 """
 
 from __future__ import annotations
@@ -35,34 +34,34 @@ _TRACKED = 1 << Column.PRODUCER_ID
 
 
 def group_size(name: str, topic: str) -> int:
-    """Bytes that a group counts for, without its members."""
+    """Return the bytes that a group counts for, without its members."""
     return GROUP_BYTES + len(name) + len(topic)
 
 
 def binding_size(name: str, topic: str) -> int:
-    """Bytes that a wire's bare name of a group counts for."""
+    """Return the bytes that a group binding counts for."""
     return BINDING_BYTES + len(name) + len(topic)
 
 
 def key_size(key: str, value: bytes) -> int:
-    """Bytes that a value of a wire's own state counts for."""
+    """Return the bytes that a value of a protocol's own state counts for."""
     return KEY_BYTES + len(key) + len(value)
 
 
 def is_tracked(columns: int, producer_epoch: int) -> bool:
-    """Whether a batch with these columns and this epoch takes part in idempotence (see ``producers``)."""
+    """Return whether a batch with these columns and this epoch takes part in idempotence (see ``producers``)."""
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
 def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
-    """Take one out of a set; nothing is kept of an empty one."""
+    """Remove a value from a set, and the set when it is empty."""
     table[key].discard(one)
     if not table[key]:
         del table[key]
 
 
 class Binding(NamedTuple):
-    """The topic that a wire means by a group's bare name, and whose name it is."""
+    """The topic that a protocol maps a group name to, and the owner of the name."""
 
     topic: str
     owner: int
@@ -70,11 +69,11 @@ class Binding(NamedTuple):
 
 
 class State:
-    """Catalogue, positions, groups, producers, writers, aggregates, transactional ids and the wires' own state.
+    """Catalogue, offsets, groups, producers, writers, aggregates, transactional ids and protocols' own state.
 
-    Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
-    ``classic_groups`` are those that have settled, which count where they are served; ``usage`` counts what is there, by owner; ``touched``
-    holds the names of groups that have changed since somebody last took them, None while nobody wants to know.
+    Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` map a protocol's group name to a
+    topic. ``classic_groups`` are the stable ones, which count where they are coordinated. ``usage`` counts everything,
+    by owner. ``touched`` holds the names of groups changed since they were last taken; None while no caller needs them.
     """
 
     __slots__ = (
@@ -103,11 +102,11 @@ class State:
         self.catalog = Catalog(settings, self.usage)
         self.positions = Positions(self.usage)
         self.groups: dict[tuple[str, str], Group] = {}
-        self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` once more
+        self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` again
         self.group_topics: dict[str, set[str]] = {}  # and by name
         self.classic_groups: dict[str, changes.ClassicGroupStored] = {}
         self.bindings: dict[tuple[str, str], Binding] = {}
-        self.binding_wires: set[str] = set()  # those that ever had one
+        self.binding_wires: set[str] = set()  # protocols that ever had a binding
         self.producers = Producers(settings)
         self.writers = PublishDedup(settings, self.usage)
         self.aggregates = Aggregates(self.usage)
@@ -117,21 +116,21 @@ class State:
         self.touched: set[str] | None = None
 
     def touch(self, group: str) -> None:
-        """Something of the groups of this name is about to change, or has."""
+        """Record that groups of this name change."""
         if self.touched is not None:
             self.touched.add(group)
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """A view of one wire's own state."""
+        """Return a view of a protocol's own state."""
         return MappingProxyType(self._wire_state.get(wire, {}))
 
     def topic_key(self, full_name: str) -> changes.TopicKey:
-        """How positions of this topic are keyed: by its id, or by its name while it does not exist."""
+        """Return the key of this topic's offsets: its id, or its name while it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
 
     def group_owner(self, topic: str, name: str) -> int:
-        """Whose group it is: that of its members, or of its positions where it never had any."""
+        """Return a group's owner: that of its members, or of its offsets if it never had any."""
         group = self.groups.get((topic, name))
         if group is not None and group.owner > UNOWNED:
             return group.owner
@@ -141,11 +140,11 @@ class State:
         return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
-        """A change came back in recovery. Raises Corrupt."""
+        """Apply a change from recovery; raise Corrupt."""
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
-        """Make a change true."""
+        """Apply a change."""
         match change:
             case changes.PositionStored() | changes.PositionsStored():
                 self._store_position(change)
@@ -164,7 +163,7 @@ class State:
             case changes.TopicConfigured():
                 self.catalog.apply_configured(change)
             case changes.TopicPurged():
-                pass  # the log's own entries trim; the change says when, and completes the caller's request
+                pass  # the log's own entries trim; this change records the time and completes the request
             case changes.PositionsDeleted():
                 self.positions.delete(change)
                 self.touch(change.name)
@@ -211,15 +210,16 @@ class State:
             self.touched.add(change.name)
 
     def _touch_topic(self, topic_id: bytes) -> None:
-        """Partitions of a topic ended: so did the positions that groups had in them."""
+        """Partitions of a topic ended, with the groups' offsets in them."""
         topic = self.catalog.find_id(topic_id)
         for name in () if topic is None or self.touched is None else self.group_names.get(topic.name.full, ()):
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """A batch of a producer came back in recovery; one that the state already knows of changes nothing.
+        """Apply a producer's batch from recovery; one that is known changes nothing.
 
-        Earlier versions stored sequences above ``SEQUENCE_MAX``, which no snapshot can hold: their batches are read, but not remembered.
+        Earlier versions stored sequences above ``SEQUENCE_MAX``, which no snapshot can hold: such batches are readable,
+        but not remembered.
         """
         alive = self.catalog.find_partition(header.partition) is not None
         last = header.base_sequence + header.record_count - 1
@@ -232,7 +232,7 @@ class State:
             )
 
     def begin(self, clock: Clock) -> ElapsedClock:
-        """Recovery is over: returns the clock that goes on from the latest time that anything was stamped with."""
+        """End recovery; return the clock that continues from the latest time of any change."""
         latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
@@ -251,7 +251,7 @@ class State:
             self._drop_group((full_name, name))
         for binding in [binding for binding, bound in self.bindings.items() if bound.topic == full_name]:
             self._unbind(binding)
-        topic.partitions = []  # they have their topic: not each the other, or both would wait for a collection of garbage
+        topic.partitions = []  # partitions refer to their topic: without this, both would wait for a garbage collection
 
     def _bind(self, change: changes.GroupBound) -> None:
         self._unbind((change.wire, change.name))
@@ -301,7 +301,7 @@ class State:
         self._charge_members(was.owner, [member.id for member in change.joined], 1)
 
     def wire_owner(self, wire: str, key: str) -> int:
-        """Whose value of a wire's own state it is."""
+        """Return the owner of a value of a protocol's own state."""
         return self._wire_owners.get((wire, key), UNOWNED)
 
     def _set_wire_state(self, change: changes.WireStateSet) -> None:
@@ -318,15 +318,15 @@ class State:
             self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
-        """The whole state. Everything that was applied is in it, so the log asks only when no write batch is open."""
+        """Return the whole state. Everything applied is in it, so the log calls this only without an open write batch."""
         return b"".join(self._pieces())
 
     def encoding(self) -> Encoding:
-        """The same, in pieces, as it is now."""
+        """Return an encoding of the current state, in pieces."""
         return Encoding(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        """A ``changes.Snapshot`` as it is now; what is a table of its own is looked through later, some at a time."""
+        """Yield a ``changes.Snapshot`` of the current state; its tables are encoded later, in portions."""
         groups = list(self.groups.values())
         bindings = dict(self.bindings)
         values = {wire: dict(held) for wire, held in self._wire_state.items()}
@@ -361,7 +361,7 @@ class State:
         )
 
     def restore(self, snapshot: bytes) -> None:
-        """Take over the state as it was; called on an empty state only. Raises Corrupt."""
+        """Load a snapshot into an empty state; raise Corrupt."""
         was = changes.decode_snapshot(snapshot)
         for topic in was.topics:
             self.catalog.restore_topic(topic)

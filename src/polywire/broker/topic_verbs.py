@@ -1,17 +1,20 @@
-"""The broker's verbs that change topics: the part of its facade that makes, grows, shrinks, purges, configures and deletes them.
+"""Verbs that create, grow, shrink, purge, configure and delete topics.
 
-What touches few partitions is one group of the log and true when the call returns. What touches more than ``AT_ONCE_MAX`` is done in slices
-(``topic_work``), others' requests in between, and ordered so that a stop anywhere leaves what a start accepts:
+Changes of few partitions are one group of the log and take effect before the call returns. Changes of more than
+``AT_ONCE_MAX`` partitions run in slices (``topic_work``), with other requests in between, in an order that leaves a
+valid state at any stop:
 
-* a topic, or more partitions, begin with the one change that names them, when all of them are open in the log. Nobody sees them before;
-* a topic, or its last partitions, end with the one change that says so, at once. What the log has of them is dropped behind it;
-* a purge trims one partition after the other up to where it ended when the purge was asked for;
-* several topics are ended, or purged, one after the other.
+* A topic, or additional partitions, appear with one change, after all partitions were opened in the log.
+* A topic, or its last partitions, disappear at once with one change; the log drops their data afterwards.
+* A purge trims one partition after the other, up to its end at the time of the request.
+* Several topics are deleted, or purged, one after the other.
 
-What a stop leaves open in the log without a topic is dropped by the next start. An answer is given when all of it has its level.
+The next start drops partitions that a stop left open in the log without a topic. A request completes when all of it has
+its level.
 
-Promises: what was looked up when a change was asked for is looked up again when its turn has come and before it is made; partitions being
-dropped count for the limit of partitions, so however fast topics come and go memory is bounded. Must not know: wires, records.
+Guarantees:
+* Preconditions are checked at the request, and again before the change is made.
+* Partitions being dropped count towards the limit of partitions, which bounds memory however fast topics come and go.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.claims import Claims
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
@@ -37,7 +40,7 @@ from polywire.log.base import Completion, Need, PartitionLog
 from polywire.types import Level, TopicName
 
 Then = Callable[[Topic], None]
-"""Called with a topic as soon as what was asked for can be used."""
+"""Called with a topic as soon as it can be used."""
 
 
 class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
@@ -49,7 +52,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     clock: Clock
     _topic_work: OrderedWork
 
-    # Topics begin
+    # Create
 
     def create_topic(
         self,
@@ -59,14 +62,15 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         *,
         internal: bool = False,
         partition_count_min: int = 1,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Make a topic at once, however many partitions it has; it can be used when this returns. ``make_topic`` is for what peers ask for.
+        """Create a topic at once, whatever its size; it can be used when this returns. For requests of clients use
+        ``make_topic``.
 
-        partition_count_min: whoever allows none has topics that nobody can write to.
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        partition_count_min: 0 permits topics without partitions, which cannot be written. Raises Invalid(INVALID_TOPIC,
+        INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -87,14 +91,14 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         settings: TopicSettings | None = None,
         *,
         partition_count_min: int = 1,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.SYNCED,
         then: Then,
         done: Completion[int],
     ) -> bool:
-        """Make a topic of any size; ``then`` is called with it as soon as it can be used. Returns whether it was.
+        """Create a topic of any size; ``then`` is called as soon as it can be used. Return whether it was.
 
-        Raises as ``create_topic``; what is found out later ``done`` gets, and there is no topic then.
+        Raises as ``create_topic``; ``done`` gets later errors, and then there is no topic.
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -109,10 +113,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         self._topic_work.put(self._making(check, made, count, lambda: then(self.topic(name.full)), level, done))
         return False
 
-    def ensure_topic(self, full_name: str, *, by: Caller = NOBODY) -> Topic:
-        """The topic of this name, made at once with the default settings when it is missing.
+    def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
+        """Return the topic with this name, created at once with the default settings if it is missing.
 
-        Raises Missing(TOPIC_MISSING) when topics are not made automatically, else as ``create_topic``.
+        Raises Missing(TOPIC_MISSING) if topics are not created automatically, else as ``create_topic``.
         """
         if not self.settings.auto_create or self._catalog.find(full_name) is not None:
             return self.topic(full_name)
@@ -124,9 +128,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         partition_count: int,
         settings: TopicSettings | None = None,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
     ) -> None:
-        """Find out whether a topic could be made; nothing is. Raises as ``create_topic``."""
+        """Check whether a topic could be created, without creating it. Raises as ``create_topic``."""
         self._check_new(name, partition_count, settings or TopicSettings(), partition_count_min=1, by=by)
 
     def grow_topic(
@@ -138,10 +142,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
-        """Add partitions up to this count; ``then`` is called as soon as they can be used. Returns whether it was, or would have been.
+        """Add partitions up to this count; ``then`` is called as soon as they can be used. Return whether it was, or
+        would have been.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL); what is found out later ``done`` gets,
-        Busy(BUSY) where the topic has grown or shrunk meanwhile, and nothing is added then.
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL). ``done`` gets later
+        errors, such as Busy(BUSY) if the topic has grown or shrunk meanwhile; nothing is added then.
         """
         added = self._check_growth(topic, partition_count)
         if added > AT_ONCE_MAX:
@@ -180,7 +185,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         added = self._catalog.check_growth(topic, partition_count)
         if expected not in (None, added):
             raise Busy(ErrorCode.BUSY, f"partitions of the topic were changed meanwhile name={topic.name.full!r}")
-        self._state.quotas.admit(Kind.PARTITIONS, NOBODY, 0, count=added, owner=topic.owner)
+        self._state.quotas.admit(Kind.PARTITIONS, NO_CALLER, 0, count=added, owner=topic.owner)
         return added
 
     def _created(
@@ -204,7 +209,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Say that partitions which are open in the log belong to a topic."""
+        """Assign partitions that are open in the log to a topic."""
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
         for log in opened:
@@ -221,7 +226,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> Steps:
-        """Open so many partitions, then have a change begin them."""
+        """Open partitions, then make the change that publishes them."""
         opened: list[PartitionLog] = []
         try:
             check()
@@ -241,10 +246,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             self._catalog.leaving += len(opened)
             yield from self._dropping([log.incarnation for log in opened], level, None)
 
-    # Topics end
+    # Delete
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> None:
-        """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
+        """Delete a topic with its records, offsets and groups. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
         self._end(
             changes.TopicDeleted(topic.id), [partition.incarnation for partition in topic.partitions], level, done
@@ -254,7 +259,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def shrink_topic(
         self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """End the last partitions, with their records and positions, until so many are left; none may be.
+        """Remove the last partitions, with records and offsets, until this count is left; 0 is allowed.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
         """
@@ -274,11 +279,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int],
     ) -> None:
-        """End topics, one after the other: at once where they are few, else in slices. ``ended`` is called with each as soon as it is gone,
-        ``then`` behind the last; ``done`` when all of it has its level. Who ends one of them meanwhile has done part of the work.
+        """Delete topics one after the other: at once if they are few, else in slices.
 
-        Where they are few, raises as ``delete_topic`` and what ``then`` raises; else ``done`` gets what ends the work too early. What is gone
-        stays gone.
+        ``ended`` is called with each as soon as it is gone, ``then`` after the last, ``done`` when everything has its
+        level. Topics deleted by others meanwhile are skipped. Few topics: raises as ``delete_topic``, and what ``then``
+        raises; otherwise ``done`` gets the error. Deleted topics stay deleted.
         """
         if are_many(topics):
             self._topic_work.put(self._deleting(topics, ended, then, level, done))
@@ -309,7 +314,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
-        """As ``delete_topic``, but the log drops what it has of many partitions before anything else is done."""
+        """Delete a topic; the log drops the data of many partitions before anything else."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
@@ -321,7 +326,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         yield from self._dropping(numbers, Level.MEMORY, None)
 
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
-        """Make a change that ends partitions, and drop what the log has of them: with it, or behind it where they are many."""
+        """Make a change that ends partitions, and drop their data: with it, or afterwards if they are many."""
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
             self._drop_behind(ended, level, done)
@@ -347,22 +352,24 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
                 done(error)
 
     def _drop_what_a_stop_left(self) -> None:
-        """Drop what the log has open without a topic: it was being made, or dropped, when the broker stopped."""
+        """Drop partitions that are open in the log without a topic, because the broker stopped while creating or
+        dropping them.
+        """
         left = [number for number in self._log.incarnations() if self._catalog.find_partition(number) is None]
         if left:
             self._catalog.next_incarnation = max(self._catalog.next_incarnation, max(left) + 1)
             self._drop_behind(left, Level.MEMORY, None)
 
-    # What topics hold, and how they hold it
+    # Configure
 
     def configure_topic(
         self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
+        """Change a topic's settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
         settings.check()
         self._catalog.check_alive(topic)
         more = settings.size - topic.settings.size
-        self._state.quotas.admit(Kind.TOPICS, NOBODY, more, count=0, owner=topic.owner)
+        self._state.quotas.admit(Kind.TOPICS, NO_CALLER, more, count=0, owner=topic.owner)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()

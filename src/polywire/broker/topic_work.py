@@ -1,7 +1,4 @@
-"""Steps of changes of topics with thousands of partitions, for ``sliced.OrderedWork``.
-
-Promises: what the log is too busy for now is done as soon as it is not. Must not know: what a change is.
-"""
+"""Steps for changes of topics with thousands of partitions, for ``sliced.OrderedWork``."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ from polywire.broker.sliced import Steps
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 
-AT_ONCE_MAX: Final = 500  # partitions that one pass of the loop opens, trims or drops, in up to 7 ms; more go in slices
+# partitions that one pass of the loop opens, trims or drops, in up to 7 ms; larger changes run in slices
+AT_ONCE_MAX: Final = 500
 
 
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
-    """Add something to the log, again and again while it is busy. Raises what it refuses for another reason."""
+    """Add something to the log, retrying while it is busy. Raises any other refusal."""
     while True:
         try:
             addition()
@@ -29,5 +27,5 @@ def retry_while_busy(addition: Callable[[], None]) -> Steps:
 
 
 def are_many(topics: Sequence[Topic]) -> bool:
-    """Whether they take longer to change than one pass of the loop has time for."""
+    """Return whether changing them takes longer than one pass of the loop may."""
     return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

@@ -1,7 +1,6 @@
-"""Topics and partitions as every verb sees them.
+"""Topics and partitions.
 
-Promises: a topic's partitions are numbered 0, 1, 2 …; each has an incarnation that no other partition ever had or will have.
-Must not know: how topics are stored, any wire.
+A topic's partitions are numbered 0, 1, 2 …; each has an incarnation that is never reused.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from polywire.types import TopicName
 
 
 class Partition:
-    """One partition of a topic. ``ended`` turns true when the topic or the partition is deleted and never turns back.
+    """One partition of a topic. ``ended`` becomes true, for good, when the topic or the partition is deleted.
 
-    Invariant: ``log`` is set before anybody but recovery sees the partition.
+    Invariant: ``log`` is set before any caller but recovery sees the partition.
     """
 
     __slots__ = ("ended", "incarnation", "log", "number", "topic")
@@ -30,12 +29,12 @@ class Partition:
         self.ended = False
 
     def attach(self, log: PartitionLog) -> None:
-        """Begin to use this log, as the topic's settings say."""
+        """Use this log, as the topic's settings say."""
         self.log = log
         self.configure()
 
     def configure(self) -> None:
-        """The topic's settings may be others."""
+        """Apply changed settings of the topic."""
         self.log.compression = self.topic.settings.stored_compression
 
     def __repr__(self) -> str:
@@ -43,7 +42,10 @@ class Partition:
 
 
 class Topic:
-    """One topic; ``id`` are 16 random bytes, so that a topic deleted and made again is never mistaken for the old one."""
+    """One topic; ``id`` are 16 random bytes, which distinguish a topic from a deleted one of the same name.
+
+    owner: its creator, whose quota it counts for; not who may use it.
+    """
 
     __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
 
@@ -64,7 +66,7 @@ class Topic:
         self.created_at_us = created_at_us
 
     def written_to(self) -> list[Partition]:
-        """Its partitions, for whoever has to choose one. Raises Missing(PARTITION_MISSING) when there are none."""
+        """Return the partitions to choose from for writing; raise Missing(PARTITION_MISSING) if there are none."""
         if not self.partitions:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
         return self.partitions

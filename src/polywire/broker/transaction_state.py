@@ -1,7 +1,7 @@
-"""Transactional ids, each with the epoch that fences whoever held it before, and what its latest transaction holds; and of transactions
-that several shards have parts of, what was decided (decision 0079).
+"""Transactional ids with their epochs, the content of their latest transactions, and decisions for other shards
+(decision 0079).
 
-Promises: follows from the changes alone, also what is forgotten when. Must not know: the log, staged bytes, wires.
+The state follows from the changes alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.broker.view import Views, encoded, one_by_one
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import Level
 
-PRODUCER_EPOCHS: Final = 32_767  # of one producer number: its wire has 15 bits for them, and keeps the last one free
+PRODUCER_EPOCHS: Final = 32_767  # of one producer id: the protocol has 15 bits for them, and the last one stays unused
 
 
 TransactionChange = (
@@ -35,15 +35,15 @@ TransactionChange = (
 )
 
 BRANCH: Final = "\0"
-"""Before the id of a transaction, the name of its branch in another shard than its home: nobody can hold an id that begins so."""
+"""Prefix of a participant's name, before the transactional id; clients cannot hold an id with this prefix."""
 INTERNAL: Final = "__polywire-"
-"""Begins the transactional ids of the broker itself. A client that could hold one would block what the broker uses it for."""
+"""Prefix of the broker's own transactional ids. A client that held one would block the broker's use."""
 _OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose positions a transaction moves: the member that owns the partitions it has read."""
+    """Owner of offsets that a transaction commits: the group member with the partitions it has read."""
 
     topic: str = ""
     group: str = ""
@@ -53,7 +53,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class HeldOffsets:
-    """Next offsets that wait for the end of a transaction, by partition number, and what was written beside some: epoch and metadata."""
+    """Next offsets that wait for the end of a transaction, by partition number, with epoch and metadata of some."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     notes: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -68,10 +68,16 @@ class HeldOffsets:
 class Transaction:
     """A transactional id and its latest transaction.
 
-    at_us: when it last began, staged records or ended. token: what its records are staged under. messages, batches: how many.
-    sequences: the last one by partition incarnation. positions: what is committed with it. producer: who holds the id, where its wire numbers
-    producers; only then ``partitions`` are those that it may stage for, and sequences go on over the transactions of an epoch. shards: others
-    that may have a branch of it. home: of a branch, the shard that decides what becomes of it.
+    Attributes:
+        at_us: when it last began, staged records or ended.
+        token: of its staged records.
+        messages, batches: how many are staged.
+        sequences: the last one by partition incarnation.
+        positions: offsets committed with it.
+        producer: holder of the id, for protocols with producer ids. Only then ``partitions`` are those that it may
+            stage for, and sequences continue over the transactions of an epoch.
+        shards: others that may have participants of it.
+        home: of a participant, the coordinator shard.
     """
 
     id: str
@@ -100,12 +106,12 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether its transaction is under way."""
+        """Whether it is in progress."""
         return self.state in _OPEN
 
     @property
     def phase(self) -> TransactionState:
-        """How it stands, for who does not mind where its parts are."""
+        """Its state, regardless of where participants are."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
@@ -143,21 +149,21 @@ class Transaction:
 
 
 def is_branch(name: str) -> bool:
-    """Whether this is the name of a branch, and no transactional id."""
+    """Return whether this is the name of a participant, and no transactional id."""
     return name.startswith(BRANCH)
 
 
 def level_of(transaction: Transaction, level: Level) -> Level:
-    """What a transaction stages and its end have, where one shard would be content with ``level``."""
+    """Return the level for a transaction's staged data and end, if a single shard would need only ``level``."""
     return Level.SYNCED if transaction.state is TransactionState.SHARED else level
 
 
 class TransactionTable:
     """All transactional ids, longest idle first.
 
-    Invariant: one is forgotten only when it has been idle for ``transactional_id_expiry_us``: its epoch keeps older ones out. ``_moving``
-    are those that hold positions of a group, by its name. ``decisions``, by token, are kept until every shard has followed: whatever becomes
-    of the id meanwhile.
+    Invariant: an id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences
+    older holders. ``_moving`` are those that commit offsets of a group, by its name. ``decisions``, by token, stay
+    until every shard has applied them, even if the id is deleted.
     """
 
     __slots__ = ("_by_id", "_deciding", "_moving", "_settings", "_usage", "_views", "decisions", "open")
@@ -168,28 +174,28 @@ class TransactionTable:
         self._by_id: dict[str, Transaction] = {}
         self._moving: dict[str, dict[str, None]] = {}
         self.decisions: Final[dict[bytes, TransactionDecided]] = {}
-        self._deciding: dict[str, int] = {}  # how many of them an id has
-        self.open: Final[dict[str, None]] = {}  # ids whose transaction is under way, the longest first
+        self._deciding: dict[str, int] = {}  # number of decisions by id
+        self.open: Final[dict[str, None]] = {}  # ids with a transaction in progress, oldest first
         self._views: Final = Views(self._stored)
 
     def check_reserved(self, id_: str, *, is_internal: bool) -> None:
-        """Raise Invalid(INVALID_NAME) for the name of a branch, and for an id that only the broker itself uses unless it is asking."""
+        """Raise Invalid(INVALID_NAME) for a participant's name, and for the broker's own ids unless ``is_internal``."""
         if is_branch(id_) or id_.startswith(INTERNAL) is not is_internal:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
 
     def find(self, id_: str) -> Transaction | None:
-        """The latest transaction of a transactional id."""
+        """Return the latest transaction of a transactional id."""
         return self._by_id.get(id_)
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self._by_id.values())
 
     def moving(self, group: str) -> list[Transaction]:
-        """Open transactions that hold positions of a group."""
+        """Return open transactions that commit offsets of a group."""
         return [self._by_id[id_] for id_ in self._moving.get(group, ())]
 
     def apply(self, change: TransactionChange) -> None:
-        """Make a change true."""
+        """Apply a change."""
         match change:
             case changes.TransactionalIdStored():
                 self.apply_stored(change)
@@ -211,7 +217,7 @@ class TransactionTable:
                 assert_never(change)
 
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
-        """A transactional id is as the change says; those idle for too long are forgotten."""
+        """Apply the state of a transactional id; drop those that were idle for too long."""
         was = self._by_id.get(change.id)
         if was is not None:
             self._views.changing(change.id)
@@ -234,17 +240,17 @@ class TransactionTable:
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Forget those that have been idle for too long: what they staged has expired long ago."""
+        """Drop ids that were idle for too long; their staged data has expired long before."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
-            if oldest.state is TransactionState.SHARED:  # it is not ours alone to forget
+            if oldest.state is TransactionState.SHARED:  # its coordinator decides
                 return
             if now_us - oldest.at_us <= self._settings.transactional_id_expiry_us:
                 return
             self.forget(oldest.id)
 
     def forget(self, id_: str) -> None:
-        """Forget one, and its epoch with it."""
+        """Drop an id and its epoch."""
         self._views.changing(id_)
         known = self._by_id.pop(id_, None)
         if known is not None:
@@ -260,7 +266,7 @@ class TransactionTable:
                 self._moving.setdefault(scope.group, {})[transaction.id] = None
 
     def _ended(self, transaction: Transaction) -> None:
-        """Its transaction is under way no more."""
+        """Its transaction is no longer in progress."""
         self.open.pop(transaction.id, None)
         for scope in transaction.positions:
             moving = self._moving.get(scope.group, {})
@@ -269,14 +275,14 @@ class TransactionTable:
                 self._moving.pop(scope.group, None)
 
     def apply_joined(self, change: changes.TransactionJoined) -> None:
-        """Others may have branches of it."""
+        """Apply that other shards may participate."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         found.state = TransactionState.SHARED
         found.shards.update(dict.fromkeys(change.shards))
 
     def _decide(self, transaction: Transaction, *, commits: bool) -> None:
-        """It ends, for all that have branches of it."""
+        """Record the decision for all participants."""
         if transaction.shards:
             shards, transaction.shards = tuple(transaction.shards), {}
             self._put_decision(TransactionDecided(transaction.token, transaction.id, commits, shards))
@@ -286,7 +292,7 @@ class TransactionTable:
         self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
 
     def _settle(self, token: bytes) -> None:
-        """All have followed a decision, if there was one."""
+        """All shards have applied a decision, if there was one."""
         decided = self.decisions.pop(token, None)
         if decided is not None:
             self._deciding[decided.id] -= 1
@@ -294,11 +300,11 @@ class TransactionTable:
                 del self._deciding[decided.id]
 
     def is_deciding(self, id_: str) -> bool:
-        """Whether a transaction of this id has been decided and some shard may not have followed."""
+        """Return whether some shard may not have applied the decision for this id yet."""
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
-        """It may stage for further partitions."""
+        """Apply that it may stage for more partitions."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -306,7 +312,7 @@ class TransactionTable:
         self._resized(found, was)
 
     def apply_staged(self, change: changes.TransactionStaged) -> None:
-        """One more batch is staged."""
+        """Apply a staged batch."""
         found = self._touch(change.id, change.at_us)
         had = len(found.sequences) + len(found.partitions)
         found.messages = change.messages
@@ -318,7 +324,7 @@ class TransactionTable:
         self._usage.charge(Kind.TRANSACTIONAL_IDS, found.owner, 0, NUMBER_BYTES * added)
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
-        """Positions are to be moved with it."""
+        """Apply offsets to be committed with it."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
@@ -327,7 +333,7 @@ class TransactionTable:
         self._resized(found, was)
 
     def apply_committed(self, change: changes.TransactionCommitted) -> None:
-        """Its transaction was published."""
+        """Apply a commit."""
         self._views.changing(change.id)
         self._decide(self._by_id[change.id], commits=True)
         if change.raised is not None:
@@ -355,16 +361,16 @@ class TransactionTable:
 
     @property
     def latest_us(self) -> int:
-        """When any of them was used last, 0 when none was."""
+        """Return the last use of any id, 0 without any."""
         return max((known.at_us for known in self._by_id.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """All transactional ids as they are now, longest idle first, encoded in pieces."""
+        """Yield all transactional ids as of now, longest idle first, encoded in pieces."""
         found = self._views.open(list(self._by_id))
         return encoded(len(self._by_id), found, _weight)
 
     def encoded_decisions(self) -> Iterator[bytes]:
-        """What was decided and not settled, as it is now."""
+        """Yield the unsettled decisions as of now."""
         return one_by_one(list(self.decisions.values()))
 
     def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
@@ -411,7 +417,7 @@ class TransactionTable:
     def restore(
         self, states: Iterable[changes.TransactionalIdState], decisions: Iterable[TransactionDecided] = ()
     ) -> None:
-        """Take over transactional ids as they were, and what was decided."""
+        """Load transactional ids and decisions from a snapshot."""
         for decided in decisions:
             self._put_decision(decided)
         for state in states:
@@ -439,7 +445,7 @@ class TransactionTable:
 
 
 def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
-    """A transaction moves these positions, whatever it would have moved them to before."""
+    """Add offsets to a transaction, replacing earlier ones."""
     own = Scope(change.topic, change.group, change.member, change.generation)
     for scope, held in transaction.positions.items():
         if (scope.topic, scope.group) == (own.topic, own.group):
@@ -452,11 +458,11 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
 
 
 def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
-    """Whether who holds the id is who held it: a branch may have had another home, which had counted epochs of its own."""
+    """Return whether the holder is unchanged; a participant may have had another coordinator, with epochs of its own."""
     return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:
-    """What encoding one costs, by the numbers it has."""
+    """Return the cost of encoding an id, by the numbers it has."""
     held = sum([len(offsets.offsets) for offsets in known.held])
     return (len(known.sequences) + len(known.partitions) + held) // 8

@@ -1,7 +1,7 @@
-"""Transactions that are open over many requests: records staged one by one, positions of a group, and one atomic end.
+"""Transactions over many requests: staged records and offsets of groups, with one atomic end.
 
-Promises: what a transaction holds is journalled in the same group as the staged record, so counts and records agree after any crash; the
-records and the positions of a commit become true in one group (decision 0012). Must not know: wires, who is a member of what.
+The content of a transaction is journalled in the same group as the staged record, so counts and records agree after any
+crash. Records and offsets of a commit take effect in one group (decision 0012).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.broker import changes
 from polywire.broker.changes import TransactionalProducer, TransactionState
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
 from polywire.broker.groups.commits import NO_NOTES, Commits
-from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, Owners, heir
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import Admission
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
@@ -33,15 +33,15 @@ from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level, PositionKind
 
 NO_EPOCH: Final = -1
-CHECKED_MAX: Final = 1_000  # open transactions that are looked at in one pass
-BATCHES_AT_ONCE_MAX: Final = 500  # of a transaction that is committed in one go: a millisecond
+CHECKED_MAX: Final = 1_000  # open transactions checked per pass
+BATCHES_AT_ONCE_MAX: Final = 500  # batches of a transaction that is committed at once: a millisecond
 NUMBER_ENTRY_BYTES: Final = 9  # of a number in a change, at most
 _NO_TOKEN: Final = b""
 _record_count: Final = header_fields("record_count")
 
 
 class _Ending:
-    """A commit that takes a while, and who waits for it. ``is_over``: it was broken off."""
+    """A commit in progress, and the callers that wait for it. ``is_over``: it was cancelled."""
 
     __slots__ = ("is_over", "publication", "waiting")
 
@@ -51,13 +51,13 @@ class _Ending:
         self.is_over = False
 
     def notify(self, result: int | BrokerError) -> None:
-        """It was committed, or not."""
+        """Complete the waiting callers."""
         for done in self.waiting:
             done(result)
 
 
 def _nothing() -> None:
-    """Nothing has to be looked at again."""
+    """Do nothing."""
 
 
 def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
@@ -67,11 +67,15 @@ def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
 class Transactions:
     """The transactions of all transactional ids.
 
-    Unless a caller says less, everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then
-    committing the rest, would tear it apart. So a transaction whose producer is content with less has aborted when the broker starts again;
-    what several shards have parts of is always synced (decision 0079). A branch is ended by ``Branches`` alone.
-    Invariant: ``_left_open`` are the tokens of those; ``_endings`` are the commits on their way, by transactional id: one is broken off
-    before its transaction changes otherwise.
+    By default everything is synced before it is acknowledged: losing the tail of a transaction in a power failure, and
+    then committing the rest, would break its atomicity. So the transaction of a producer that asks for less is aborted
+    by the next start; a transaction with participants in several shards is always synced (decision 0079). Participants
+    are ended by ``Branches`` alone.
+
+    Invariant: ``_left_open`` are the tokens of those to abort. ``_endings`` are the commits in progress, by
+    transactional id: one is cancelled before its transaction changes otherwise.
+
+    work: lays out large commits.
     """
 
     __slots__ = (
@@ -129,15 +133,16 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Have somebody notified when a transaction has ended that other shards have branches of, from inside the call that ends it."""
+        """Call back when a transaction with participants has ended, from inside the call that ends it."""
         self._on_decided = notify
 
     # Transactional ids
 
-    def find(self, id_: str, *, by: Caller = NOBODY) -> Transaction | None:
-        """Return the latest transaction of a transactional id; one whose time is over has aborted.
+    def find(self, id_: str, *, by: Caller = NO_CALLER) -> Transaction | None:
+        """Return the latest transaction of a transactional id; one that has timed out is aborted.
 
-        Another user's id looks like one that does not exist. Only holding it (``begin_epoch``) reports that it is taken.
+        Another user's id looks like one that does not exist. Only holding it (``begin_epoch``) reports that it is
+        taken.
         """
         found = self._state.transactions.find(id_)
         if found is None or not self._owners.may_use(by, found.owner):
@@ -148,7 +153,7 @@ class Transactions:
         return self._state.transactions.find(id_)
 
     def _is_over(self, transaction: Transaction) -> bool:
-        """Whether an open transaction has taken too long, or what it staged may have expired or be lost."""
+        """Return whether an open transaction has timed out, or its staged data may have expired or be lost."""
         if not transaction.is_open or transaction.is_branch or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
@@ -159,7 +164,7 @@ class Transactions:
         return now_us >= transaction.began_at_us + producer.timeout_us or transaction.token in self._left_open
 
     def abort_late(self) -> None:
-        """Abort transactions whose time is over, looking at some at a time. Raises Busy(DISK_FULL)."""
+        """Abort transactions that timed out, checking some per call. Raises Busy(DISK_FULL)."""
         if not self._unchecked:
             self._unchecked = list(self._state.transactions.open)
         for id_ in self._unchecked[:CHECKED_MAX]:
@@ -170,13 +175,12 @@ class Transactions:
         self._owners.check(by, transaction.owner, "transactional_id", transaction.id)
 
     def begin_epoch(
-        self, id_: str, *, epoch_min: int = 0, by: Caller = NOBODY, done: Completion[int] | None
+        self, id_: str, *, epoch_min: int = 0, by: Caller = NO_CALLER, done: Completion[int] | None
     ) -> Transaction:
-        """Hold this transactional id: an open transaction of whoever held it before is aborted, and that one fenced.
+        """Hold this transactional id: abort an open transaction of the previous holder, and fence it.
 
-        epoch_min: what the new epoch is at least, for who has had later ones elsewhere.
-
-        Raises Invalid(INVALID_NAME), Denied(DENIED) when it is another user's, Busy(BUSY) when there are too many, Busy(DISK_FULL).
+        epoch_min: minimum of the new epoch, for a holder that had later ones in another shard. Raises
+        Invalid(INVALID_NAME), Denied(DENIED) for another user's id, Busy(BUSY) if there are too many, Busy(DISK_FULL).
         """
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
@@ -191,14 +195,19 @@ class Transactions:
         timeout_us: int,
         level: Level = Level.SYNCED,
         is_internal: bool = False,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         done: Completion[int] | None,
     ) -> Transaction:
-        """The same for a wire that numbers producers: whoever holds the id next has the number of whoever held it before, with an epoch of
-        its own, as long as there are any. asks_again: it says that it holds the id, in the present epoch or the one before; asked twice from
-        one epoch, it is given the same next one. level: of the answer, and of what is staged. is_internal: the id is the broker's own.
+        """Hold a transactional id for a protocol with producer ids.
 
-        Raises as ``begin_epoch``.
+        The next holder gets the same producer id with a new epoch, while there are unused ones. Raises as
+        ``begin_epoch``.
+
+        Args:
+            asks_again: the caller claims to hold the id, in the present or the previous epoch; a repeated request from
+                one epoch gets the same next one.
+            level: of the answer, and of staged data.
+            is_internal: the id is the broker's own.
         """
         known = self._admit_holder(id_, by, is_internal=is_internal)
         made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
@@ -213,7 +222,7 @@ class Transactions:
         return self._store(made, done, kept_at)
 
     def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:
-        """Begin the next epoch, with a new number when the present one has no more."""
+        """Begin the next epoch, with a new producer id if the present one has none left."""
         producer, last = transaction.producer, transaction.epoch
         transaction.epoch = last + 1
         if producer is None:
@@ -225,7 +234,7 @@ class Transactions:
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
     def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
-        """Let somebody hold an id: what is open is abandoned. Returns how it stood. Raises as ``begin_epoch``."""
+        """Let a caller hold an id, aborting an open transaction; return the previous state. Raises as ``begin_epoch``."""
         check_name(id_, self._settings.name_bytes_max)
         self._state.transactions.check_reserved(id_, is_internal=is_internal)
         self._state.transactions.forget_idle(self._clock.now_us())
@@ -241,14 +250,17 @@ class Transactions:
         return known
 
     def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
-        """The transactional ids that somebody may use, each with its latest transaction, by id; not to be changed. branches: and those of
-        other homes' ids."""
+        """Return the transactional ids that the caller may use, by id, with their latest transactions, which must not
+        be changed.
+
+        branches: include participants of transactions coordinated by other shards.
+        """
         known, may_use = self._state.transactions, self._owners.may_use
         found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
         return sorted(found, key=lambda known: known.id)
 
-    def delete(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None = None) -> None:
-        """Forget a transactional id: its open transaction is aborted, and its epochs count from 0 again.
+    def delete(self, id_: str, *, by: Caller = NO_CALLER, done: Completion[int] | None = None) -> None:
+        """Delete a transactional id: abort its open transaction; its epochs restart at 0.
 
         Raises Missing(TRANSACTION_MISSING), also for another user's, and Busy(DISK_FULL).
         """
@@ -264,7 +276,7 @@ class Transactions:
     def _store(
         self, transaction: Transaction, done: Completion[int] | None, level: Level = Level.SYNCED
     ) -> Transaction:
-        """Journal how a transactional id stands, with a transaction that holds nothing."""
+        """Journal the state of a transactional id, with an empty transaction."""
         change = self._change_of(transaction)
         self._log.change(changes.encode(change), level=level, done=done)
         self._apply_end(change)
@@ -273,7 +285,7 @@ class Transactions:
         return stored
 
     def _apply_end(self, change: changes.TransactionalIdStored | changes.TransactionCommitted) -> None:
-        """Make true what may have ended a transaction."""
+        """Apply a change that may have ended a transaction."""
         self._state.apply_change(change)
         if self._state.transactions.decisions:
             self._on_decided()
@@ -304,7 +316,7 @@ class Transactions:
     def add_partitions(
         self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
     ) -> None:
-        """Let a numbered producer stage for these partitions, in a transaction that begins with them unless one is open.
+        """Let a producer stage for these partitions; opens a transaction unless one is open.
 
         Raises Busy(BUSY, DISK_FULL).
         """
@@ -321,14 +333,14 @@ class Transactions:
         self._state.apply_change(change)
 
     def _admit_partitions(self, transaction: Transaction, held: Collection[int], count: int) -> None:
-        """Let so many partitions more be held for a transaction. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) if a transaction may not have ``count`` more partitions."""
         limit = self._settings.transaction_partitions_max
         if count and len(held) + count > limit:
             raise Busy(ErrorCode.BUSY, f"too many partitions in transactions of one epoch limit={limit}")
         self._admit_numbers(transaction, count)
 
     def _reserve_end(self, id_: str) -> None:
-        """What a transaction staged goes in the group that says how it ended, or not at all. Raises Busy(DISK_FULL)."""
+        """Reserve space so that staged data is removed in the group that records the end. Raises Busy(DISK_FULL)."""
         self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
 
     def stage(
@@ -342,10 +354,10 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Hold a batch with these sequences back for the end of an open transaction; False for a repeat: nothing is staged, and ``done``
-        follows the original.
+        """Stage a batch with these sequences; False for a repeat, for which ``done`` follows the original.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY, STAGE_FULL, DISK_FULL).
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY,
+        STAGE_FULL, DISK_FULL).
         """
         assert transaction.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
@@ -364,7 +376,7 @@ class Transactions:
         level = level_of(transaction, level)
         now_us = (
             self._clock.now_us()
-        )  # before the staging reads the clock: its records outlive ``at_us`` by their whole time
+        )  # before staging reads the clock, so that its records expire later than ``at_us`` says
         self._staging.stage(
             transaction.token,
             partition,
@@ -383,12 +395,14 @@ class Transactions:
         return True
 
     def _admit_numbers(self, transaction: Transaction, count: int, size: int = 0) -> None:
-        """Let a transaction hold so many numbers more, and text beside them, for the share of whoever owns it. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) if a transaction may not have ``count`` more numbers, and ``size`` bytes of text, in its
+        owner's share.
+        """
         size += NUMBER_BYTES * count
-        self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NOBODY, size, count=0, owner=transaction.owner)
+        self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NO_CALLER, size, count=0, owner=transaction.owner)
 
     def _check_current(self, transaction: Transaction) -> None:
-        """Refuse what comes when a transaction has ended, or is about to. Raises Conflict(PRODUCER_FENCED)."""
+        """Raise Conflict(PRODUCER_FENCED) if a transaction has ended, or is ending."""
         found = self._state.transactions.find(transaction.id)
         if found is not transaction or not found.is_open or found.id in self._endings:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transaction.id!r}")
@@ -400,17 +414,18 @@ class Transactions:
         offsets: Mapping[int, int],
         *,
         notes: Mapping[int, tuple[int, str]] = NO_NOTES,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> None:
-        """Commit these next offsets of a group, by partition number, with an open transaction. notes: epoch and metadata of some.
+        """Commit these next offsets of a group, by partition number, with an open transaction. notes: epoch and
+        metadata of some.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
-        if transaction.producer is not None:  # refused now, not at the end
+        if transaction.producer is not None:  # refuse now, not at the end
             self._stored(transaction, scope, HeldOffsets(dict(offsets), dict(notes)), by)
         held = transaction.positions.get(scope)
         added = len(offsets) if held is None else len(offsets.keys() - held.offsets.keys())
@@ -438,17 +453,17 @@ class Transactions:
         self._state.apply_change(change)
 
     def topics(self, transaction: Transaction) -> Collection[Topic]:
-        """Topics that a transaction writes to, as far as they are there."""
+        """Return the existing topics that a transaction writes to."""
         found = map(self._state.catalog.find_partition, transaction.partitions or transaction.sequences)
         return {partition.topic.id: partition.topic for partition in found if partition is not None}.values()
 
     def shards_of(self, id_: str) -> Collection[int]:
-        """Other shards that may have branches of the transaction that is open under an id."""
+        """Return other shards that may participate in the open transaction of an id."""
         found = self._state.transactions.find(id_)
         return () if found is None else tuple(found.shards)
 
     def undecided(self, group: str, topic: str) -> Set[int]:
-        """Partitions of a topic for which open transactions hold positions of a group."""
+        """Return the partitions of a topic for which open transactions have offsets of a group."""
         found: set[int] = set()
         for transaction in self._state.transactions.moving(group):
             if not self._is_over(transaction):
@@ -465,10 +480,10 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> Transaction:
-        """End the transaction that is open, if one is, without a trace. raises_epoch: and begin an epoch, whose holder has yet to ask for it
-        unless this is ``by_holder``.
+        """Abort the open transaction, if any.
 
-        Raises Busy(DISK_FULL).
+        raises_epoch: also begin an epoch, which its holder has yet to request unless this is ``by_holder``. Raises
+        Busy(DISK_FULL).
         """
         assert transaction.is_open or raises_epoch, "there is something to do"
         self._reserve_end(transaction.id)
@@ -481,27 +496,33 @@ class Transactions:
         return self._store(made, done, level_of(transaction, level))
 
     def is_ending(self, transaction: Transaction) -> bool:
-        """Whether a commit is on its way that takes a while."""
+        """Return whether a commit in slices is in progress."""
         return transaction.id in self._endings
 
     def commit(
         self,
         transaction: Transaction,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         confirm: Callable[[], None] = _nothing,
         raises_epoch: bool = False,
         level: Level = Level.SYNCED,
         done: Completion[int],
     ) -> None:
-        """End an open transaction: its records can be read and its positions are stored, all at once. One that is large is laid out before, a
-        little at a time; meanwhile it can be aborted, and who asks again waits for the same end. confirm: called right before the one step.
-        raises_epoch: its holder goes on in the next epoch.
+        """Commit an open transaction: its records become readable and its offsets are stored, atomically.
 
-        What is for a partition or topic that was deleted since goes with it where a producer is numbered, else nothing is committed without.
-        Raises, or calls ``done`` with, Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was
-        deleted since, Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for positions that may not be stored, Busy(DISK_FULL), and what
-        ``confirm`` raises; then nothing has happened. Conflict(PRODUCER_FENCED) when it was aborted meanwhile.
+        A large one is laid out in slices first; meanwhile it can be aborted, and repeated requests wait for the same
+        end. Records for a partition or topic deleted since are dropped if the producer has an id; otherwise nothing is
+        committed.
+
+        Args:
+            confirm: called immediately before the one step.
+            raises_epoch: its holder continues in the next epoch.
+
+        Raises, or calls ``done`` with, Missing(STAGE_MISSING) if its records have expired, Missing(PARTITION_MISSING)
+        if a partition was deleted since, Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for offsets that may not
+        be stored, Busy(DISK_FULL), and what ``confirm`` raises; nothing has happened then. Conflict(PRODUCER_FENCED) if
+        it was aborted meanwhile.
         """
         assert transaction.is_open, "there is something to end"
         level = level_of(transaction, level)
@@ -519,7 +540,7 @@ class Transactions:
     def _committing(
         self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
-        """Whoever aborts the transaction meanwhile has cancelled the publication, too."""
+        """Steps of a large commit; aborting the transaction meanwhile also cancels the publication."""
         if ending.is_over:
             return
         publication = ending.publication = self._log.prepare()
@@ -539,7 +560,7 @@ class Transactions:
         del self._endings[transaction.id]
 
     def _break_off(self, id_: str) -> None:
-        """A commit that is on its way is none: the transaction is about to be aborted."""
+        """Cancel a commit in progress, because the transaction is about to be aborted."""
         ending = self._endings.pop(id_, None)
         if ending is not None:
             ending.is_over = True
@@ -573,18 +594,18 @@ class Transactions:
         self._apply_end(change)
 
     def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
-        """How a transactional id stands that has committed and is in its next epoch."""
+        """Return the state of a transactional id that has committed and is in its next epoch."""
         made = replace(transaction, state=TransactionState.COMMITTED, token=_NO_TOKEN)
         self._raise_epoch(made, asked_by_holder=True)
         return self._change_of(made)
 
     def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
-        """What a commit stores of groups. Raises BrokerError."""
+        """Yield the groups' offsets that a commit stores. Raises BrokerError."""
         for scope, held in transaction.positions.items():
             if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
                 with (
                     suppress(Denied) if transaction.is_branch else nullcontext()
-                ):  # decided: the group is another user's since
+                ):  # decided: the group belongs to another user since
                     yield self._stored(transaction, scope, held, by)
 
     def _stored(self, transaction: Transaction, scope: Scope, held: HeldOffsets, by: Caller) -> changes.PositionsStored:

@@ -1,7 +1,6 @@
-"""Users, what they prove themselves with, and who is logged in as one: the values that access is made of.
+"""Users, tokens and principals: plain values that encode themselves.
 
-Promises: plain values that encode themselves; a password is kept as a hash, a token as a digest; what SCRAM takes is
-there only where it was asked for. Must not know: who is logged in, what permissions mean.
+A password is stored as a hash, a token as a digest; SCRAM verifiers exist only where requested.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from polywire.broker.scram import Verifier
 from polywire.errors import Corrupt, Denied, ErrorCode, Invalid
 
 DEFAULT_NAME: Final = "iggy"
-DEFAULT_PASSWORD: Final = "iggy"  # what Iggy's clients send by default
+DEFAULT_PASSWORD: Final = "iggy"  # default of Iggy's clients
 ROOT_ID: Final = 0
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """A personal access token: what stands in for a name and a password."""
+    """A personal access token, used instead of name and password."""
 
     name: str
     digest: bytes
@@ -31,7 +30,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(msgspec.Struct, frozen=True, array_like=True):
-    """A user as kept; ``configured`` ones come from the operator's file and cannot be changed over a wire."""
+    """A stored user; ``configured`` ones come from the operator's file and cannot be changed over a protocol."""
 
     id: int
     name: str
@@ -46,10 +45,13 @@ class User(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a connection is, once it is somebody.
+    """The authenticated user of a connection.
 
-    login: which of the user's logins count: one from before its password was replaced, say, does not. token: digest of the token it came
-    with. expires_at_us: when that ends. peer: address of its connection, for the audit.
+    Attributes:
+        login: which of the user's logins are valid: not those from before its password changed, for instance.
+        token: digest of the token that was used.
+        expires_at_us: when that expires.
+        peer: address of its connection, for the audit.
     """
 
     user_id: int
@@ -78,7 +80,7 @@ _USERS: Final = msgspec.msgpack.Decoder(User)
 
 
 def decode_user(value: bytes) -> User:
-    """A user as it was kept. Raises Corrupt(CORRUPT)."""
+    """Decode a stored user; raise Corrupt(CORRUPT)."""
     try:
         return _USERS.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -86,18 +88,18 @@ def decode_user(value: bytes) -> User:
 
 
 def encode_user(user: User) -> bytes:
-    """A user as it is kept."""
+    """Encode a user for storage."""
     return _ENCODER.encode(user)
 
 
 def check_changeable(user: User) -> None:
-    """Raises Denied(DENIED) for a configured user."""
+    """Raise Denied(DENIED) for a configured user."""
     if user.configured:
-        raise Denied(ErrorCode.DENIED, f"a configured user is changed where it was configured name={user.name!r}")
+        raise Denied(ErrorCode.DENIED, f"user is defined in the users file: change it there name={user.name!r}")
 
 
 def is_password(password: str) -> bool:
-    """Whether this can be a password."""
+    """Return whether this can be a password."""
     try:
         return 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX
     except UnicodeEncodeError:
@@ -105,11 +107,11 @@ def is_password(password: str) -> bool:
 
 
 def check_password_given(password: str) -> None:
-    """Raises Invalid(INVALID_REQUEST) for what cannot be a password."""
+    """Raise Invalid(INVALID_REQUEST) if this cannot be a password."""
     if not is_password(password):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token."""
+    """Return the stored digest of a token."""
     return blake2b(token.encode("utf-8", "replace"), digest_size=32).digest()

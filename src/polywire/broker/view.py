@@ -1,7 +1,6 @@
-"""Tables as they were at one moment, looked through while they change: how a snapshot is encoded in slices (decision 0033).
+"""Iterate over tables as they were at one moment while they change, to encode a snapshot in slices (decision 0033).
 
-Promises: a view gives each record as it was when it was opened; a key costs nothing until it changes or is come to. Must not know: what the
-tables hold.
+A view yields each record as it was when the view was opened. A key costs nothing until it changes or is reached.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-SLICE_WEIGHT: Final = (
-    4_000  # records, and members, partitions or batches of theirs, encoded before others may have the loop: some 5 ms
-)
+SLICE_WEIGHT: Final = 4_000  # records, and their members, partitions or batches, encoded per slice: some 5 ms
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -21,7 +18,10 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """All views of one table that are open. The table calls ``changing`` with every key before what it records of it changes."""
+    """Open views of one table, which calls ``changing`` with every key before its records change.
+
+    records_of: returns the current records of a key; empty if it does not exist.
+    """
 
     __slots__ = ("_kept", "_records_of")
 
@@ -31,13 +31,13 @@ class Views(Generic[Key]):
         self._kept: Final[list[dict[Key, Sequence[Any]]]] = []
 
     def changing(self, key: Key) -> None:
-        """A key is about to begin, change or end."""
+        """A key is about to be created, changed or deleted."""
         for kept in self._kept:
             if key not in kept:
                 kept[key] = self._records_of(key)
 
     def open(self, keys: Iterable[Key]) -> Iterator[Sequence[Any]]:
-        """The records of these keys, which are all there are now, as they are now; to be asked for them to the end."""
+        """Yield the current records of these keys, which must be all; iterate to the end."""
         kept: dict[Key, Sequence[Any]] = {}
         self._kept.append(kept)
         return self._look_through(keys, kept)
@@ -54,13 +54,14 @@ def _light(_: Any) -> int:
 
 
 def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode records that never change as a MessagePack array, in pieces."""
+    """Encode immutable records as a MessagePack array, in pieces."""
     return encoded(len(records), ((record,) for record in records), weight)
 
 
 def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode a MessagePack array of so many records in pieces; they are asked for as they are encoded, some at a time. weight: of a record,
-    beside the 1 that each has."""
+    """Encode a MessagePack array of ``count`` records in pieces, requesting them as needed. weight: of a record, beside
+    1 for each.
+    """
     yield _array_head(count)
     batch: list[Any] = []
     load = 0
@@ -76,12 +77,12 @@ def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], 
 
 
 def _bare(records: list[Any]) -> bytes:
-    """Encoded records, one behind the other."""
+    """Encode records back to back."""
     return _ENCODER.encode(records)[len(_array_head(len(records))) :]
 
 
 def _array_head(count: int) -> bytes:
-    """How MessagePack begins an array."""
+    """Return the head of a MessagePack array."""
     if count < 1 << 4:
         return bytes((0x90 | count,))
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

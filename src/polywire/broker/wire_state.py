@@ -1,6 +1,6 @@
-"""What single wires keep beside everything else: a value under a key, opaque here.
+"""State of single protocols: values under keys, opaque to the broker.
 
-Promises: a value has an owner, whose share it counts for; what a wire keeps for itself counts for nobody's. Must not know: what wires keep.
+A value counts for its owner's quota; a protocol's own values count for none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.types import Level
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """The change that keeps a value, or with None removes it. Raises as ``set_wire_state``."""
+    """Return the change that stores a value, or removes it with None. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -47,7 +47,7 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
     settings: BrokerSettings
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """A live view of what a wire keeps here."""
+        """Return a live view of a protocol's values."""
         return self._state.wire_state(wire)
 
     def set_wire_state(
@@ -60,13 +60,13 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Keep a value for a wire, None removes it. ``by``: for whom, where that is not the wire itself.
+        """Store a value for a protocol; None removes it. ``by``: its owner, if that is not the protocol itself.
 
-        Raises Invalid(INVALID_REQUEST), Busy(BUSY) when there are too many keys, or too many bytes of one owner.
+        Raises Invalid(INVALID_REQUEST), Busy(BUSY) if there are too many keys, or too many bytes of one owner.
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
         self.change_all([change], level=level, done=done)
 
     def wire_owner(self, wire: str, key: str) -> int:
-        """Whose value it is."""
+        """Return a value's owner."""
         return self._state.wire_owner(wire, key)

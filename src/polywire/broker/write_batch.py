@@ -1,7 +1,6 @@
-"""The broker's verbs about the write batch: the part of its facade that changes its state, and says when what was taken is stored.
+"""Verbs of the write batch, which change the broker's state and report when it is durable.
 
-Promises: state is changed by building a change, adding it to the write batch and applying it with the function recovery uses.
-Must not know: wires, what a change is about.
+A change is built, added to the write batch, and applied with the same function as in recovery.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from polywire.broker.state import State
 from polywire.log.base import Completion, Log, Need
 from polywire.types import Level
 
-PROBE_BYTES = 4096  # a record as most are, with all that is stored around it
-ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0002), and its padding
+PROBE_BYTES = 4096  # size of a typical record, with everything stored around it
+ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0002), with padding
 
 
 class WriteBatchVerbs(Protocol):
@@ -28,11 +27,14 @@ class WriteBatchVerbs(Protocol):
     _state: State
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
+        """Call ``done`` once everything added so far has reached ``level``; for requests that turn out to be done
+        already.
+        """
         self._log.barrier(level, done)
 
     def probe(self, done: Completion[int]) -> None:
-        """Ask the log what it would say to a record now, and call ``done`` once all that was taken so far is synced; nothing is stored.
+        """Check whether the log would accept a record, and call ``done`` once everything added so far is synced;
+        nothing is stored.
 
         Raises Busy(DISK_FULL).
         """
@@ -40,29 +42,29 @@ class WriteBatchVerbs(Protocol):
         self._log.barrier(Level.SYNCED, done)
 
     congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
-    """Whether peers that produce should be read no further for now; every request asks twice, and so without a frame."""
+    """Whether to pause reading from producers. Each request reads it twice, hence a property without a Python frame."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when the log is not congested (any more)."""
+        """Call back once, on the loop, when the log is no longer congested."""
         self._log.on_relief(callback)
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something was asked for that is not written yet, and may still view what was handed over."""
+        """Return whether unwritten additions may still view buffers of the caller."""
         return self._log.uncommitted
 
     def hold(self) -> None:
-        """A commit follows soon: none is scheduled for what is asked for until then."""
+        """Schedule no commit for further additions: one follows soon."""
         self._log.hold()
 
     def commit(self) -> None:
-        """Write the write batch now; what asked for ``written`` or less is answered before this returns."""
+        """Write the write batch now; completions for ``written`` or less are called before this returns."""
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group, in order, and make them true. With none, ``done`` follows what was added before.
+        """Journal changes as one group, in order, and apply them. Without changes, ``done`` follows earlier additions.
 
-        Raises Busy(DISK_FULL); then nothing has changed.
+        Raises Busy(DISK_FULL), changing nothing.
         """
         if not made:
             if done is not None:

@@ -12,7 +12,7 @@ from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
 from polywire.broker.groups.classic_stored import KEPT_BYTES_MAX
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.testing.memory_broker import MemoryBroker
@@ -56,7 +56,7 @@ def join(
     group: str = "g",
     session_s: float = SESSION_S,
     metadata: bytes = b"",
-    by: Caller = NOBODY,
+    by: Caller = NO_CALLER,
     id_first: bool = False,
     instance: str | None = None,
 ) -> Told:

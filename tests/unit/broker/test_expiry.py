@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.broker import changes
-from polywire.broker.owners import NOBODY
+from polywire.broker.owners import NO_CALLER
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.state import State
@@ -167,7 +167,7 @@ def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
     commit(idle, "alone")
     idle.run()
     transactions.delete("x")
-    idle.broker.staging.delete_writer("w", by=NOBODY, done=None)
+    idle.broker.staging.delete_writer("w", by=NO_CALLER, done=None)
     idle.broker.groups.delete("g", "t")
     idle.broker.groups.delete("alone", "t")
     idle.run()
@@ -179,7 +179,7 @@ def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
         with pytest.raises(Missing):
             idle.broker.transactions.delete("x")
         with pytest.raises(Missing):
-            idle.broker.staging.delete_writer("w", by=NOBODY, done=None)
+            idle.broker.staging.delete_writer("w", by=NO_CALLER, done=None)
         with pytest.raises(Missing):
             idle.broker.groups.delete("g", "t")
         idle.restart()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from polywire.broker.access import ROOT, ConfiguredUser, Principal
-from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, caller_of, heir, owner_of_address
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, caller_of, heir, owner_of_address
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.staged_publish import PublishAnswer
@@ -114,7 +114,7 @@ def fill(memory: MemoryBroker, by: Caller) -> None:
 def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: str) -> None:
     fill(guarded, user(guarded, "alice"))
     before = guarded.broker._state.snapshot()
-    for stranger in (user(guarded, "bob"), NOBODY, caller_of(None, "10.0.0.9:1")):
+    for stranger in (user(guarded, "bob"), NO_CALLER, caller_of(None, "10.0.0.9:1")):
         with pytest.raises(Denied) as caught:
             VERBS[verb](guarded, stranger)
         assert caught.value.code is ErrorCode.DENIED
@@ -127,7 +127,7 @@ def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: st
 def test_a_transactional_id_of_another_user_looks_like_none(guarded: MemoryBroker) -> None:
     fill(guarded, user(guarded, "alice"))
     find = guarded.broker.transactions.find
-    assert find("x", by=user(guarded, "bob")) is find("x", by=NOBODY) is None
+    assert find("x", by=user(guarded, "bob")) is find("x", by=NO_CALLER) is None
     assert find("x", by=user(guarded, "alice")) is find("x", by=user(guarded, "root")) is not None
 
 
@@ -173,7 +173,7 @@ def test_what_an_administrator_has_used_stays_its_owners(guarded: MemoryBroker) 
 
 
 def test_what_was_nobodys_is_the_first_users_who_uses_it(memory: MemoryBroker) -> None:
-    fill(memory, NOBODY)
+    fill(memory, NO_CALLER)
     guard(memory)
     _join(memory, user(memory, "bob"))
     memory.broker.transactions.begin_epoch("x", by=user(memory, "bob"), done=None)
@@ -192,15 +192,15 @@ def test_consumers_without_a_group_are_whoever_says_so(guarded: MemoryBroker) ->
 
 
 def test_a_number_far_ahead_is_refused_and_the_owners_batch_is_stored(memory: MemoryBroker) -> None:
-    assert not publish(memory, NOBODY, 7).duplicate  # the first one is free
-    stage(memory, NOBODY, A, ("w", 8))
+    assert not publish(memory, NO_CALLER, 7).duplicate  # the first one is free
+    stage(memory, NO_CALLER, A, ("w", 8))
     step = BrokerSettings().writer_step_max
     for number in (LAST_NUMBER, 7 + step + 1):
         with pytest.raises(Invalid) as caught:
             memory.broker.publish("w", number, [], done=None)
         assert caught.value.code is ErrorCode.SEQUENCE_GAP
-    assert not publish(memory, NOBODY, 8, A).duplicate
-    assert not publish(memory, NOBODY, 8 + step).duplicate
+    assert not publish(memory, NO_CALLER, 8, A).duplicate
+    assert not publish(memory, NO_CALLER, 8 + step).duplicate
 
 
 def test_a_new_epoch_begins_anew(memory: MemoryBroker) -> None:
@@ -230,7 +230,7 @@ def test_addresses_are_told_apart_by_their_networks() -> None:
 
 def test_who_owns_what_was_used() -> None:
     someone, address = Caller(None, 7), Caller(None, -5)
-    assert heir(UNOWNED, NOBODY) == UNOWNED
+    assert heir(UNOWNED, NO_CALLER) == UNOWNED
     assert heir(UNOWNED, address) == -5
     assert heir(-9, address) == -9
     assert heir(-9, someone) == heir(UNOWNED, someone) == heir(7, address) == 7

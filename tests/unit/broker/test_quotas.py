@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from polywire.broker.access import ConfiguredUser, Principal
-from polywire.broker.owners import NOBODY, Caller, caller_of
+from polywire.broker.owners import NO_CALLER, Caller, caller_of
 from polywire.broker.permissions import parse_grants
 from polywire.broker.quotas import Kind, Usage
 from polywire.broker.settings import WIRE_OPTIONS_BYTES_MAX, BrokerSettings, TopicSettings
@@ -53,7 +53,7 @@ def append_event(memory: MemoryBroker, by: Caller, key: str) -> None:
 
 def save_snapshot(memory: MemoryBroker, by: Caller, key: str) -> None:
     """A snapshot of an aggregate that is nobody's."""
-    append_event(memory, NOBODY, key)
+    append_event(memory, NO_CALLER, key)
     events, (partition,) = memory.broker.events, memory.broker.topic("ev").partitions
     events.save_snapshot(partition, key.encode(), 1, b"s" * (300 - len(key)), by=by, level=Level.WRITTEN, done=None)
 
@@ -234,7 +234,7 @@ def test_usage_keeps_nothing_of_who_has_nothing() -> None:
 def test_what_nobody_asked_for_counts_in_all_only() -> None:
     memory = MemoryBroker(SETTINGS)
     memory.broker.ensure_topic("t")
-    assert fill(memory, NOBODY, FILLS["groups without members"]) == SETTINGS.groups_max
+    assert fill(memory, NO_CALLER, FILLS["groups without members"]) == SETTINGS.groups_max
 
 
 def test_who_fills_the_producers_makes_its_own_be_forgotten() -> None:

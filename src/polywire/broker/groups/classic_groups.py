@@ -23,7 +23,7 @@ from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.offsets import Position
 from polywire.broker.groups.seats import Seats
-from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
@@ -71,7 +71,7 @@ class _Entry:
     owner: int
     members: int = 0
     bytes: int = 0
-    by: Caller = NOBODY
+    by: Caller = NO_CALLER
     empty_at: float = 0.0
     has_begun: bool = False
     kept: int = 0
@@ -138,7 +138,7 @@ class ClassicGroups:
     # Members
 
     def join(
-        self, group: str, join: Join, *, new_id: str, by: Caller = NOBODY, done: Completion[IdGiven | Joined]
+        self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
         """Become a member, or stay one, in topics that ``check_topics`` has let pass; ``done`` is told of the generation once all others have
         joined.
@@ -367,7 +367,7 @@ class ClassicGroups:
         instance_id: str | None = None,
         protocol_type: str | None = None,
         protocol: str | None = None,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         done: Completion[Synced],
     ) -> None:
         """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
@@ -387,7 +387,7 @@ class ClassicGroups:
             self._settle(entry)
 
     def heartbeat(
-        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NOBODY
+        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
         """A sign of life. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
         entry, now = self._find(group, member_id, by), self._clock.monotonic()
@@ -396,7 +396,7 @@ class ClassicGroups:
             self._settle(entry)
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
-    def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NOBODY) -> None:
+    def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NO_CALLER) -> None:
         """Stop being a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
@@ -414,7 +414,7 @@ class ClassicGroups:
     # Positions
 
     def check_commit(
-        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NOBODY
+        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
         """Refuse who may not store positions of a group now: while it has members, only they may.
 
@@ -431,7 +431,7 @@ class ClassicGroups:
             raise Conflict(ErrorCode.GENERATION_STALE, f"the group has no generation group={group!r} got={generation}")
 
     def check_partitions(
-        self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NOBODY
+        self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
         """Refuse what others read, of who passed ``check_commit``. Raises Missing(MEMBER_MISSING) where the name has members of other wires
         in the topic, Conflict(PARTITION_NOT_ASSIGNED) for what they read, Denied(DENIED)."""
@@ -444,7 +444,7 @@ class ClassicGroups:
         *,
         generation: int,
         member_id: str = "",
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
@@ -536,7 +536,7 @@ class ClassicGroups:
         return self._sharings.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
-        self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Completion[int] | None = None
+        self, group: str, *, by: Caller = NO_CALLER, level: Level = Level.WRITTEN, done: Completion[int] | None = None
     ) -> None:
         """End a group and its positions in all topics.
 

@@ -33,7 +33,7 @@ from polywire.broker.groups.consumer import (
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.seats import Seats, Share
 from polywire.broker.groups.views import ConsumerGroupView, ConsumerView, GroupView
-from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, heir
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
@@ -125,7 +125,7 @@ class ConsumerGroups:
 
     # Members
 
-    def beat(self, group: str, beat: Beat, *, by: Caller = NOBODY) -> Beaten:
+    def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> Beaten:
         """A sign of life: become a member, stay one, or leave.
 
         by: who asks; the group becomes theirs if it is nobody's.
@@ -320,7 +320,7 @@ class ConsumerGroups:
         return any(self._seats.is_left(group, topic, member_id) for topic in topics)
 
     def check_epoch(
-        self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NOBODY
+        self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
         """Refuse who is no member of this epoch. Who has a seat from before a restart has its last one.
 
@@ -335,7 +335,7 @@ class ConsumerGroups:
             raise _missing(group, member_id)
 
     def check_partitions(
-        self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
+        self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
         """Check that a member, which passed ``check_epoch``, may store positions of these partitions: see ``Coordinator.check_reader``.
 
@@ -354,7 +354,7 @@ class ConsumerGroups:
         *,
         epoch: int,
         wire: str,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:

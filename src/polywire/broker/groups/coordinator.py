@@ -19,7 +19,7 @@ from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.group import Group, Member, difference, stored
 from polywire.broker.groups.holdings import AllHoldings
 from polywire.broker.groups.views import GroupView, Membership, MemberView
-from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.state import State, binding_size, group_size
@@ -117,7 +117,7 @@ class Coordinator:
         connected: bool = False,
         watched: bool = False,
         is_consumer: bool = False,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> Membership:
@@ -172,7 +172,7 @@ class Coordinator:
         *,
         assignor: Assignor = Assignor.ROUND_ROBIN,
         generation: int = 0,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -189,13 +189,13 @@ class Coordinator:
         self._host.change_all([self._stored(replace(begun, kept=True))], level=level, done=done)
 
     def sync(
-        self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NOBODY
+        self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
         """The member's place again; counts as a sign of life. Raises as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
     def heartbeat(
-        self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller = NOBODY
+        self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
         """A sign of life. Without a generation it is not compared.
 
@@ -215,7 +215,7 @@ class Coordinator:
         generation: int | None,
         *,
         wire: str,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -239,7 +239,7 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -262,7 +262,7 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -282,7 +282,7 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
     ) -> None:
         """Refuse a member that does not own these partitions in this generation, or now without one. Raises as ``commit``."""
         now = self._clock.monotonic()
@@ -296,7 +296,7 @@ class Coordinator:
             self._mark(found, member, now)
 
     def check_reader(
-        self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NOBODY
+        self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
         """Check that a member may store positions of these partitions.
 
@@ -331,7 +331,7 @@ class Coordinator:
         group: str,
         topic: str,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -373,7 +373,7 @@ class Coordinator:
         group: str,
         topic: str,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -470,7 +470,7 @@ class Coordinator:
         )
 
     def _begin(self, topic: str, group: str, generation: int, assignor: Assignor, owner: int) -> Group:
-        self._state.quotas.admit(Kind.GROUPS, NOBODY, group_size(group, topic), owner=owner)
+        self._state.quotas.admit(Kind.GROUPS, NO_CALLER, group_size(group, topic), owner=owner)
         return Group(topic, group, generation, assignor, self._host.group_partition_count(topic), owner=owner)
 
     def _count(self, group: Group) -> int:

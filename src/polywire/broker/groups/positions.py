@@ -10,7 +10,7 @@ from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.commits import Commits
-from polywire.broker.owners import NOBODY, Caller, Owners
+from polywire.broker.owners import NO_CALLER, Caller, Owners
 from polywire.broker.topics import Topic
 from polywire.broker.write_batch import WriteBatchVerbs
 from polywire.log.base import Completion
@@ -60,7 +60,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         offset: int,
         *,
         generation: int = -1,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         name: str,
         *,
         generation: int = -1,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         name: str,
         *,
         generation: int = -1,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
     ) -> changes.PositionsStored:
         """The change that stores these next offsets, checked but not made. Raises as ``commit_position``."""
         return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
@@ -111,7 +111,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         *,
         full_name: str | None = None,
         partition_number: int | None = None,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
@@ -186,7 +186,7 @@ def append(
     partition: Partition,
     batch: bytearray,
     *,
-    by: Caller = NOBODY,
+    by: Caller = NO_CALLER,
     level: Level,
     done: Completion[int],
 ) -> None:

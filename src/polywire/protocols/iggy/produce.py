@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.owners import NOBODY
+from polywire.broker.owners import NO_CALLER
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import decoder, errors
@@ -65,7 +65,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
-        by = NOBODY
+        by = NO_CALLER
         if reader.data[reader.at + _PRODUCER_AT]:
             is_named = reader.data[destination_at] == _TO_PARTITION
             batch, by = _name_producer(session, partition, batch, reader, is_named=is_named), session.caller

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import cython
 
-from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -72,7 +72,7 @@ class AppendQueue:
         level: Level,
         done: Completion[int] | None,
         *,
-        by: Caller = NOBODY,
+        by: Caller = NO_CALLER,
     ) -> None:
         """Append a batch, now or when the log has space. ``by``: who sends it, where its batches may name a producer."""
         if self.waiting:

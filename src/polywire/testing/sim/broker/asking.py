@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from polywire.broker.broker import Broker
-from polywire.broker.owners import NOBODY
+from polywire.broker.owners import NO_CALLER
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
@@ -48,13 +48,13 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged:
     for topic_name, group in broker.position_owners(PositionKind.GROUP):
         for number, offset in broker.positions_in(topic_name, PositionKind.GROUP, group).items():
             found["position", topic_name, group, number] = offset
-    for transaction in broker.transactions.visible(by=NOBODY):
+    for transaction in broker.transactions.visible(by=NO_CALLER):
         found["transaction", "", transaction.id] = (transaction.epoch, transaction.state.name)
         moved = [(scope.topic, scope.group, *held.offsets.items()) for scope, held in transaction.positions.items()]
         found["holds", "", transaction.id] = (transaction.messages, transaction.token, *sorted(moved))
     for token in staged:
         found["staged", "", token.hex()] = True
-    for published in broker.staging.writers(by=NOBODY):
+    for published in broker.staging.writers(by=NO_CALLER):
         found["writer", "", published.writer] = published.number
     return found
 

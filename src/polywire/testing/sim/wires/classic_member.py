@@ -51,7 +51,7 @@ CHANGED: Final = frozenset(
     }
 )
 """What is said because the group is another, or goes on without this one."""
-NOBODY: Final = frozenset({WireError.UNKNOWN_MEMBER_ID, WireError.FENCED_INSTANCE_ID})
+NO_CALLER: Final = frozenset({WireError.UNKNOWN_MEMBER_ID, WireError.FENCED_INSTANCE_ID})
 """What is said to who is no member."""
 ELSEWHERE: Final = (WireError.NOT_COORDINATOR,)  # of who stops
 
@@ -165,7 +165,7 @@ class ClassicMember(LoneKafkaPeer):
         if error:
             self._group.answered(self.name)
             self._require_reason(error)
-            if error in NOBODY:
+            if error in NO_CALLER:
                 self._place = Place("", -1)
             return
         place = Place(body.member_id, body.generation_id, asked_s)
@@ -319,5 +319,5 @@ class ClassicMember(LoneKafkaPeer):
             return
         self._group.refused(self.name, place, error.name)
         self._was, self._state = self._place, State.OUT
-        if error in NOBODY:
+        if error in NO_CALLER:
             self._place = Place("", -1)
