@@ -1,4 +1,4 @@
-"""Read a topic as a member of a group until nothing comes for a second: ``python examples/client_consume.py [url]``."""
+"""Consume a topic in a group until no record arrives for a second: ``python examples/client_consume.py [url]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send records and learn where they went: ``python examples/client_send.py [url]``."""
+"""Send records and print the offsets they got: ``python examples/client_send.py [url]``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import polywire
 
 async def main(url: str) -> None:
     async with polywire.connect(url) as client:
-        place = await client.send("orders", "hello", key="a", headers={"source": "web"})
-        print(f"stored in partition {place.partition} at offset {place.offset}")
+        stored = await client.send("orders", "hello", key="a", headers={"source": "web"})
+        print(f"stored in partition {stored.partition} at offset {stored.offset}")
         async with client.producer(linger_ms=20) as producer:
             receipts = [await producer.send("orders", f"order {n}", key=f"customer {n % 3}") for n in range(100)]
             await producer.send_many("orders", [f"more {n}" for n in range(1000)])

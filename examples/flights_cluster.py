@@ -1,11 +1,11 @@
-"""The flights of ``flights.py`` through three brokers on one bucket: who leads is killed in the middle, and each flight is there once.
+"""Send the flights of ``flights.py`` through three brokers on one bucket, kill the leader halfway, and check that each flight arrived once.
 
-Every wire's sender and Spark know all three brokers. When half of the flights are acknowledged and Spark is landing them, the broker that
-leads is ended by ``kill -9``; another leads within some three seconds, and everybody goes on. At the end Spark plans a read of the whole
-history, all brokers are killed, and the history is read from the bucket alone.
+All producers and Spark know the addresses of all three brokers. When half of the flights are acknowledged and Spark is writing them to a
+table, the leader is killed with ``kill -9``. A standby takes over within about three seconds, and all clients continue. At the end Spark
+plans a read of the whole topic, all brokers are killed, and Spark reads the records from the bucket alone.
 
-Run it with ``make demo-cluster``, or ``python -m examples.flights_cluster``. The bucket is versitygw where ``POLYWIRE_S3_SERVER`` or the PATH
-has it (and ``polywire[bucket]`` is installed), else a directory. It leaves ``demo-cluster-output/``.
+Run it with ``make demo-cluster`` or ``python -m examples.flights_cluster``. The bucket is served by versitygw if ``POLYWIRE_S3_SERVER`` or
+the PATH has it (and ``polywire[bucket]`` is installed); otherwise it is a directory. The results are in ``demo-cluster-output/``.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ from polywire.testing.process import lasting_port
 NODES = ("broker-1", "broker-2", "broker-3")
 BUCKET = "flights"
 KEY = "polywire-demo"
-LED_S = 60.0  # in which somebody leads again; it takes some three
-RUNS_MAX = 5  # of a pipeline that failed, each from its checkpoint
+FAILOVER_S = 60.0  # limit for a takeover, which takes about three seconds
+RUNS_MAX = 5  # restarts of a failed pipeline, each from its checkpoint
 GONE = (Unavailable, NotOwner, Busy)
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Story:
-    """What happens, and when."""
+class Timeline:
+    """Prints events with the seconds since the start."""
 
     begun: float = field(default_factory=time.monotonic)
 
-    def tell(self, text: str) -> None:
+    def add(self, text: str) -> None:
         console.print(f"{time.monotonic() - self.begun:6.1f} s  {text}", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Where the log lies."""
+    """The URL of the bucket, and what serves it."""
 
     url: str
     kind: str
@@ -98,28 +98,28 @@ class Bucket:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--output", type=Path, default=Path("demo-cluster-output"), help="directory to fill")
-    arguments.add_argument("--flights", type=int, help="how many (default: all)")
-    given = arguments.parse_args()
-    output = given.output.resolve()
+    arguments.add_argument("--flights", type=int, help="number of flights to send (default: all)")
+    options = arguments.parse_args()
+    output = options.output.resolve()
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    story = Story()
+    timeline = Timeline()
     with ThreadPoolExecutor(max_workers=1) as background, bucket_in(output) as bucket:
         starting = background.submit(start_spark)
-        story.tell(f"the log is in {bucket.url} ({bucket.kind})")
+        timeline.add(f"the log is in {bucket.url} ({bucket.kind})")
         flights, carriers = read_flights()
-        flights = flights.slice(0, given.flights)
-        with running(output, bucket, story) as brokers:
+        flights = flights.slice(0, options.flights)
+        with running(output, bucket, timeline) as brokers:
             spark = starting.result()
             try:
-                return demonstrate(spark, Demo(output, story, bucket, brokers), flights, carriers)
+                return demonstrate(spark, Demo(output, timeline, bucket, brokers), flights, carriers)
             finally:
                 spark.stop()
 
 
 def demonstrate(spark: SparkSession, demo: Demo, flights: pa.Table, carriers: dict[str, str]) -> int:
-    """The whole story; 0 when each flight is there once."""
-    total, tell = flights.num_rows, demo.story.tell
+    """Run all steps; return 0 if each flight arrived exactly once."""
+    total, event = flights.num_rows, demo.timeline.add
     once(demo.brokers.url(), lambda client: client.create_topic(TOPIC, PARTITION_COUNT))
     progress = Progress(total)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -127,29 +127,29 @@ def demonstrate(spark: SparkSession, demo: Demo, flights: pa.Table, carriers: di
         landing = pool.submit(demo.land, spark, progress)
         demo.kill_the_leader(progress)
         sending.result()
-        tell(f"all {total:,} flights are acknowledged, over {', '.join(SCHEMES)}")
+        event(f"all {total:,} flights are acknowledged, over {', '.join(SCHEMES)}")
         landed, batches = landing.result()
-    tell(f"Spark landed {landed:,} flights in {batches} micro-batches")
+    event(f"Spark landed {landed:,} flights in {batches} micro-batches")
     demo.count_days(spark)
     demo.hand_over()
     found = check(spark, demo.brokers.addresses(), total, demo.output)
     delays = mean_delays(spark.read.parquet(str(demo.output / "flights")))
     history = demo.read_without_brokers(spark)
     is_whole = history == Counter(range(total))
-    tell(f"{sum(history.values()):,} flights read from the bucket while no broker runs")
+    event(f"{sum(history.values()):,} flights read from the bucket while no broker runs")
     console.print(delay_table(delays, carriers))
     draw(delays, carriers, demo.output / "delays.png")
     console.print(f"chart   {shown(demo.output / 'delays.png')}")
     console.print(f"table   {shown(demo.output / 'flights')} (Parquet, by month; {batches} micro-batches)")
     console.print(f"report  {shown(demo.output / 'quality.html')}")
-    problems = [*found.problems, *([] if is_whole else ["the history in the bucket is not each flight once"])]
+    problems = [*found.problems, *([] if is_whole else ["the bucket does not have each flight once"])]
     verdict = f"NOT each exactly once: {', '.join(problems)}" if problems else "each exactly once"
     console.print(f"flights {total:,} produced, {landed:,} landed, {sum(history.values()):,} in the bucket: {verdict}")
     return 1 if problems or not found.sound else 0
 
 
 class Progress:
-    """How many flights are acknowledged, and when some were the last time."""
+    """The number of acknowledged flights, to wait for."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -162,37 +162,37 @@ class Progress:
             self._changed.notify_all()
 
     def wait_for(self, flights: int) -> None:
-        """Until more than so many are."""
+        """Wait until this many flights, or all, are acknowledged."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.acknowledged >= min(flights, self.total), 10 * LED_S):
-                raise SystemExit("nobody acknowledges anything")
+            if not self._changed.wait_for(lambda: self.acknowledged >= min(flights, self.total), 10 * FAILOVER_S):
+                raise SystemExit("no acknowledgement arrived")
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What is done to the brokers, and what Spark does meanwhile."""
+    """The steps of the demo."""
 
     output: Path
-    story: Story
+    timeline: Timeline
     bucket: Bucket
     brokers: Brokers
 
     def kill_the_leader(self, progress: Progress) -> None:
-        """``kill -9``, in the middle; who was killed is started again once another leads."""
+        """Kill the leader halfway with ``kill -9``, and restart it after a takeover."""
         progress.wait_for(progress.total // 2)
         leader = self.brokers.leader()
         self.brokers.kill(leader)
         killed, acknowledged = time.monotonic(), progress.acknowledged
-        self.story.tell(f"{leader} is killed (kill -9), {acknowledged:,} flights are acknowledged")
+        self.timeline.add(f"{leader} is killed (kill -9), {acknowledged:,} flights are acknowledged")
         follower = self.brokers.leader()
-        self.story.tell(f"{follower} leads, {time.monotonic() - killed:.1f} s after the kill")
+        self.timeline.add(f"{follower} leads, {time.monotonic() - killed:.1f} s after the kill")
         progress.wait_for(acknowledged + 1)
-        self.story.tell(f"the next flights are acknowledged, {time.monotonic() - killed:.1f} s after the kill")
+        self.timeline.add(f"the next flights are acknowledged, {time.monotonic() - killed:.1f} s after the kill")
         self.brokers.start(leader)
-        self.story.tell(f"{leader} is started again, and stands by")
+        self.timeline.add(f"{leader} is restarted as a standby")
 
     def land(self, spark: SparkSession, progress: Progress) -> tuple[int, int]:
-        """The topic as a table: as often as there is more, from where the checkpoint says. Flights, and micro-batches."""
+        """Write the topic to a table until all flights are there. Return the numbers of flights and micro-batches."""
         landed = batches = 0
         failures = count(1)
         while landed < progress.total:
@@ -205,7 +205,7 @@ class Demo:
             except Exception as error:
                 if next(failures) > RUNS_MAX:
                     raise
-                self.story.tell(f"landing is started again: {str(error).splitlines()[0][:100]}")
+                self.timeline.add(f"land is restarted after an error: {str(error).splitlines()[0][:100]}")
                 landed = self._landed(spark)
                 continue
             landed, batches = landed + ran.records, batches + ran.batches
@@ -216,42 +216,42 @@ class Demo:
         return spark.read.parquet(str(table)).count() if table.exists() else 0
 
     def count_days(self, spark: SparkSession) -> None:
-        """Flights by day and carrier, into another topic."""
+        """Count flights by day and carrier into another topic."""
         ran = windows(
             spark, self.brokers.addresses(), TOPIC, self.output / "windows", f"json:{FLIGHT}", length="1 day", time="time_hour",
             delay=YEAR, group_by=["carrier"], measures=["avg(dep_delay) as delay"], output=DAYS_TOPIC,
         )  # fmt: skip
-        self.story.tell(f"Spark counted {ran.records:,} flights by day into the topic {DAYS_TOPIC}")
+        self.timeline.add(f"Spark counted {ran.records:,} flights by day into the topic {DAYS_TOPIC}")
 
     def hand_over(self) -> None:
-        """Another broker leads, as asked: what its forerunner had only in the journal becomes segments, which Spark reads."""
+        """Make a standby the leader, which seals the journal: Spark reads segments only."""
         words = [sys.executable, "-m", "polywire", "cluster", "takeover", self.bucket.url]
         before = time.monotonic()
-        told = subprocess.run(words, capture_output=True, text=True, check=False)
-        if told.returncode:
-            raise SystemExit(f"nobody took over: {told.stderr}")
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise SystemExit(f"the takeover failed: {result.stderr}")
         leader = self.brokers.leader()
-        self.story.tell(f"{leader} leads, as was asked for, after {time.monotonic() - before:.1f} s")
-        address, end = self.brokers.addresses(), time.monotonic() + LED_S
+        self.timeline.add(f"{leader} leads after a requested takeover, which took {time.monotonic() - before:.1f} s")
+        address, end = self.brokers.addresses(), time.monotonic() + FAILOVER_S
         while not is_sealed(address):
             if time.monotonic() > end:
                 raise SystemExit("the journal is not sealed")
             time.sleep(0.1)
 
     def read_without_brokers(self, spark: SparkSession) -> Counter[int]:
-        """How often each flight is in the bucket. Where records lie is asked when the read is planned; then the brokers are killed."""
+        """Count each flight in the bucket. Spark asks for the segments when it plans the read; then all brokers are killed."""
         options = {"address": self.brokers.addresses(), "subscribe": TOPIC, "localSegments": "required"}
         history = spark.read.format("polywire").options(**options).load()
         identities = history.select(f.get_json_object(f.col("value").cast("string"), "$.id").cast("int")).rdd
         tasks = identities.getNumPartitions()
         for node in NODES:
             self.brokers.kill(node)
-        self.story.tell(f"a read of all flights is planned ({tasks} tasks), and all brokers are killed")
+        self.timeline.add(f"a read of all flights is planned ({tasks} tasks), and all brokers are killed")
         return Counter(identities.map(lambda row: row[0]).collect())
 
 
 def is_sealed(address: str) -> bool:
-    """Whether every record is in a segment."""
+    """Return whether every record is in a segment."""
     with suppress(*GONE):
         connection = bulk.connect(address)
         ends = {part.partition: part.next_offset for part in connection.bounds([TOPIC])}
@@ -263,7 +263,7 @@ def is_sealed(address: str) -> bool:
 
 
 class Brokers:
-    """Three processes, each of which listens at the same addresses for as long as the demo runs, whether it leads or not."""
+    """Three broker processes with fixed addresses."""
 
     def __init__(self, output: Path, bucket: Bucket) -> None:
         self._output = output
@@ -272,16 +272,16 @@ class Brokers:
         self._places = {node: {wire: f"127.0.0.1:{lasting_port()}" for wire in (*SCHEMES, "http")} for node in NODES}
 
     def url(self, wire: str = "polywire", first: int = 0) -> str:
-        """All three, beginning with one of them."""
+        """Return the URL of all three brokers, beginning with the one of this number."""
         nodes = [NODES[(first + number) % len(NODES)] for number in range(len(NODES))]
         return f"{wire}://{','.join(self._places[node][wire] for node in nodes)}"
 
     def addresses(self) -> str:
-        """All three, as Spark takes them."""
+        """Return the addresses of all three brokers in the form of Spark's option ``address``."""
         return self.url().partition("://")[2]
 
     def start(self, node: str) -> None:
-        """Start one; it listens where it did before."""
+        """Start a broker at its addresses."""
         ready, log = self._output / f"{node}.ready", self._output / f"{node}.log"
         ready.unlink(missing_ok=True)
         command = [
@@ -304,12 +304,12 @@ class Brokers:
         wait_for(ready, process, log)
 
     def kill(self, node: str) -> None:
-        """``kill -9``."""
+        """Kill a broker with ``kill -9``."""
         self._processes[node].kill()
         self._processes[node].wait()
 
     def stop(self) -> None:
-        """End those that still run."""
+        """Stop all brokers that are still running."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
@@ -319,14 +319,14 @@ class Brokers:
                 process.kill()
 
     def leader(self) -> str:
-        """Who leads, as soon as somebody does."""
-        end = time.monotonic() + LED_S
+        """Wait for a leader and return its name."""
+        end = time.monotonic() + FAILOVER_S
         while time.monotonic() < end:
             for node, process in self._processes.items():
                 if process.poll() is None and self._leads(node):
                     return node
             time.sleep(0.02)
-        raise SystemExit("nobody leads")
+        raise SystemExit("no broker became the leader")
 
     def _leads(self, node: str) -> bool:
         host, _, port = self._places[node]["http"].rpartition(":")
@@ -339,14 +339,14 @@ class Brokers:
 
 
 @contextmanager
-def running(output: Path, bucket: Bucket, story: Story) -> Iterator[Brokers]:
-    """Three brokers."""
+def running(output: Path, bucket: Bucket, timeline: Timeline) -> Iterator[Brokers]:
+    """Run three brokers."""
     brokers = Brokers(output, bucket)
     try:
         for node in NODES:
             brokers.start(node)
         leader = brokers.leader()
-        story.tell(f"{leader} leads, {' and '.join(node for node in NODES if node != leader)} stand by")
+        timeline.add(f"{leader} leads, {' and '.join(node for node in NODES if node != leader)} are standbys")
         yield brokers
     finally:
         brokers.stop()
@@ -354,7 +354,7 @@ def running(output: Path, bucket: Bucket, story: Story) -> Iterator[Brokers]:
 
 @contextmanager
 def bucket_in(output: Path) -> Iterator[Bucket]:
-    """An S3 server's, or a directory."""
+    """Provide a bucket on an S3 server, or a directory if there is no server."""
     binary = os.environ.get("POLYWIRE_S3_SERVER") or shutil.which("versitygw")
     missing = (
         "set POLYWIRE_S3_SERVER to versitygw's path for a server" if not binary else "polywire[bucket] is not installed"
@@ -389,21 +389,21 @@ def wait_until_open(place: str) -> None:
 
 
 def produce(brokers: Brokers, flights: pa.Table, progress: Progress) -> None:
-    """Send every flight as a JSON record keyed by its carrier: the carriers are shared out among the wires, which all send at once."""
+    """Send each flight as a JSON record, keyed by carrier. Every protocol sends some of the carriers, all at once."""
     largest_first = [carrier for carrier, _ in Counter(flights["carrier"].to_pylist()).most_common()]
     numbered = flights.append_column("id", pa.array(range(flights.num_rows)))
     with ThreadPoolExecutor(len(SCHEMES)) as pool:
         sending = []
         for number, wire in enumerate(sorted(SCHEMES, key=lambda wire: wire != "polywire")):
-            own = numbered.filter(pc.is_in(flights["carrier"], pa.array(largest_first[number :: len(SCHEMES)])))
-            send = send_idempotently if wire == "polywire" else send_and_look
-            sending.append(pool.submit(send, brokers, wire, number, records_of(own), progress))
+            part = numbered.filter(pc.is_in(flights["carrier"], pa.array(largest_first[number :: len(SCHEMES)])))
+            send = send_idempotently if wire == "polywire" else send_and_verify
+            sending.append(pool.submit(send, brokers, wire, number, records_of(part), progress))
         for sent in sending:
             sent.result()
 
 
 def records_of(flights: pa.Table) -> list[list[Record]]:
-    """Records of one request after the other."""
+    """Return the records of each request."""
     encoder = msgspec.json.Encoder()
     return [
         [Record(value=encoder.encode(row), key=row["carrier"].encode()) for row in rows.to_pylist()]
@@ -414,7 +414,7 @@ def records_of(flights: pa.Table) -> list[list[Record]]:
 def send_idempotently(
     brokers: Brokers, wire: str, first: int, requests: Sequence[Sequence[Record]], progress: Progress
 ) -> None:
-    """Over our own wire the client's producer does all that is needed: what it sends again is stored once."""
+    """Send over ``polywire``, whose idempotent producer retries without duplicates."""
 
     async def send() -> None:
         async with polywire.connect(brokers.url(wire, first)) as client, client.producer() as producer:
@@ -426,40 +426,40 @@ def send_idempotently(
     asyncio.run(send())
 
 
-def send_and_look(
+def send_and_verify(
     brokers: Brokers, wire: str, first: int, requests: Sequence[Sequence[Record]], progress: Progress
 ) -> None:
-    """Over wires without that: when nobody knows whether a request arrived, look, and send again what is not there."""
-    kept = ExitStack()
+    """Send over a protocol without idempotence: after an error, read which records were stored and send the others again."""
+    connections = ExitStack()
     client = None
     for records in requests:
-        left, ends = list(records), once(brokers.url(), ends_of)
-        while left:
+        unsent, ends = list(records), once(brokers.url(), ends_of)
+        while unsent:
             try:
-                client = client or kept.enter_context(sync.connect(brokers.url(wire, first)))
-                client.produce(TOPIC, left)
-                left = []
+                client = client or connections.enter_context(sync.connect(brokers.url(wire, first)))
+                client.produce(TOPIC, unsent)
+                unsent = []
             except GONE:
-                kept.close()
+                connections.close()
                 client = None
-                left = missing(brokers.url(), ends, left)
+                unsent = missing(brokers.url(), ends, unsent)
         progress.add(len(records))
-    kept.close()
+    connections.close()
 
 
 def missing(url: str, ends: Sequence[int], records: Sequence[Record]) -> list[Record]:
-    """Which of these records were not stored since the partitions ended there, as whoever leads now knows."""
-    there = once(url, lambda client: values_from(client, ends))
-    return [record for record in records if record.value not in there]
+    """Return the records that were not stored at or after these offsets."""
+    stored = once(url, lambda client: values_from(client, ends))
+    return [record for record in records if record.value not in stored]
 
 
-def once(url: str, ask: Callable[[SyncClient], T]) -> T:
-    """Ask whoever leads, as soon as somebody does."""
-    end = time.monotonic() + LED_S
+def once(url: str, call: Callable[[SyncClient], T]) -> T:
+    """Call the leader, as soon as there is one."""
+    end = time.monotonic() + FAILOVER_S
     while True:
         try:
             with sync.connect(url) as client:
-                return ask(client)
+                return call(client)
         except GONE:
             if time.monotonic() > end:
                 raise
@@ -467,12 +467,12 @@ def once(url: str, ask: Callable[[SyncClient], T]) -> T:
 
 
 def ends_of(client: SyncClient) -> list[int]:
-    """The next offset of each partition."""
+    """Return the next offset of each partition."""
     return [bounds.next_offset for bounds in client.bounds(TOPIC)]
 
 
 def values_from(client: SyncClient, ends: Sequence[int]) -> set[bytes | None]:
-    """What was stored from there on."""
+    """Return the values stored at or after these offsets."""
     found: set[bytes | None] = set()
     for partition, offset in enumerate(ends):
         while records := client.fetch(TOPIC, partition, offset):
@@ -482,7 +482,7 @@ def values_from(client: SyncClient, ends: Sequence[int]) -> set[bytes | None]:
 
 
 def start_spark() -> SparkSession:
-    """On two cores; a task that fails is tried again, as on a cluster."""
+    """Start Spark on two cores, with retries of failed tasks as on a cluster."""
     return session("flights", master="local[2,4]", **{"spark.sql.shuffle.partitions": "2"})
 
 

@@ -32,7 +32,6 @@ NOT_REWRITTEN: Final = (
     "docs/reference",
     "tests",
     "benchmarks",
-    "examples",
     "tools",
 )
 """Parts that still have the old wording. Remove a part from here when it is rewritten; never add one."""
