@@ -19,6 +19,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.server.standby_health import METRICS as STANDBY_METRICS
 from polywire.types import Level, PositionKind, TopicName
+from tests.permissions.cases import HTTP_PAGES
 from tests.unit.http.site import Site, bucket_view
 from tools.markdown import MADE, table
 
@@ -112,6 +113,15 @@ def metrics_page() -> Iterator[str]:
 
 # Paths.
 
+PAGES: Final[Mapping[str, str]] = {
+    "/livez": "200 while the process serves requests",
+    "/readyz": "200 if a write would succeed now, otherwise 503 with the reason",
+    "/metrics": "[metrics](metrics.md)",
+    "/": "the console",
+    "/static/{name}": "files of the console",
+    f"{PREFIX}/openapi.json": "the admin API as OpenAPI 3.1",
+}
+
 
 def _endpoints() -> Sequence[Endpoint]:
     site = Site()
@@ -121,12 +131,15 @@ def _endpoints() -> Sequence[Endpoint]:
         site.close()
 
 
+def _of_action(action: Action) -> str:
+    if action in ANYBODY:
+        return "none"
+    return f"`{action.permission_words}`" if action.permission_words else "a login"
+
+
 def _permission(endpoint: Endpoint) -> str:
-    needed = [
-        "none" if action in ANYBODY else f"`{action.permission_words}`" if action.permission_words else "a login"
-        for action in endpoint.actions
-    ]
-    return " and ".join(dict.fromkeys(needed)) + (", or own user" if endpoint.is_own else "")
+    needed = dict.fromkeys(_of_action(action) for action in endpoint.actions)
+    return " and ".join(needed) + (", or own user" if endpoint.is_own else "")
 
 
 def http_page(limits: Iterator[str]) -> Iterator[str]:
@@ -135,19 +148,13 @@ def http_page(limits: Iterator[str]) -> Iterator[str]:
     yield "HTTP listens on `127.0.0.1:9080` by default ([monitor](../operate/monitor.md), [console](../operate/console.md))."
     yield "With users it takes `Basic` credentials, or an access token as `Bearer`."
     yield ""
-    fixed = [
-        ("GET", "`/livez`", "none", "200 while the process serves requests"),
-        ("GET", "`/readyz`", "none", "200 if a write would succeed now, otherwise 503 with the reason"),
-        ("GET", "`/metrics`", f"`{Action.SERVER_DESCRIBE.permission_words}`", "[metrics](metrics.md)"),
-        ("GET", "`/`, `/static/…`", "a login", "the console"),
-        ("GET", f"`{PREFIX}/openapi.json`", "a login", "the admin API as OpenAPI 3.1"),
-    ]
-    yield from table(("method", "path", "permission", "response"), fixed)
+    rows = [("GET", f"`{path}`", _of_action(action), PAGES[path]) for path, action in HTTP_PAGES.items()]
+    yield from table(("method", "path", "permission", "response"), rows)
     yield from ["", "## Admin API", ""]
     yield f"Paths are below `{PREFIX}`. Parameters of GET go into the query, others into a JSON object as the body."
     yield "Requests other than GET need the header `X-Polywire` with any value."
     yield ""
-    rows = [
+    endpoints = [
         (
             endpoint.method,
             f"`{endpoint.path}`",
@@ -157,7 +164,7 @@ def http_page(limits: Iterator[str]) -> Iterator[str]:
         )
         for endpoint in _endpoints()
     ]
-    yield from table(("method", "path", "permission", "action", "parameters"), rows)
+    yield from table(("method", "path", "permission", "action", "parameters"), endpoints)
     yield ""
     yield 'The response is JSON. An error is `{"error": {"code", "message", "retry"}}` with a [code](errors.md) and one of these statuses:'
     yield ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import partial
@@ -37,9 +38,8 @@ from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
 from polywire.server.hub import ConnectionLimits
 from tests import specs
-from tests.behaviour.compatibility import planned_table
 from tests.behaviour.wires import WIRES
-from tests.permissions.cases import Player, cases, commands, expected
+from tests.permissions.cases import cases, commands
 from tests.specs.pages import PAGES, STATEMENTS, Page, Statement
 from tests.test_house import kinds_raised
 from tools.client_reference import client_page
@@ -52,6 +52,8 @@ FOLDER: Final = DOCS / "reference"
 HTTP_LIMITS: Final = (framing, records, spelling, api, users, dead_letters, lag)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
+OPTION_COLUMNS: Final = ("option", "default", "environment", "meaning")
+COMMON_MIN: Final = 3  # an option of as many commands is described once
 SERVE_VARIABLES: Final = "POLYWIRE_SERVE_"  # what the names of variables of the settings of ``serve`` begin with
 
 # Where a rule comes from: for those who read the code.
@@ -84,8 +86,14 @@ def cli_page() -> Iterator[str]:
     """Every command with its options, and the exit codes."""
     yield from ["# Command line", "", MADE, ""]
     yield "Results go to standard output, messages to standard error. Every command has `--help`."
-    for words, command in _commands(main.app, ("polywire",)):
-        yield from _command(words, command)
+    found = list(_commands(main.app, ("polywire",)))
+    common = _common_options(command for _, command in found)
+    yield from ["", "## Common options", ""]
+    yield "Commands below name these options without describing them."
+    yield ""
+    yield from table(OPTION_COLUMNS, list(common))
+    for words, command in found:
+        yield from _command(words, command, common)
     yield from ["", "## Exit codes", ""]
     codes = [
         (EXIT_DONE, "done"),
@@ -109,15 +117,30 @@ def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 
 
 def serve_options() -> Iterator[tuple[str, str, str, str]]:
-    """Every option of ``polywire serve``."""
-    collection = main.app["serve"].assemble_argument_collection(parse_docstring=True)
-    return (_option(argument, SERVE_VARIABLES) for argument in collection if not argument.children)
+    """Yield every option of ``polywire serve``."""
+    return (_option(argument, SERVE_VARIABLES) for argument in _arguments(main.app["serve"]))
 
 
-def _command(words: Sequence[str], command: App) -> Iterator[str]:
+def _common_options(found: Iterable[App]) -> Mapping[tuple[str, str, str, str], str]:
+    """Return the options that many commands have with the same meaning, each with its first name."""
+    counts = Counter(
+        _option(argument, "") for command in found for argument in _arguments(command) if not _is_positional(argument)
+    )
+    common: dict[str, tuple[str, str, str, str]] = {}
+    for row, count in counts.most_common():
+        if count >= COMMON_MIN:
+            common.setdefault(row[0].partition(",")[0], row)
+    return {row: name for name, row in common.items()}
+
+
+def _arguments(command: App) -> list[Argument]:
     collection = command.assemble_argument_collection(parse_docstring=True)
-    arguments = [argument for argument in collection if not argument.children]
-    positional = [argument for argument in arguments if argument.required and not _is_option(argument)]
+    return [argument for argument in collection if not argument.children]
+
+
+def _command(words: Sequence[str], command: App, common: Mapping[tuple[str, str, str, str], str]) -> Iterator[str]:
+    arguments = _arguments(command)
+    positional = [argument for argument in arguments if _is_positional(argument)]
     given = [argument for argument in arguments if argument not in positional]
     needed = [argument.name.removeprefix("--").upper() for argument in positional]
     needed += [f"{argument.name} {argument.name.removeprefix('--').upper()}" for argument in given if argument.required]
@@ -130,15 +153,20 @@ def _command(words: Sequence[str], command: App) -> Iterator[str]:
     if words[-1] == "serve":
         yield from ["Its options are listed by topic in [configuration](configuration.md).", ""]
     elif given:
-        yield from table(("option", "default", "environment", "meaning"), [_option(argument, "") for argument in given])
-        yield ""
+        rows = [_option(argument, "") for argument in given]
+        own = [row for row in rows if row not in common]
+        if own:
+            yield from [*table(OPTION_COLUMNS, own), ""]
+        shared = [common[row] for row in rows if row in common]
+        if shared:
+            yield from [f"{'Also' if own else 'Options'}: {', '.join(shared)}.", ""]
     title, *lines = str(command.help_epilogue).partition(f"\n{EXIT_CODES}\n")[0].splitlines()
     yield from [title, "", "```sh", *(line.strip() for line in lines), "```"]
 
 
-def _is_option(argument: Argument) -> bool:
-    """Whether it can be given by its name only."""
-    return argument.field_info.kind is Parameter.KEYWORD_ONLY
+def _is_positional(argument: Argument) -> bool:
+    """Return whether an argument is required and may be given without its name."""
+    return argument.required and argument.field_info.kind is not Parameter.KEYWORD_ONLY
 
 
 def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
@@ -303,28 +331,26 @@ def _size(value: int) -> str:
     return f"{value:,}"
 
 
-# What works on which wire.
+# Features by protocol.
 
 
 def compatibility_page() -> Iterator[str]:
-    """What each wire can do, and which scenarios of the behaviour suite run through it."""
+    """Which features each protocol has."""
     yield from ["# Compatibility", "", MADE, ""]
     yield "All protocols share one log: records written over one can be read over every other. A protocol supports what it can express."
     yield ""
     rows = [(ability.value, *("yes" if ability in wire.abilities else "–" for wire in WIRES)) for ability in Ability]
     yield from table(("feature", *(wire.name for wire in WIRES)), rows)
-    yield from ["", "## Scenarios", ""]
-    yield "`make test` runs each scenario over every protocol that has the features it needs, from every writer to every reader,"
-    yield "against a real broker over sockets. – means that the protocol cannot express it."
     yield ""
-    yield from planned_table().lines()
+    yield "The test suite runs each scenario over every protocol that has the features it needs, and from every writing protocol to every"
+    yield "reading one. [Protocols](protocols/index.md) describes each of them."
 
 
-# Who may do what.
+# Permissions.
 
 
 def permissions_page() -> Iterator[str]:
-    """The table of permissions, and what the suite plays against it."""
+    """Actions with their permissions, and the actions of each protocol's commands."""
     yield from ["# Permissions", "", MADE, ""]
     yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of its permissions:"
     yield "for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic is enough, and the"
@@ -342,19 +368,19 @@ def permissions_page() -> Iterator[str]:
     ]
     yield from table(("action", "permission", "for", "access list"), rows)
     yield from ["", "## Commands by protocol", ""]
-    yield "Each line is a request for a resource of one tenant, and the outcome for four kinds of user. The test suite verifies every cell."
-    yield "*own*: the response covers only the user's own resources. FLUX and Kafka 0.7 have no login: their first column is the user"
-    yield "`anonymous` without permissions, and the others log in with a certificate."
+    yield "A command in several rows needs one or several of these actions, depending on the request. FLUX and Kafka 0.7 have no login:"
+    yield "their clients are the user `anonymous`, or the user that their TLS certificate names. The test suite sends every command without a"
+    yield "login, and as three kinds of user."
     known = list(cases())
     for wire in commands():
         yield from ["", f"### {wire}", ""]
+        by_action: dict[Action, dict[str, None]] = {}
+        for case in known:
+            if case.wire == wire:
+                by_action.setdefault(case.action, {})[f"`{case.command}`"] = None
+        in_order = [action for action in Action if action in by_action]
         yield from table(
-            ("command", "action", *(player.value for player in Player)),
-            [
-                (f"`{case.command}`", f"`{case.action.word}`", *(expected(case, player).value for player in Player))
-                for case in known
-                if case.wire == wire
-            ],
+            ("action", "commands"), [(f"`{action.word}`", ", ".join(by_action[action])) for action in in_order]
         )
 
 

@@ -1,17 +1,10 @@
-"""What a scenario needs of a wire, which wires it is run through, and the tables made of that.
-
-One ``Table`` makes both what a run of the suite prints and what docs/reference/compatibility.md shows: the run notes how each scenario
-ended, the page which ones are run. A FAILED can only stand in the former, and fails the run.
-"""
+"""The features that a scenario needs, the protocols it runs over, and the table that a run of the suite prints."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from polywire.client.base import Ability
@@ -71,23 +64,6 @@ class Table:
         single = {name: row for name, row in self._cells.items() if not any("-to-" in column for column in row)}
         paired = {name: row for name, row in self._cells.items() if name not in single}
         return [*_markdown(single), "", *_markdown(paired)]
-
-
-def planned_table() -> Table:
-    """The table of a run in which everything passes."""
-    table = Table()
-    for scenario in scenarios():
-        columns = able_pairs(scenario) if is_paired(scenario) else [wire.name for wire in able_wires(scenario)]
-        for column in columns:
-            table.mark(scenario.__name__.removeprefix("test_"), column, passed=True)
-    return table
-
-
-def scenarios() -> Iterator[Callable[..., Any]]:
-    """Every scenario of the suite, in the order in which a run takes them."""
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        module: ModuleType = import_module(f"{__package__}.{path.stem}")
-        yield from (value for name, value in vars(module).items() if name.startswith("test_"))
 
 
 def _markdown(cells: dict[str, dict[str, bool]]) -> list[str]:
