@@ -44,4 +44,4 @@ def test_what_follows_the_arguments_is_no_argument() -> None:
     named = re.findall(r"^\* `([^`]*)`: ", page, re.MULTILINE)
     assert not [name for name in named if not re.fullmatch(r"\*{0,2}\w+", name)], "a sentence was taken for an argument"
     close = page.partition("### `Producer.close")[2].partition("\n#")[0]
-    assert close.endswith("\n\nRaises what `flush` does, once everything is closed.\n")
+    assert close.endswith("\n\nRaises the errors of `flush`, after everything is closed.\n")

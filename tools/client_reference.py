@@ -47,9 +47,9 @@ _SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)
 
 def client_page() -> Iterator[str]:
     """The page, line by line."""
-    yield "# The Python client, call by call"
+    yield "# Python client"
     yield ""
-    yield "The [guide](../develop/python.md) says how they go together."
+    yield "The [guide](../develop/python.md) shows how to use these together."
     for name, call in (*FUNCTIONS, *TABLES, *TESTING):
         yield from _call(f"`{name}{_signature(call)}`", call, level=2)
     for kind in CLASSES:

@@ -20,7 +20,7 @@ from polywire.errors import ErrorCode, Invalid
 
 
 class Client:
-    """One broker. Producers and consumers that it makes have connections of their own, and are closed with it.
+    """A client of one broker. Its producers and consumers have their own connections and are closed with it.
 
     Example:
         async with polywire.connect("127.0.0.1:9555") as client:
@@ -31,7 +31,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Remember where the broker is; ``connect`` connects as well. Arguments as there."""
+        """Store the address; ``open`` connects. Arguments are those of ``connect``."""
         if not isinstance(url, str):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f'a URL is a str like "polywire://127.0.0.1:9555" got={type(url).__name__}'
@@ -50,15 +50,15 @@ class Client:
         await self.close()
 
     async def open(self) -> None:
-        """Connect; ``connect`` does. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
+        """Connect. ``connect`` calls this. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
         await self._link.open()
 
     async def abilities(self) -> frozenset[Ability]:
-        """Return what this wire can carry and do."""
+        """Return the features of this protocol."""
         return (await self._link.wire()).abilities
 
     async def close(self) -> None:
-        """Flush and close what was made, then the connection. Calling it again does nothing. Raises what closing those does."""
+        """Flush and close producers and consumers, then the connection. Calling it again does nothing. Raises their errors."""
         try:
             while self._made:
                 await self._made.pop().close()
@@ -66,7 +66,7 @@ class Client:
             await self._link.close()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """Return a producer; the options are those of ``Producer``. Raises TypeError for another option.
+        """Return a producer. Options are those of ``Producer``; others raise TypeError.
 
         Example:
             async with client.producer(linger_ms=20) as producer:
@@ -78,7 +78,7 @@ class Client:
         return made
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
-        """Return a consumer of these topics; the options are those of ``Consumer``. Raises TypeError for another option.
+        """Return a consumer of the topics. Options are those of ``Consumer``; others raise TypeError.
 
         Example:
             async with client.consumer("orders", group="billing", start="latest") as consumer:
@@ -99,7 +99,7 @@ class Client:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record, and return where it went once it is stored; see ``Producer.send_and_wait``. For many, make a producer.
+        """Send one record and return its position once it is stored; see ``Producer.send_and_wait``. For many records, use a producer.
 
         Example:
             place = await client.send("orders", "hello", key="a")
@@ -109,13 +109,13 @@ class Client:
         return await self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
-        """Return records of one partition from an offset on, as many as are there; none at its end.
+        """Return records of one partition from an offset on; an empty list at the end.
 
         Args:
             topic: full name.
-            partition: its number, from 0.
-            offset: of the first record wanted.
-            records_max: how many at most; fewer may come although there are more.
+            partition: number of the partition, from 0.
+            offset: offset of the first record.
+            records_max: maximum number; fewer may be returned although there are more.
 
         Raises:
             Missing: TOPIC_MISSING, PARTITION_MISSING, OFFSET_OUT_OF_RANGE.
@@ -124,11 +124,11 @@ class Client:
         return [from_stored(record, topic, partition) for record in found]
 
     async def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
-        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
+        """Create a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
 
         Args:
             topic: full name.
-            partitions: how many it has.
+            partitions: number of partitions.
             partition_count: deprecated name of ``partitions``.
         """
         count = renamed(partitions, partition_count)
@@ -139,7 +139,7 @@ class Client:
         await self._link.once(lambda wire: wire.delete_topic(topic))
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics that this user may see, by name."""
+        """Return the topics that the user may see, by name."""
         return await self._link.read(lambda wire: wire.topics())
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
@@ -147,7 +147,7 @@ class Client:
         return await self._link.read(lambda wire: wire.bounds(topic))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never stored one (0 where the wire cannot tell)."""
+        """Return the next offset that a group reads; None if it never committed one (0 if the protocol cannot distinguish this)."""
         return await self._link.read(lambda wire: wire.position(group, topic, partition))
 
 
@@ -185,19 +185,19 @@ class Connecting:
 
 
 def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> Connecting:
-    """Connect to a broker: ``async with`` what is returned, or await it, to get a ``Client``.
+    """Connect to a broker. Use the result in an ``async with``, or await it, to get a ``Client``.
 
     Args:
-        url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire; of several, ``host:port,host:port``, the
-            first that answers. The scheme is cursus, flux, iggy, kafka, kafka07 or polywire, with ``+tls`` behind it for TLS.
+        url: ``scheme://host:port``, or ``host:port`` for `polywire`. Of several addresses, ``host:port,host:port``, the first that
+            answers is used. The scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS.
             ``polywire://name:password@host:port`` logs in, and so do kafka and iggy. ``memory://name`` is a broker in this
             process, for tests.
-        connect_s: how long a broker that is not there yet is waited for, in seconds, asking it again with growing pauses.
-        reconnect_s: how long a broker that is gone is looked for, in seconds, before a call fails.
+        connect_s: how long to retry the first connection, in seconds.
+        reconnect_s: how long to retry a lost connection, in seconds, before a call fails.
 
     Raises:
-        Invalid: INVALID_REQUEST: another scheme, or a broken address.
-        Unavailable: nobody answers in time.
+        Invalid: INVALID_REQUEST: unknown scheme or malformed address.
+        Unavailable: no broker answers in time.
         Denied: LOGIN_FAILED.
 
     Example:

@@ -58,10 +58,10 @@ class ConsumerOptions(TypedDict, total=False):
 
 
 class Consumer:
-    """Reads topics. ``polywire.Client.consumer`` makes one; use it in an ``async with``.
+    """Read topics. Create one with ``polywire.Client.consumer`` and use it in an ``async with``.
 
-    With a group its members share the partitions, and the group's positions are where it goes on; without, all partitions are read and
-    nothing is stored. Positions are stored about once a second and on closing (``auto_commit``), or by ``commit`` alone.
+    Members of a group share the partitions and resume at the group's committed offsets. Without a group, all partitions are read and no
+    offsets are committed. With ``auto_commit``, offsets are committed about once a second and on closing; otherwise call ``commit``.
 
     Example:
         async with client.consumer("orders", group="billing") as consumer:
@@ -81,21 +81,21 @@ class Consumer:
         buffer_bytes: int = BUFFER_BYTES,
         reconnect_s: float = 60.0,
     ) -> None:
-        """Prepare a consumer; it connects when it is entered or first asked for a record.
+        """Create a consumer. It connects when it is entered or first read.
 
         Args:
             url: as for ``polywire.connect``.
-            topics: full names, one at least.
-            group: whom to share the topics with, and whose positions to go on at.
-            member: one's name in the group; None: a new one.
-            start: where to begin without a position: "earliest", "latest", an offset, or a datetime with a time zone.
-            auto_commit: whether positions are stored without being asked to.
-            commit_interval_s: how often, in seconds.
-            buffer_bytes: how much is fetched ahead, as stored.
-            reconnect_s: how long a broker that is gone is looked for, in seconds.
+            topics: full names, at least one.
+            group: consumer group to join.
+            member: name of the member in the group; None generates one.
+            start: where to start without a committed offset: "earliest", "latest", an offset, or a datetime with a time zone.
+            auto_commit: commit offsets automatically.
+            commit_interval_s: interval of automatic commits, in seconds.
+            buffer_bytes: stored bytes to fetch ahead.
+            reconnect_s: how long to retry a lost connection, in seconds.
 
         Raises:
-            Invalid: INVALID_REQUEST: something else was given; the message says what was expected.
+            Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
         """
         if not topics or not all(isinstance(topic, str) for topic in topics):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer takes one or more topics by name got={topics!r}")
@@ -152,13 +152,13 @@ class Consumer:
         return cast("Record", self._cursor.records[0])
 
     async def start(self) -> None:
-        """Connect, join the group, and begin to fetch.
+        """Connect, join the group, and start to fetch.
 
         Raises:
             Missing: TOPIC_MISSING.
-            Unavailable: nobody answers.
-            Denied: the login was refused, or a permission is missing.
-            Invalid: INVALID_REQUEST: this wire has no groups, or cannot begin there.
+            Unavailable: no broker answers.
+            Denied: the login failed, or a permission is missing.
+            Invalid: INVALID_REQUEST: the protocol has no groups, or cannot start there.
         """
         if self._task is None and not self._closed:
             self._task = asyncio.ensure_future(self._run())
@@ -168,10 +168,10 @@ class Consumer:
         """Return the next records, all of one partition, as soon as there are any.
 
         Args:
-            records_max: how many at most.
-            timeout_s: how long to wait for the first one, in seconds; then nothing is returned. None: for ever.
+            records_max: maximum number of records.
+            timeout_s: how long to wait for the first record, in seconds, before returning an empty list. None waits forever.
 
-        Raises what ``start`` does, and Missing(OFFSET_OUT_OF_RANGE) when a position lies in front of what is still kept: ``seek`` then.
+        Raises the errors of ``start``, and Missing(OFFSET_OUT_OF_RANGE) if the next records were deleted: call ``seek``.
 
         Example:
             while records := await consumer.batch(timeout_s=1):
@@ -190,7 +190,7 @@ class Consumer:
         return records
 
     async def batches(self, records_max: int = BATCH_RECORDS) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield batches of records as they come, for ever; see ``batch``.
+        """Yield batches of records forever; see ``batch``.
 
         Example:
             async for records in consumer.batches():
@@ -200,15 +200,15 @@ class Consumer:
             yield records
 
     async def commit(self, record: Record | None = None) -> None:
-        """Store positions of the group, and return when they are stored: behind everything that was handed out so far.
+        """Commit the group's offsets after all records returned so far, and return when they are stored.
 
         Args:
-            record: behind this one only.
+            record: commit only the offset after this record.
 
         Raises:
-            Conflict: PARTITION_NOT_ASSIGNED: partitions that it names are another member's now, who reads again what was not stored. What
-                was handed out of others is stored. Each loss is raised once.
-            Invalid: INVALID_REQUEST: there is no group.
+            Conflict: PARTITION_NOT_ASSIGNED: some partitions now belong to another member, which reads uncommitted records again. Offsets
+                of other partitions are committed. Raised once per lost partition.
+            Invalid: INVALID_REQUEST: the consumer has no group.
         """
         if self._group is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, "positions belong to a group: give the consumer one")
@@ -227,7 +227,7 @@ class Consumer:
             raise _another_members(refused)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at another offset of a partition that this consumer has. Raises Missing(PARTITION_MISSING) where it has not."""
+        """Continue at another offset of an assigned partition. Raises Missing(PARTITION_MISSING) for other partitions."""
         part = self._assignment.find(topic, partition)
         if part is None:
             raise self._cannot_seek(topic, partition)
@@ -247,17 +247,17 @@ class Consumer:
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """The next offset of each partition that this consumer has now, by topic and partition."""
+        """The next offset of each assigned partition, by topic and partition."""
         self._mark()
         return self._assignment.positions()
 
     async def close(self, *, commit_last: bool = True) -> None:
-        """Store positions (``auto_commit``), leave the group, and end the connection. Calling it again does nothing.
+        """Commit offsets (``auto_commit``), leave the group, and close the connection. Calling it again does nothing.
 
         Args:
-            commit_last: whether the application has done with the last records that it was handed.
+            commit_last: whether the application has finished the last records it received.
 
-        Raises Unavailable when positions could not be stored; the records since the last time come again then.
+        Raises Unavailable if offsets could not be committed; records since the last commit are then delivered again.
         """
         if self._closed:
             return

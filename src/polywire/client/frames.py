@@ -29,7 +29,9 @@ def read_polars(
     end: Bound = LATEST,
     text: bool = False,
 ) -> polars.DataFrame:
-    """Return a topic as Polars' ``DataFrame``; arguments and errors as for ``scan``. Raises Invalid(INVALID_REQUEST) without polars.
+    """Return a topic as a Polars ``DataFrame``.
+
+    Arguments and errors are those of ``scan``. Raises Invalid(INVALID_REQUEST) without polars.
 
     Example:
         frame = read_polars("127.0.0.1:9555", "orders", text=True)
@@ -45,9 +47,10 @@ def read_polars(
 def scan_polars(
     address: str, topic: str, *, start: Bound = EARLIEST, end: Bound = LATEST, text: bool = False
 ) -> polars.LazyFrame:
-    """Return a topic as Polars' ``LazyFrame``: it is read when a query is collected, anew each time, and only the columns that it uses.
+    """Return a topic as a Polars ``LazyFrame``. Each collected query reads the topic again, and only the columns it uses.
 
-    Arguments and errors as for ``scan``, which come when it is collected. Raises Invalid(INVALID_REQUEST) without polars.
+    Arguments and errors are those of ``scan``; errors are raised when a query is collected. Raises Invalid(INVALID_REQUEST) without
+    polars.
 
     Example:
         orders = scan_polars("127.0.0.1:9555", "orders", text=True)
@@ -85,13 +88,13 @@ def to_duckdb(
     end: Bound = LATEST,
     text: bool = False,
 ) -> duckdb.DuckDBPyRelation:
-    """Copy a topic into a table of DuckDB, which is replaced if it is there, and return the table.
+    """Copy a topic into a DuckDB table, replacing an existing one, and return the table.
 
     Args:
-        connection: as ``duckdb.connect`` makes it.
-        address: as for ``scan``, and so are the others.
+        connection: a connection from ``duckdb.connect``.
+        address: as for ``scan``.
         topic: full name.
-        table: its name; None: the topic's.
+        table: name of the table; None uses the name of the topic.
         columns: as for ``scan``.
         start: as for ``scan``.
         end: as for ``scan``.

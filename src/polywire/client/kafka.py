@@ -174,7 +174,7 @@ class KafkaClient(Scope):
             mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; None: PLAIN under TLS and on the same machine, else SCRAM-SHA-512.
 
         Raises:
-            Unavailable: nobody answers in time.
+            Unavailable: no broker answers in time.
             Denied: LOGIN_FAILED.
         """
 

@@ -38,9 +38,9 @@ NO_OFFSET: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of one batch: ``record_count`` records from ``base_offset`` on, or the ``error`` because of which none was stored.
+    """The outcome of one batch: ``record_count`` records from ``base_offset`` on, or the ``error`` if none was stored.
 
-    ``base_offset`` is -1, and ``partition`` may be, where the wire does not tell.
+    ``base_offset`` is -1 if the protocol does not report it; ``partition`` can be -1, too.
     """
 
     topic: str
@@ -57,8 +57,8 @@ OnDelivery: TypeAlias = Callable[[Delivery], None]
 class Batch:
     """Records of one partition, by column; ``others`` are those with more than key and value, by row.
 
-    ``places`` are partition and offset of each record where the wire gave them one by one. told: records whose senders were told why the
-    batch was not stored.
+    ``places`` are partition and offset of each record, if the protocol returns them one by one. ``reported`` counts the records whose
+    senders have received the batch's error.
     """
 
     settled: asyncio.Future[Delivery]
@@ -70,7 +70,7 @@ class Batch:
     sequence: int = -1
     places: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
-    told: int = 0
+    reported: int = 0
 
     def records(self) -> list[columns.Record]:
         """The records as the clients of other wires take them."""

@@ -39,7 +39,7 @@ HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
 
 
 class Receipt:
-    """What ``Producer.send`` returns: awaited, it says where the record went, or raises why it was not stored."""
+    """The result of ``Producer.send``. Awaiting it returns the record's position, or raises the error."""
 
     __slots__ = ("_batch", "_row")
 
@@ -49,13 +49,13 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """Whether waiting for it would not wait."""
+        """Whether the result is available."""
         return self._batch.settled.done()
 
-    def tell(self) -> bool:
-        """Note that this record's sender was told why it was not stored, and return whether all of its batch were."""
-        self._batch.told += 1
-        return self._batch.told == len(self._batch.values)
+    def mark_reported(self) -> bool:
+        """Count this record's error as reported, and return whether the errors of its whole batch are."""
+        self._batch.reported += 1
+        return self._batch.reported == len(self._batch.values)
 
     def __await__(self) -> Generator[object, None, Produced]:
         delivery = yield from asyncio.shield(self._batch.settled).__await__()
@@ -65,7 +65,7 @@ class Receipt:
 
 
 class Receipts:
-    """What ``Producer.send_many`` returns: awaited, it says where the records went, or raises why some were not stored."""
+    """The result of ``Producer.send_many``. Awaiting it returns the positions, or raises the error if some records failed."""
 
     __slots__ = ("_parts",)
 
@@ -74,7 +74,7 @@ class Receipts:
 
     @property
     def done(self) -> bool:
-        """Whether waiting for it would not wait."""
+        """Whether the result is available."""
         return all(batch.settled.done() for batch, _, _ in self._parts)
 
     def __await__(self) -> Generator[object, None, list[AppendedRange]]:
@@ -114,10 +114,10 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class Producer:
-    """Sends records, gathered into batches. ``polywire.Client.producer`` makes one; use it in an ``async with``.
+    """Send records in batches. Create one with ``polywire.Client.producer`` and use it in an ``async with``.
 
-    On the `polywire` wire each record is stored once, however often the connection is lost or the broker started again. On other wires a
-    batch that was under way then may be stored twice; none is lost.
+    Over `polywire` each record is stored exactly once, even if connections are lost or the broker restarts. Over other protocols a batch
+    in flight may then be stored twice; none is lost.
 
     Example:
         async with client.producer() as producer:
@@ -138,22 +138,22 @@ class Producer:
         on_delivery: OnDelivery | None = None,
         reconnect_s: float = 60.0,
     ) -> None:
-        """Prepare a producer; it connects when the first record is sent.
+        """Create a producer. It connects when the first record is sent.
 
         Args:
             url: as for ``polywire.connect``.
-            linger_ms: how long a batch that is not full waits for more records, in milliseconds.
-            batch_bytes: a batch of about this size is sent at once.
-            buffer_bytes: how much may wait for its acknowledgement; ``send`` waits when it is more.
-            level: what an acknowledgement means: a ``Level`` or its name: "memory", "written" (survives the broker), "synced" (survives a
-                power loss) or "stored" (in the bucket).
-            idempotent: whether each record must be stored once; None: where the wire can.
-            create: whether missing topics are made.
-            on_delivery: called with a ``Delivery`` for each batch that was stored or given up.
-            reconnect_s: how long a broker that is gone is looked for, in seconds, before records are given up.
+            linger_ms: how long an incomplete batch waits for more records, in milliseconds.
+            batch_bytes: a batch of about this size is sent immediately.
+            buffer_bytes: bytes that may wait for acknowledgement; ``send`` blocks above this.
+            level: durability of an acknowledged record, a ``Level`` or its name: "memory", "written" (survives a broker crash), "synced"
+                (survives a power failure) or "stored" (in the bucket).
+            idempotent: store each record exactly once; None does so if the protocol supports it.
+            create: create missing topics.
+            on_delivery: called with a ``Delivery`` for each batch that was stored or failed.
+            reconnect_s: how long to retry a lost connection, in seconds, before records fail.
 
         Raises:
-            Invalid: INVALID_REQUEST: a number out of range, or a level that does not exist.
+            Invalid: INVALID_REQUEST: a number is out of range, or the level is unknown.
         """
         if linger_ms < 0 or not 0 < batch_bytes <= BATCH_BYTES_LIMIT or buffer_bytes < batch_bytes:
             raise Invalid(
@@ -187,7 +187,7 @@ class Producer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait for their acknowledgement."""
+        """Bytes of records that wait for acknowledgement."""
         return self._buffered
 
     async def send(
@@ -199,18 +199,18 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Hand over a record, and return its receipt. Waits only while ``buffer_bytes`` are waiting for their acknowledgement.
+        """Queue a record and return its receipt. Waits only while ``buffer_bytes`` wait for acknowledgement.
 
         Args:
             topic: full name.
-            value: str, bytes or None; or a whole ``Record``.
-            key: str, bytes or None; records of one key go to one partition, in order.
-            headers: names to str, bytes, int, float, bool or None.
-            partition: its number; None: by the key, and where there is none one partition after the other.
+            value: str, bytes, None, or a ``Record``.
+            key: str, bytes or None. Records with the same key go to the same partition, in order.
+            headers: mapping of names to str, bytes, int, float, bool or None.
+            partition: number of the partition; None selects it by key, or round-robin without a key.
 
         Raises:
-            Invalid: INVALID_REQUEST: an argument is something else; the message says what was expected.
-            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
+            Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
+            Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
             Unavailable: the broker cannot be reached, or the producer is closed.
 
         Example:
@@ -244,7 +244,7 @@ class Producer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record without lingering, and return where it went once it is stored. Arguments and errors as for ``send``.
+        """Send one record immediately and return its position once it is stored. Arguments and errors are those of ``send``.
 
         Example:
             place = await producer.send_and_wait("orders", "hello")
@@ -255,8 +255,8 @@ class Producer:
         try:
             return await receipt
         except BrokerError as error:
-            if receipt.tell() and error is self._failure:
-                self._failure = None  # nobody is left who does not know
+            if receipt.mark_reported() and error is self._failure:
+                self._failure = None  # every sender of the batch has seen it
             raise
 
     async def send_many(
@@ -267,17 +267,17 @@ class Producer:
         keys: Iterable[Text | None] | None = None,
         partition: int | None = None,
     ) -> Receipts:
-        """Hand over many records at once, which costs far less for each than ``send``, and return their receipts.
+        """Queue many records, which is much cheaper per record than ``send``, and return their receipts.
 
         Args:
             topic: full name.
-            values: each str, bytes or None, or a whole ``Record``.
-            keys: one for each value, str, bytes or None; None: no record has one but those that are a ``Record``.
+            values: each str, bytes, None, or a ``Record``.
+            keys: one str, bytes or None per value. None means no keys, except those of values that are a ``Record``.
             partition: as for ``send``.
 
         Raises:
-            Invalid: INVALID_REQUEST: something else was given, or there are not as many keys as values; nothing was sent then.
-            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
+            Invalid: INVALID_REQUEST: an argument has the wrong type, or the numbers of keys and values differ. Nothing was sent.
+            Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
             Unavailable: the broker cannot be reached, or the producer is closed.
 
         Example:
@@ -302,9 +302,9 @@ class Producer:
         return Receipts(parts)
 
     async def flush(self) -> None:
-        """Send what is there, and return when nothing waits for its acknowledgement any more.
+        """Send all queued records and return when all are acknowledged.
 
-        Raises the error of the first record since the last flush that was not stored.
+        Raises the error of the first record that failed since the last flush.
         """
         while self._buffered:
             self._flush_lanes()
@@ -315,12 +315,12 @@ class Producer:
             raise failure
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush, and end the connection. Calling it again does nothing.
+        """Flush and close the connection. Calling it again does nothing.
 
         Args:
-            flush: without, what was not acknowledged is given up, and nobody knows whether it is stored.
+            flush: if false, records that are not acknowledged are dropped, and may or may not be stored.
 
-        Raises what ``flush`` does, once everything is closed.
+        Raises the errors of ``flush``, after everything is closed.
         """
         if self._closed:
             return

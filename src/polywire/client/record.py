@@ -64,10 +64,11 @@ class _Fields(NamedTuple):
 
 
 class Record(_Fields):
-    """A record: what is sent, and what comes back with its place in the log.
+    """A record to send, or one that was read, with its position in the log.
 
-    ``value`` and ``key`` are bytes or None, ``headers`` a mapping. ``topic``, ``partition``, ``offset`` and ``append_time_us`` (microseconds
-    since 1970) are the broker's to give: "", -1, -1 and 0 before. ``origin_time_us`` is the writer's own time, None where it gave none.
+    ``value`` and ``key`` are bytes or None, ``headers`` a mapping. The broker assigns ``topic``, ``partition``, ``offset`` and
+    ``append_time_us`` (microseconds since 1970); before, they are "", -1, -1 and 0. ``origin_time_us`` is the writer's timestamp, or
+    None.
 
     Example:
         record = Record("hello", key="a", headers={"source": "web"})
@@ -84,16 +85,16 @@ class Record(_Fields):
         *,
         origin_time_us: int | None = None,
     ) -> Self:
-        """Make a record to be sent.
+        """Create a record to send.
 
         Args:
-            value: text is stored as UTF-8; None: the record has no value.
-            key: as the value; records of one key go to one partition, in order.
-            headers: names to str, bytes, int, float, bool or None; the types come back where the wire carries them.
-            origin_time_us: when it happened, in microseconds since 1970.
+            value: str (stored as UTF-8), bytes, or None for no value.
+            key: as ``value``. Records with the same key go to the same partition, in order.
+            headers: mapping of names to str, bytes, int, float, bool or None. Types are preserved if the protocol supports them.
+            origin_time_us: timestamp of the event, in microseconds since 1970.
 
         Raises:
-            Invalid: INVALID_REQUEST: something else was given; the message says what was expected.
+            Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
         """
         return tuple.__new__(
             cls,
@@ -111,12 +112,12 @@ class Record(_Fields):
 
     @property
     def text(self) -> str:
-        """The value as text. Raises UnicodeDecodeError where it is none; "" for a record without a value."""
+        """The value as text; "" if there is no value. Raises UnicodeDecodeError if it is not UTF-8."""
         return (self.value or b"").decode()
 
     @property
     def time(self) -> datetime:
-        """When the broker appended it, in UTC."""
+        """The append time, in UTC."""
         return EPOCH + self.append_time_us * MICROSECOND
 
 

@@ -48,18 +48,17 @@ def scan(
     """Yield a topic as Arrow record batches, partition by partition, in offset order, in bounded memory.
 
     Args:
-        address: ``host:port`` or URL of the `polywire` wire, as for ``polywire.connect``.
+        address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
         topic: full name.
-        columns: of key, value, topic, partition, offset and timestamp (when the broker appended the record), in this order.
-        start: "earliest", "latest", an offset, or a datetime with a time zone, in each partition; offsets that are not kept any more are left
-            out.
-        end: the same, exclusive; "latest" is where the topic ended when the reading began.
-        text: whether keys and values are text; else they are bytes.
+        columns: any of key, value, topic, partition, offset and timestamp (append time), in this order.
+        start: "earliest", "latest", an offset, or a datetime with a time zone. Applies to each partition; deleted offsets are skipped.
+        end: the same, exclusive. "latest" is the end of the topic when reading starts.
+        text: return keys and values as text instead of bytes.
 
     Raises:
-        Invalid: INVALID_REQUEST: another column or bound, or values that are no text.
+        Invalid: INVALID_REQUEST: unknown column, invalid bound, or values that are not UTF-8.
         Missing: TOPIC_MISSING.
-        Unavailable: nobody answers.
+        Unavailable: no broker answers.
 
     Example:
         for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
@@ -83,7 +82,7 @@ def read_arrow(
     end: Bound = LATEST,
     text: bool = False,
 ) -> pa.Table:
-    """Return a topic as one Arrow table; arguments and errors as for ``scan``.
+    """Return a topic as one Arrow table. Arguments and errors are those of ``scan``.
 
     Example:
         table = read_arrow("127.0.0.1:9555", "orders", text=True)
@@ -102,7 +101,9 @@ def read_pandas(
     end: Bound = LATEST,
     text: bool = False,
 ) -> Any:
-    """Return a topic as a ``DataFrame``; arguments and errors as for ``scan``. Raises Invalid(INVALID_REQUEST) without pandas.
+    """Return a topic as a pandas ``DataFrame``.
+
+    Arguments and errors are those of ``scan``. Raises Invalid(INVALID_REQUEST) without pandas.
 
     Example:
         frame = read_pandas("127.0.0.1:9555", "orders", text=True)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SyncReceipt(Generic[T]):
-    """What the twins of ``send`` and ``send_many`` return; ``result`` waits."""
+    """The result of the blocking ``send`` and ``send_many``."""
 
     __slots__ = ("_receipt", "_thread")
 
@@ -33,11 +33,11 @@ class SyncReceipt(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether ``result`` would not wait."""
+        """Whether the result is available."""
         return self._receipt.done
 
     def result(self) -> T:
-        """Return where it went, once it is stored. Raises why it was not."""
+        """Wait until the record is stored and return its position. Raises the error if it failed."""
 
         async def wait() -> Any:
             return await self._receipt
@@ -46,7 +46,7 @@ class SyncReceipt(Generic[T]):
 
 
 class SyncProducer:
-    """The twin of ``Producer``; ``SyncClient.producer`` makes one.
+    """The blocking ``Producer``, created by ``SyncClient.producer``.
 
     Example:
         with client.producer() as producer:
@@ -67,7 +67,7 @@ class SyncProducer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that wait for their acknowledgement."""
+        """Bytes of records that wait for acknowledgement."""
         return self._producer.buffered_bytes
 
     def send(
@@ -79,7 +79,7 @@ class SyncProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> SyncReceipt[Produced]:
-        """Hand over a record, and return its receipt; see ``Producer.send``. A call costs a change of threads: prefer ``send_many``."""
+        """Queue a record and return its receipt; see ``Producer.send``. Each call switches threads, so prefer ``send_many``."""
         work = self._producer.send(topic, value, key=key, headers=headers, partition=partition)
         return SyncReceipt(self._thread, self._thread.run(work))
 
@@ -92,7 +92,7 @@ class SyncProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record without lingering, and return where it went once it is stored; see ``Producer.send_and_wait``."""
+        """Send one record immediately and return its position once it is stored; see ``Producer.send_and_wait``."""
         return self._thread.run(
             self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
         )
@@ -105,22 +105,22 @@ class SyncProducer:
         keys: Iterable[Text | None] | None = None,
         partition: int | None = None,
     ) -> SyncReceipt[list[AppendedRange]]:
-        """Hand over many records at once, and return their receipt; see ``Producer.send_many``."""
+        """Queue many records and return their receipt; see ``Producer.send_many``."""
         work = self._producer.send_many(topic, values, keys=keys, partition=partition)
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def flush(self) -> None:
-        """Wait until nothing waits for its acknowledgement any more; raises the first error, see ``Producer.flush``."""
+        """Wait until all records are acknowledged. Raises the first error; see ``Producer.flush``."""
         self._thread.run(self._producer.flush())
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush, and end the connection; see ``Producer.close``."""
+        """Flush and close the connection; see ``Producer.close``."""
         if not self._thread.ended:
             self._thread.run(self._producer.close(flush=flush))
 
 
 class SyncConsumer:
-    """The twin of ``Consumer``; ``SyncClient.consumer`` makes one.
+    """The blocking ``Consumer``, created by ``SyncClient.consumer``.
 
     Example:
         with client.consumer("orders", group="billing") as consumer:
@@ -151,7 +151,7 @@ class SyncConsumer:
         return records[0]
 
     def start(self) -> None:
-        """Connect, join the group, and begin to fetch; see ``Consumer.start``."""
+        """Connect, join the group, and start to fetch; see ``Consumer.start``."""
         self._thread.run(self._consumer.start())
 
     def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
@@ -159,21 +159,21 @@ class SyncConsumer:
         return self._thread.run(self._consumer.batch(records_max, timeout_s=timeout_s))
 
     def batches(self, records_max: int = BATCH_RECORDS) -> Iterator[Sequence[Record]]:
-        """Yield batches of records as they come, for ever; see ``Consumer.batch``."""
+        """Yield batches of records forever; see ``Consumer.batch``."""
         while records := self.batch(records_max):
             yield records
 
     def commit(self, record: Record | None = None) -> None:
-        """Store positions of the group, and return when they are stored; see ``Consumer.commit``."""
+        """Commit the group's offsets and return when they are stored; see ``Consumer.commit``."""
         self._thread.run(self._consumer.commit(record))
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at another offset of a partition that this consumer has; see ``Consumer.seek``."""
+        """Continue at another offset of an assigned partition; see ``Consumer.seek``."""
         self._thread.run(_called(lambda: self._consumer.seek(topic, partition, offset)))
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """The next offset of each partition that this consumer has now, by topic and partition."""
+        """The next offset of each assigned partition, by topic and partition."""
         return self._thread.run(_called(lambda: self._consumer.positions))
 
     def close(self, *, commit_last: bool = True) -> None:
@@ -183,7 +183,7 @@ class SyncConsumer:
 
 
 class SyncClient:
-    """The twin of ``Client``; ``connect_sync`` makes one. Close it, or use it in a ``with``.
+    """The blocking ``Client``, created by ``connect_sync``. Close it, or use it in a ``with``.
 
     Example:
         with polywire.connect_sync("127.0.0.1:9555") as client:
@@ -194,7 +194,7 @@ class SyncClient:
     """
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Connect, as ``connect_sync`` does. Arguments and errors as there."""
+        """Connect. Arguments and errors are those of ``connect_sync``."""
         client = Client(url, connect_s=connect_s, reconnect_s=reconnect_s)
         self._thread: Final = LoopThread()
         self._client: Final = client
@@ -212,11 +212,11 @@ class SyncClient:
         self.close()
 
     def abilities(self) -> frozenset[Ability]:
-        """Return what this wire can carry and do."""
+        """Return the features of this protocol."""
         return self._thread.run(self._client.abilities())
 
     def close(self) -> None:
-        """Flush and close what was made, then the connection; see ``Client.close``."""
+        """Flush and close producers and consumers, then the connection; see ``Client.close``."""
         if not self._thread.ended:
             try:
                 self._thread.run(self._client.close())
@@ -224,11 +224,11 @@ class SyncClient:
                 self._thread.end()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> SyncProducer:
-        """Return a producer; the options are those of ``Producer``."""
+        """Return a producer. Options are those of ``Producer``."""
         return SyncProducer(self._thread, self._thread.run(_called(lambda: self._client.producer(**options))))
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
-        """Return a consumer of these topics; the options are those of ``Consumer``."""
+        """Return a consumer of the topics. Options are those of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_called(lambda: self._client.consumer(*topics, **options))))
 
     def send(
@@ -240,19 +240,19 @@ class SyncClient:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> Produced:
-        """Send one record, and return where it went once it is stored; see ``Client.send``."""
+        """Send one record and return its position once it is stored; see ``Client.send``."""
         return self._thread.run(self._client.send(topic, value, key=key, headers=headers, partition=partition))
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
-        """Return records of one partition from an offset on, as many as are there; see ``Client.fetch``."""
+        """Return records of one partition from an offset on; see ``Client.fetch``."""
         return self._thread.run(self._client.fetch(topic, partition, offset, records_max=records_max))
 
     def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
-        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
+        """Create a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
 
         Args:
             topic: full name.
-            partitions: how many it has.
+            partitions: number of partitions.
             partition_count: deprecated name of ``partitions``.
         """
         self._thread.run(self._client.create_topic(topic, renamed(partitions, partition_count)))
@@ -262,7 +262,7 @@ class SyncClient:
         self._thread.run(self._client.delete_topic(topic))
 
     def topics(self) -> list[TopicInfo]:
-        """Return the topics that this user may see, by name."""
+        """Return the topics that the user may see, by name."""
         return self._thread.run(self._client.topics())
 
     def bounds(self, topic: str) -> list[PartitionBounds]:
@@ -270,12 +270,12 @@ class SyncClient:
         return self._thread.run(self._client.bounds(topic))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never stored one (0 where the wire cannot tell)."""
+        """Return the next offset that a group reads; None if it never committed one (0 if the protocol cannot distinguish this)."""
         return self._thread.run(self._client.position(group, topic, partition))
 
 
 def connect_sync(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> SyncClient:
-    """Connect to a broker for a program without asyncio; arguments and errors as for ``polywire.connect``.
+    """Connect to a broker without asyncio. Arguments and errors are those of ``polywire.connect``.
 
     Example:
         with polywire.connect_sync("127.0.0.1:9555") as client:

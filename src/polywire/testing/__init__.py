@@ -35,12 +35,12 @@ class RunningBroker(Protocol):
 def broker(
     *, process: bool = False, wires: Sequence[str] | None = None, data_dir: Path | None = None
 ) -> Iterator[RunningBroker]:
-    """A broker that listens on free ports while the ``with`` lasts.
+    """Run a broker on free ports inside a ``with`` block.
 
     Args:
-        process: False: on a thread, in memory, there within milliseconds. True: ``polywire serve`` in a process of its own, with files.
-        wires: which ones it speaks; None: all.
-        data_dir: where a process keeps its files; None: in a temporary directory.
+        process: False runs it in memory in a thread and starts within milliseconds. True runs ``polywire serve`` with files.
+        wires: protocols to serve; None serves all.
+        data_dir: data directory of a process; None uses a temporary directory.
 
     Example:
         with polywire.testing.broker() as running, polywire.connect_sync(running.url()) as client:
