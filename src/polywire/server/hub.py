@@ -30,13 +30,15 @@ log = structlog.get_logger("polywire.server")
 class ConnectionLimits:
     """Limits of connections.
 
-    connections_max: open at once. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a larger one.
-    quantum_bytes_max:
-    read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one connection above which nothing
-    more is read from it. receive_total_bytes_max: of all unfinished requests; when passed, those that go on arriving wait, and those that
-    hardly do are closed. backlog_total_bytes_max: of all connections; when passed, who has not read longest is closed. stalled_s: how long
-    answers nobody takes may stand still, and a request that hardly arrives may take.
-    unknown_s: how long a connection may hide its wire.
+    connections_max: open connections.
+    receive_bytes_max: largest shared receive buffer; a longer frame gets its own.
+    quantum_bytes_max: bytes read from one connection before others get their turn.
+    backlog_bytes_max: unsent response bytes of one connection above which the broker stops reading from it.
+    receive_total_bytes_max: bytes of all incomplete requests. Above it, requests that make progress wait, and stalled ones are closed.
+    backlog_total_bytes_max: unsent response bytes of all connections. Above it, the connection that has not read for the longest time is
+    closed.
+    stalled_s: how long a client may accept no response bytes, or a request make hardly any progress.
+    unknown_s: how long a connection may take to identify its protocol.
     """
 
     connections_max: int = 16_384

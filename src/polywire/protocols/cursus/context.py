@@ -59,23 +59,22 @@ class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBr
 
 @dataclass(frozen=True, slots=True)
 class CursusSettings:
-    """Settings of one broker's Cursus wire.
+    """Settings of Cursus.
 
-    frame_bytes_max: longest frame taken (spec: cursus#frames).
-    dialect: the only one spoken; None recognises it frame by frame (spec: cursus#recognising-the-dialect).
-    compression: name of the algorithm that every frame to this broker has, as the reference is set; empty looks at each frame
-    (spec: cursus#compression).
-    bare_publish: whether an envelope whose payload is no command publishes it to its topic (spec: cursus#envelope); switched off, typing
-    errors stay errors.
-    host, port: where clients are sent by METADATA and FIND_COORDINATOR; empty and 0 mean the address they came to.
-    idle_timeout_s: how long a connection without a stream may say nothing (spec: cursus#connections).
+    frame_bytes_max: longest accepted frame (spec: cursus#frames).
+    dialect: the only dialect; None detects it for each frame (spec: cursus#recognising-the-dialect).
+    compression: compression of all frames to the broker; empty detects it for each frame (spec: cursus#compression).
+    bare_publish: an envelope whose payload is not a command publishes it to its topic (spec: cursus#envelope). Without this, typing errors
+    are errors.
+    host, port: address in METADATA and FIND_COORDINATOR; by default the one the client connected to.
+    idle_timeout_s: how long a connection without a stream may be idle (spec: cursus#connections).
     topic_wait_s: how long a write waits for its topic to appear (spec: cursus#publish).
-    keepalive_s: between two empty frames on a stream (spec: cursus#stream).
-    linger_s: how long a connection whose stream ended may ask for another one (spec: cursus#stream).
-    unused_s: how long a connection may ask for something else after a CONSUME whose end only its own end tells
+    keepalive_s: interval of empty frames on a stream (spec: cursus#stream).
+    linger_s: how long a connection may stay idle after its stream ended (spec: cursus#stream).
+    unused_s: how long a connection may stay idle after a CONSUME that only its end terminates
     (spec: cursus#consume-of-the-legacy-dialect).
-    repeats_s: how long what the legacy dialect publishes is remembered, to drop the same payload for the same topic
-    (spec: cursus#repeated-payloads); 0 drops nothing.
+    repeats_s: how long payloads of the legacy dialect are remembered, to drop repeated ones of a topic (spec: cursus#repeated-payloads); 0
+    drops nothing.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX

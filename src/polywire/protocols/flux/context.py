@@ -29,20 +29,20 @@ class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBro
 
 @dataclass(frozen=True, slots=True)
 class FluxSettings:
-    """Settings of the wire, with the reference's defaults (spec: flux#settings).
+    """Settings of FLUX, with the defaults of the original broker (spec: flux#settings).
 
-    broker_id: of this broker in metadata and roles.
-    host, port: where metadata say that it listens.
-    replication_factor, replication_factor_max: of a topic that is given none, and the most one may be given; its replicas are listed.
-    min_isr: replicas in sync that ``acks=all`` needs.
-    lag_max, lag_timeout_ms: records and time that a follower may be behind and still count as in sync.
-    ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
-    strict_leaders: whether created topics begin without leaders, as in the reference (spec: flux#our-choices).
-    admin: whether ADMIN_* and SET_PARTITION_ROLE are known (spec: flux#our-choices).
-    line_bytes_max: of a request, its line ending included (spec: flux#framing).
-    pipes_in_arguments: whether what follows the third pipe may hold more of them, as in the reference; the page has four sections.
-    reply_bytes_max: of one reply to BROKER_FETCH, and to CONSUME where ``max=`` limits it
-        (spec: flux#values-in-replies); one record is always sent.
+    broker_id: id of this broker in metadata and roles.
+    host, port: address of this broker in metadata.
+    replication_factor, replication_factor_max: default and maximum number of replicas of a topic.
+    min_isr: in-sync replicas that ``acks=all`` needs.
+    lag_max, lag_timeout_ms: records and time that an in-sync follower may lag.
+    ack_all_timeout_ms: how long ``acks=all`` waits; clients time out after 5 s.
+    strict_leaders: create topics without leaders, as the original broker does (spec: flux#our-choices).
+    admin: enable ADMIN_* and SET_PARTITION_ROLE (spec: flux#our-choices).
+    line_bytes_max: maximum length of a request, including the line ending (spec: flux#framing).
+    pipes_in_arguments: accept further pipes after the third, as the original broker does; the page has four sections.
+    reply_bytes_max: maximum size of a response to BROKER_FETCH, and to CONSUME with ``max=`` (spec: flux#values-in-replies). One record is
+        always sent.
     """
 
     broker_id: int = 0
