@@ -119,7 +119,7 @@ def is_name(text: str) -> bool:
 def check_topic_name(name: TopicName) -> None:
     """Raise Invalid(INVALID_TOPIC) unless both parts of the name satisfy ``is_name``."""
     if not is_name(name.stream) or not is_name(name.topic):
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full[: FULL_NAME_BYTES_MAX + 1]!r}")
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is invalid name={name.full[: FULL_NAME_BYTES_MAX + 1]!r}")
 
 
 def shard_name(shard: int) -> str:

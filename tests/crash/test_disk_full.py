@@ -50,7 +50,7 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     with structlog.testing.capture_logs() as logged:
         refused = _fill(broker, loop, "full")
     assert refused.code is ErrorCode.DISK_FULL
-    [told_of] = [line for line in logged if line["event"].startswith("the disk is full: records are refused")]
+    [told_of] = [line for line in logged if line["event"].startswith("the disk is full: the broker rejects records")]
     assert told_of["free_bytes"] < told_of["kept_free_bytes"] == SETTINGS.disk_reserve_bytes
     found: list[Read | BrokerError] = []
     read = broker.fetch(topic.partitions[0], 0, bytes_max=1000, then=found.append)
@@ -64,7 +64,9 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     assert told == [NO_OFFSET]
     with structlog.testing.capture_logs() as logged:
         loop.run_until(lambda: _has_room(broker))
-    assert [line["log_level"] for line in logged if line["event"].startswith("the disk has space again")] == ["info"]
+    assert [line["log_level"] for line in logged if line["event"].startswith("the disk has free space again")] == [
+        "info"
+    ]
     broker.close()
 
 

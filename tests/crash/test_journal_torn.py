@@ -142,7 +142,7 @@ def test_torn_tail_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     rig = Rig(tmp_path, QUIET)
     rig.log.close()
     told = capsys.readouterr()
-    assert "torn tail" in told.out + told.err
+    assert "truncated an incomplete write" in told.out + told.err
     assert group.slot.path.name in told.out + told.err
 
 
@@ -241,7 +241,7 @@ def test_a_plain_seed_of_earlier_versions_is_read_and_replaced(tmp_path: Path) -
     sound = first.read_bytes()
     second.unlink()
     first.write_bytes(flipped(sound[8:16], 3))
-    with pytest.raises(Corrupt, match="slots are not empty"):
+    with pytest.raises(Corrupt, match="files are not empty"):
         Rig(tmp_path, QUIET)
     first.write_bytes(sound[8:16])
     rig = Rig(tmp_path, QUIET)
@@ -257,7 +257,7 @@ def test_a_journal_is_never_begun_anew_over_slots_that_are_not_empty(tmp_path: P
     for name in SEED_NAMES:
         (directory / name).unlink()
     keep_seed(SYSTEM_FILES, directory, 12345)
-    with pytest.raises(Corrupt, match="slots are not empty"):
+    with pytest.raises(Corrupt, match="files are not empty"):
         Rig(tmp_path, QUIET)
     assert {path: path.read_bytes() for path in directory.glob("slot-*")} == before
 
@@ -345,11 +345,11 @@ def test_doctor_reports_a_batch_that_cannot_be_sealed(tmp_path: Path, monkeypatc
     rig.log.commit()
     rig.kill()
     monkeypatch.setattr(writer, "survey", lambda *_: -1)
-    with pytest.raises(Corrupt, match="no such batch to seal"):
+    with pytest.raises(Corrupt, match="the batch to seal does not exist"):
         rig.open()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with open_offline(tmp_path, Memory, RigLoop()) as offline:
         (broken,) = [finding for finding in examine(offline) if finding.severity is Severity.BROKEN]
-    assert "no such batch to seal partition=1" in broken.message
+    assert "the batch to seal does not exist partition=1" in broken.message
     assert broken.remedy is Remedy.BACKUP
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -27,7 +27,7 @@ from tests.crash.test_shards import SHARDS, TOPICS, counts, leaders, machine, pr
 from tests.crash.test_standby import _cluster
 
 BALANCED = ("--processes", str(SHARDS), "--balance-s", "1")
-REFUSED = "a link of another machine is refused"
+REFUSED = "rejected a connection from another machine"
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only"),
@@ -92,7 +92,7 @@ def test_links_are_under_tls_and_take_renewed_certificates(tmp_path: Path, certi
         asyncio.run(produced([one, two], work))
         assert counts(one, REFUSED, 0) == counts(two, REFUSED, 1) == 2
         for broker in (one, two):
-            assert "nothing is carried there" not in broker.log_text()
+            assert "cannot forward requests" not in broker.log_text()
             assert broker.stop() == 0, broker.log_text()
 
 
@@ -147,7 +147,7 @@ def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates:
             while not have_told():
                 await asyncio.wait_for(asyncio.gather(*(ask(broker) for broker in (one, two))), 60)
 
-        told = {one: "takes links without TLS only", two: "takes links under TLS only"}
+        told = {one: "accepts connections without TLS only", two: "accepts connections with TLS only"}
         asyncio.run(asyncio.wait_for(run(), 120))
         for broker, words in told.items():
             (line,) = [line for line in broker.log_text().splitlines() if words in line]
@@ -158,7 +158,7 @@ def test_machines_with_and_without_tls_do_not_talk(tmp_path: Path, certificates:
 def test_a_machine_that_others_would_refuse_does_not_start(tmp_path: Path, certificates: Certificates) -> None:
     certificates.sign("one", HERE, days=-1)
     _cluster("init", url_of(tmp_path), "--shards", str(SHARDS))
-    with pytest.raises(AssertionError, match="other machines would refuse this one's certificate") as caught:
+    with pytest.raises(AssertionError, match="other machines would reject the certificate") as caught:
         machine(tmp_path, "one", *secure(certificates, "one")).start()
     assert "certificate has expired" in str(caught.value)
     assert open_bucket(url_of(tmp_path)).list("nodes/") == []

@@ -185,7 +185,7 @@ def test_a_directory_of_one_process_goes_on_with_two_and_not_back(tmp_path: Path
     with processes(tmp_path / "data") as broker:
         assert asyncio.run(_topics(broker)) == ["t0", "t1"]
         assert broker.stop() == 0
-    with pytest.raises(AssertionError, match="start it with --processes 2"):
+    with pytest.raises(AssertionError, match="start with --processes 2"):
         BrokerProcess(tmp_path / "data", wires=("polywire",)).start()
 
 

@@ -237,7 +237,7 @@ def test_who_sleeps_stands_by_afterwards(tmp_path: Path, url: str) -> None:
             os.kill(asleep, signal.SIGSTOP)
             await until(lambda: counts(two, "leading the shard", 1) == 1, "nobody took over")
             os.kill(asleep, signal.SIGCONT)
-            await until(lambda: counts(one, "standing by, connections", 1) == 1, "it does not know")
+            await until(lambda: counts(one, "standby: forwarding connections", 1) == 1, "it does not know")
             await go_on(producers, len(producers))
             os.kill(one.pid, signal.SIGHUP)  # asks all for a reload, who leads or not
             await asyncio.sleep(1.5)
@@ -270,9 +270,9 @@ def test_a_machine_alone_starts_its_processes_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "options", "reason"),
     [
-        (1, ("--processes", "2"), "has 1 shard, each needs a process: start with --processes 1, or without"),
-        (2, ("--processes", "1"), "has 2 shards, each needs a process: start with --processes 2, or without"),
-        (2, ("--processes", "3"), "has 2 shards, each needs a process: start with --processes 2, or without"),
+        (1, ("--processes", "2"), r"has 1 shard \(use --processes 1, or remove"),
+        (2, ("--processes", "1"), r"has 2 shards \(use --processes 2, or remove"),
+        (2, ("--processes", "3"), r"has 2 shards \(use --processes 2, or remove"),
     ],
 )
 def test_another_number_of_processes_is_refused(
@@ -285,7 +285,7 @@ def test_another_number_of_processes_is_refused(
 
 def test_two_machines_of_one_name_are_refused(tmp_path: Path) -> None:
     with machine(tmp_path, "one", "--processes", str(SHARDS)) as one:
-        with pytest.raises(AssertionError, match="another machine of this name"):
+        with pytest.raises(AssertionError, match="another machine with this name"):
             machine(tmp_path, "one", data_dir="other").start()
         assert leaders(url_of(tmp_path)) == ["one-0000", "one-0001"]
         one.kill()

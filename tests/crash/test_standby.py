@@ -59,7 +59,7 @@ def leads(broker: BrokerProcess, times: int) -> bool:
 
 
 def stands_by(broker: BrokerProcess, times: int) -> bool:
-    return broker.log_text().count("standing by, connections") >= times
+    return broker.log_text().count("standby: forwarding connections") >= times
 
 
 def test_the_other_takes_over_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
         other = BrokerProcess(
             tmp_path / "other", "--bucket", f"file://{tmp_path / 'bucket'}", "--node", "one", wires=WIRES
         )
-        with pytest.raises(AssertionError, match="another broker of this name leads"):
+        with pytest.raises(AssertionError, match="another broker with this name is the leader"):
             other.start()
 
 

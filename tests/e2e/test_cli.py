@@ -315,7 +315,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYWIRE_CONNECT_S", "0")
     refused = Command("polywire://127.0.0.1:1")("topic", "list", code=1)
     assert refused.stdout == ""
-    assert refused.stderr.startswith("error: cannot connect: connection refused, is a broker running there?")
+    assert refused.stderr.startswith("error: cannot connect: connection refused (check that a broker is running there)")
     assert refused.stderr.rstrip().endswith("code=unreachable"), "what a script can tell from a broker that stops"
 
 

@@ -71,7 +71,7 @@ def test_overview_is_live(broker: BrokerProcess, page: Page) -> None:
         page.until("62")
 
 
-def test_topics_are_filtered_by_keyboard_alone(broker: BrokerProcess, page: Page) -> None:
+def test_topics_can_be_filtered_with_the_keyboard(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/"))
     page.until("Overview")
     page.press("g", "t")
@@ -81,7 +81,7 @@ def test_topics_are_filtered_by_keyboard_alone(broker: BrokerProcess, page: Page
     assert "hostile" in page.text()
 
 
-def test_a_broker_on_a_bucket_shows_it(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+def test_a_broker_with_a_bucket_has_the_bucket_page(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
     link = "document.getElementById('bucket').hidden"
     page.open(url(broker, "/"))
     page.until("Overview")
@@ -97,14 +97,14 @@ def test_a_broker_on_a_bucket_shows_it(broker: BrokerProcess, page: Page, tmp_pa
         page.until("Overview")
         assert page.evaluate(link) is False
         page.press("g", "b")
-        text = page.until("Rates and means are of the last")
+        text = page.until("Rates and means cover the last")
         assert f"file://{tmp_path / 'bucket'}" in text
-        assert "leads" in page.until(lambda text: "Nobody was seen yet." not in text)
+        assert "leads" in page.until(lambda text: "No broker has been seen yet." not in text)
         assert "create\tdone" in page.text()
-        assert "30 days so" in page.text()
+        assert "Cost of 30 days" in page.text()
 
 
-def test_the_way_past_the_menu_stays_on_the_page(broker: BrokerProcess, page: Page) -> None:
+def test_the_skip_link_stays_on_the_page(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/groups"))
     page.until("billing")
     page.evaluate("document.querySelector('.skip').click()")
@@ -112,7 +112,7 @@ def test_the_way_past_the_menu_stays_on_the_page(broker: BrokerProcess, page: Pa
     assert page.evaluate("location.hash") == "#/groups"
 
 
-def test_records_are_browsed_and_stored(broker: BrokerProcess, page: Page) -> None:
+def test_records_are_browsed_and_produced(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/shop.orders/records"))
     assert '"order": 59' in page.until("16 records of 3 partitions")
     page.evaluate("document.querySelector('main details').open = true")
@@ -121,10 +121,10 @@ def test_records_are_browsed_and_stored(broker: BrokerProcess, page: Page) -> No
     page.until("stored in partition 0 at offset 60")
     page.open(url(broker, "/topics/shop.orders/records?partition=0&from=earliest"))
     page.until("read up to 50")
-    page.click("Further")
+    page.click("Load more")
     page.until("read up to 61")
     page.open(url(broker, "/topics/shop.orders"))
-    page.until("Store a record")
+    page.until("Produce a record")
     page.evaluate(
         "document.querySelector('textarea').value = 'from a browser'; document.querySelector('form button').click()"
     )
@@ -147,13 +147,13 @@ def test_dead_letters_are_redriven(broker: BrokerProcess, page: Page) -> None:
         page.until("read up to 3")
         page.evaluate("document.querySelector('main details').open = true")
         assert "shop.orders / 1 @ 3" in page.until("malformed")
-        page.click("Redrive this one")
+        page.click("Redrive this record")
         page.until("sent to shop.orders")
         page.open(url(broker, "/dead/shop.orders.dead"))
-        page.until("3 records wait here.")
-        page.click("Redrive 3 letters")
-        page.until("3 letters were sent back.")
-        assert "Nothing waits here." in page.text()
+        page.until("3 records are waiting.")
+        page.click("Redrive 3 records")
+        page.until("Redrove 3 records.")
+        assert "No records are waiting." in page.text()
         values = [record.value or b"" for record in client.fetch("shop.orders", 1, 0)]
     assert [value for value in values if value.startswith(b"letter")] == [
         b"letter 2",
@@ -207,7 +207,7 @@ SHOWN = {
 }
 
 
-def test_headers_that_are_numbers_show_what_they_are(broker: BrokerProcess, page: Page) -> None:
+def test_numeric_headers_are_shown_as_numbers(broker: BrokerProcess, page: Page) -> None:
     place = [
         Header(b"dead.topic", b"shop.orders"),
         Header(b"dead.partition", (0).to_bytes(4, "little"), value_kind=HeaderKind.INT32),
@@ -228,14 +228,14 @@ def test_headers_that_are_numbers_show_what_they_are(broker: BrokerProcess, page
     text = page.until("shop.orders / 0 @ 17")
     for shown in ("temperature\n-0.5", "is_late\ntrue", "7\na key that is a number", "of 5,006 headers are not shown"):
         assert shown in text
-    page.click("Read the whole record")
+    page.click("Load the whole record")
     page.until(lambda text: "are not shown" not in text)
     assert page.text().count("many") == 5_000
     page.evaluate("document.querySelector('main .letter a').click()")
     page.until(lambda text: '"order": 17' in text and '"order": 16' not in text)
 
 
-def test_avro_is_read_as_its_writer_meant_it(broker: BrokerProcess, page: Page) -> None:
+def test_avro_values_are_decoded(broker: BrokerProcess, page: Page) -> None:
     """Files and single values that another implementation wrote, and what only looks like them."""
     page.open(url(broker, "/"))
     page.until("Overview")
@@ -260,33 +260,33 @@ def test_avro_is_read_as_its_writer_meant_it(broker: BrokerProcess, page: Page) 
     value = single.getvalue()
     for head in (b"", b"\0\0\0\0\7", b"\xc3\1" + bytes(8)):
         assert read(head + value, schema) == whole
-    assert read(value + b"x", schema) == "something is left behind it: it was written with another schema"
+    assert read(value + b"x", schema) == "bytes are left after the value: it was written with another schema"
     assert "too early" in read(value[:-1], schema)
-    assert "give the schema" in read(value)
+    assert "enter the schema" in read(value)
     nothings = json.dumps({"type": "array", "items": "null"})
-    assert "more than 20000 values" in read(b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", nothings), "2**63 - 1 of them"
+    assert "more than 20000 items" in read(b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", nothings), "2**63 - 1 of them"
     endless = json.dumps({"type": "record", "name": "R", "fields": [{"name": "r", "type": "R"}]})
     assert "too deeply" in read(b"\1", endless)
 
 
-def test_what_peers_have_sent_is_text(broker: BrokerProcess, page: Page) -> None:
+def test_data_from_clients_is_never_markup(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/hostile/records"))
     assert HOSTILE in page.until("onerror")
     assert page.evaluate("document.querySelectorAll('main img').length") == 0
     assert "hostile" in page.evaluate("document.title")
 
 
-def test_a_group_is_moved_behind_a_preview(broker: BrokerProcess, page: Page) -> None:
+def test_offsets_are_reset_after_a_preview(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/groups"))
     assert "billing" in page.until("shop.orders")
     page.open(url(broker, "/groups/shop.orders/billing"))
-    page.until("Move the group")
+    page.until("Reset offsets")
     page.evaluate("document.querySelector('form button').click()")
-    page.until("This is what would be moved.")
+    page.until("Preview: nothing has changed yet.")
     with SyncClient(broker.url()) as client:
         assert client.position("billing", "shop.orders", 0) == 20
-        page.evaluate("[...document.querySelectorAll('button')].find((b) => b.innerText == 'Move the group').click()")
-        page.until("Moved.")
+        page.evaluate("[...document.querySelectorAll('button')].find((b) => b.innerText == 'Reset offsets').click()")
+        page.until("Offsets were reset.")
         assert client.position("billing", "shop.orders", 0) == 0
 
 
@@ -294,10 +294,10 @@ def test_clients_and_users(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/clients"))
     page.until("http")
     page.open(url(broker, "/users"))
-    page.until("whoever reaches it may do everything")
+    page.until("every client can do everything")
 
 
-def test_users_are_made_changed_and_ended(guarded: BrokerProcess, page: Page) -> None:
+def test_users_are_created_changed_and_deleted(guarded: BrokerProcess, page: Page) -> None:
     page.log_in("alice", "wonderland")
     page.open(url(guarded, "/users"))
     page.until("Add a user")
@@ -310,21 +310,21 @@ def test_users_are_made_changed_and_ended(guarded: BrokerProcess, page: Page) ->
     page.click("Save")
     page.until(lambda text: "group@shop" not in text)
     page.fill("New password", "second")
-    page.click("Replace")
-    page.until("logins and tokens of before have ended")
+    page.click("Change password")
+    page.until("existing logins and tokens are revoked")
     page.log_in("carol", "second")
     page.open(url(guarded, "/users"))
     page.until("not allowed")
-    page.click("What you may do, your password and your tokens")
+    page.click("Your permissions, password and tokens")
     page.until("Your tokens")
     page.fill("Name", "laptop")
-    page.click("Make a token")
-    page.until("shown this once")
+    page.click("Create token")
+    page.until("shown only once")
     page.log_in("alice", "wonderland")
     page.open(url(guarded, "/users/carol"))
     page.until("Delete")
     page.click("Delete")
-    page.click("Delete this user for good")
+    page.click("Delete user permanently")
     page.until("Add a user")
     assert "carol" not in page.text()
     page.errors.clear()  # the browser counts the refusal as one
@@ -345,7 +345,7 @@ def test_pages_fit_a_narrow_screen(broker: BrokerProcess, page: Page, path: str)
         page.look(width=1200, height=800)
 
 
-def test_a_page_that_is_not_there_says_so(broker: BrokerProcess, page: Page) -> None:
+def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/missing"))
     page.until("no such topic")
     page.errors.clear()  # the browser counts the answer as one

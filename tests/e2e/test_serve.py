@@ -101,7 +101,9 @@ def test_a_start_waits_for_the_process_before_it_to_end(tmp_path: Path) -> None:
     after = BrokerProcess(tmp_path / "data")
     with BrokerProcess(tmp_path / "data") as before, connect(before) as waiting, ThreadPoolExecutor() as threads:
         starting = threads.submit(after.start)
-        wait_until(lambda: starting.done() or "waiting for the data directory" in after.log_text())
+        wait_until(
+            lambda: starting.done() or "waiting for another process to release the data directory" in after.log_text()
+        )
         owe(before, waiting)
         assert before.stop() == EXIT_OK, "after a drain, for which the other waits, too"
         starting.result()
@@ -190,12 +192,12 @@ def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
     ("options", "reason"),
     [
         (("--flux", "0.0.0.0:0", *silenced("flux")), "needs --users or --insecure"),
-        (silenced(), "nothing to serve"),
+        (silenced(), "all listeners are off"),
         (("--slot-mib", "16", *silenced("polywire")), "--slot-mib 17 or more"),
-        (("--flux", "localhost"), "an address is HOST:PORT or off"),
+        (("--flux", "localhost"), "address is invalid (use HOST:PORT or off)"),
         (("--cursus-idle-timeout", "0"), "idle timeout is out of range"),
         (("--retention-hours", "-1"), "out of range name=retention_hours"),
-        (("--flux", "127.0.0.1:70000"), "a port is at most 65535"),
+        (("--flux", "127.0.0.1:70000"), "port is above 65535"),
     ],
 )
 def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
@@ -207,7 +209,11 @@ def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "there is no users file"), ("", "holds no user"), ("# name:hash:permissions\n\n", "holds no user")],
+    [
+        (None, "users file does not exist"),
+        ("", "users file is empty"),
+        ("# name:hash:permissions\n\n", "users file is empty"),
+    ],
 )
 def test_a_users_file_without_users_opens_nothing(tmp_path: Path, content: str | None, reason: str) -> None:
     users = tmp_path / "users"

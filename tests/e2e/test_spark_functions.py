@@ -145,7 +145,7 @@ def test_headers_of_wires_become_columns(spark: SparkSession, served: Served, to
         functions.header_number("headers", "x", "int32"),
     )  # fmt: skip
     assert [tuple(row) for row in numbers.collect()] == [(-7, 2.5, None), (None, None, None)]
-    with pytest.raises(Invalid, match="no such kind"):
+    with pytest.raises(Invalid, match="unknown numeric header type"):
         functions.header_number("headers", "n", "int7")
 
 

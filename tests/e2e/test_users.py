@@ -119,13 +119,13 @@ def test_our_own_wire_and_its_clients_log_in(tmp_path: Path) -> None:
         assert "wrong user or password" in wrong.stderr
         assert "wonderland" not in wrong.stderr
         alone = polywire(f"alice@{place}", "topic", "list")
-        assert "put it into the variable POLYWIRE_PASSWORD" in alone.stderr
+        assert "set the variable POLYWIRE_PASSWORD" in alone.stderr
         with sync.connect(f"polywire://alice:wonder%2Fland@{place}") as alice:
             alice.produce("orders", [Record(b"v")])
         with sync.connect(f"polywire://reader:looking-glass@{place}") as reader:
             assert [topic.name for topic in reader.topics()] == ["orders"]
             assert [record.value for record in reader.fetch("orders", 0, 0)] == [b"v"]
-            with pytest.raises(Denied, match="ask for the permission produce") as denied:
+            with pytest.raises(Denied, match="requires the permission produce") as denied:
                 reader.produce("orders", [Record(b"v")])
             assert denied.value.code is ErrorCode.DENIED
         connection = bulk.connect(f"reader:looking-glass@{place}")

@@ -47,7 +47,7 @@ def test_idle_connections_do_not_take_the_descriptors_of_the_log(tmp_path: Path,
 
 def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match="may open too few files"),
+        pytest.raises(AssertionError, match="limit of open files is too low"),
         BrokerProcess(tmp_path / "data", descriptors=48),
     ):
         pass

@@ -118,7 +118,7 @@ def test_a_payload_may_be_as_long_as_a_record(broker: BrokerProcess, port: str) 
 def test_a_longer_payload_closes_the_connection_and_the_log_says_why(
     broker: BrokerProcess, port: str, *, is_packed: bool
 ) -> None:
-    reason = f"a message is longer than a record may be bytes={RECORD_BYTES_MAX + 1} limit={RECORD_BYTES_MAX}"
+    reason = f"message is too large bytes={RECORD_BYTES_MAX + 1} limit={RECORD_BYTES_MAX}"
     before = closings(broker, reason)
     message_set = encode_set([b"before", b"x" * (RECORD_BYTES_MAX + 1)])
     with Peer(broker, port) as peer:

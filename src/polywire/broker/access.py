@@ -302,7 +302,7 @@ class Access(Identification):
         take over the account.
         """
         if by is not None and by.user_id == user.id:
-            raise self._refused("user.password", by, user.name, "changing your own password requires the old one")
+            raise self._refused("user.password", by, user.name, "changing your own password needs the old password")
         self._check_over(by, user)
         check_password_given(new)
         self._replace_password(user, new, by, done)
@@ -316,7 +316,7 @@ class Access(Identification):
                 return
             now = self._users.get(user.id)
             if now is None or now.password_hash != user.password_hash:
-                done(Denied(ErrorCode.LOGIN_FAILED, "the user was changed meanwhile"))
+                done(Denied(ErrorCode.LOGIN_FAILED, "the user was changed by another request"))
                 return
             try:
                 self._check_over(by, now)
@@ -383,7 +383,7 @@ class Access(Identification):
         """
         check_name(name, self._settings.name_bytes_max)
         if user.id not in self._users or (by is not None and not self.is_current(by)):
-            raise Denied(ErrorCode.DENIED, "who is not logged in, or only to an open broker, can have no tokens")
+            raise Denied(ErrorCode.DENIED, "tokens need an authenticated user")
         now_us = self._clock.now_us()
         tokens = tuple(token for token in user.tokens if token.expires_at_us is None or token.expires_at_us > now_us)
         if any(token.name == name for token in tokens):
@@ -416,7 +416,7 @@ class Access(Identification):
         because that would open the broker to everyone.
         """
         if not users:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "user list is empty (it would disable authentication)")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "no users are configured")
         named: Mapping[str, ConfiguredUser] = {user.name: user for user in users}
         for user in list(self._users.values()):
             if user.configured and user.name not in named:

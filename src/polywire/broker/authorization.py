@@ -110,7 +110,7 @@ class Authorization(ABC):
             return Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
         return Denied(
             ErrorCode.DENIED,
-            f"not allowed, ask for the permission {action.permission_words} user={principal.name!r}"
+            f"not allowed (requires the permission {action.permission_words}) user={principal.name!r}"
             f" action={action.word} where={resource_text(where)!r}",
         )
 

@@ -152,10 +152,11 @@ class Catalog:
             meant = TopicName.parse(name.full)
             raise Invalid(
                 ErrorCode.INVALID_TOPIC,
-                f"the first dot of a full name ends its stream name={name.full!r} stream={name.stream!r} meant={meant.stream!r}",
+                "topic name is ambiguous: the first dot of a full name ends the stream"
+                f" name={name.full!r} stream={name.stream!r} meant={meant.stream!r}",
             )
         if is_internal(name) and not internal:
-            raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name.full!r}")
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name.full!r}")
         if name.full in self._by_name:
             raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={name.full!r}")
         if len(self._by_name) >= self._settings.topics_max:
@@ -173,12 +174,12 @@ class Catalog:
         if added < 0:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"a topic cannot shrink name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+                f"partitions cannot be removed from a topic name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
             )
         if added and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot grow, because keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot get more partitions: keys would move name={topic.name.full!r}",
             )
         self._check_count(partition_count, added=added)
         return added
@@ -198,13 +199,13 @@ class Catalog:
         if not 0 <= partition_count <= len(topic.partitions):
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"a topic cannot shrink to more name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+                f"the new number of partitions is not smaller name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
             )
         ended = topic.partitions[partition_count:]
         if ended and topic.settings.event_sourcing:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
-                f"an event-sourced topic cannot shrink, because keys would move name={topic.name.full!r}",
+                f"an event-sourced topic cannot lose partitions: keys would move name={topic.name.full!r}",
             )
         return ended[::-1]
 

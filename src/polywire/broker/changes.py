@@ -591,4 +591,6 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def _newer(what: str, facts: str) -> Corrupt:
-    return Corrupt(ErrorCode.NEWER_FORMAT, f"a newer Polywire wrote this, and reads it: {what} {facts}")
+    return Corrupt(
+        ErrorCode.NEWER_FORMAT, f"a newer version of Polywire wrote this (start that version): {what} {facts}"
+    )

@@ -130,12 +130,10 @@ class Events:
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
         if not partition.topic.settings.event_sourcing:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"topic has no events of aggregates name={partition.topic.name.full!r}"
-            )
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"topic is not event-sourced name={partition.topic.name.full!r}")
         limit = self._settings.aggregate_key_bytes_max
         if not 1 <= len(key) <= limit:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a key must have 1 to {limit} bytes got={len(key)}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"key must have 1 to {limit} bytes got={len(key)}")
 
     def _check_version(self, partition: Partition, key: bytes, version: int) -> None:
         current = self.version(partition, key)

@@ -107,9 +107,7 @@ class Identification(Authorization):
             return certified
         user = self._by_name.get(ANONYMOUS_NAME)
         if user is None or not user.configured:
-            raise Denied(
-                ErrorCode.LOGIN_REQUIRED, "this broker requires authentication, which this protocol does not have"
-            )
+            raise Denied(ErrorCode.LOGIN_REQUIRED, "authentication is required, but this protocol has no login")
         return self._principal(user)
 
     @property

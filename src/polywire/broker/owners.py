@@ -97,4 +97,6 @@ class Owners:
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
         """Raise Denied(DENIED) for state of another user, without naming the owner."""
         if not self.may_use(caller, owner):
-            raise Denied(ErrorCode.DENIED, f"it belongs to another user (ask an administrator) {what}={name!r}")
+            raise Denied(
+                ErrorCode.DENIED, f"not allowed: it belongs to another user (ask an administrator) {what}={name!r}"
+            )

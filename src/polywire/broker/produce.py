@@ -75,7 +75,7 @@ class Admission:
         length, flags, _, body_bytes = admission_fields(batch)
         if length != size:
             raise Invalid(
-                ErrorCode.INVALID_BATCH, f"batch has another length than it says bytes={size} length={length}"
+                ErrorCode.INVALID_BATCH, f"batch does not have the length in its header bytes={size} length={length}"
             )
         if size > self._settings.batch_bytes_max:
             raise Invalid(
@@ -84,7 +84,7 @@ class Admission:
         if body_bytes > self._settings.batch_bytes_max:
             raise Invalid(
                 ErrorCode.RECORD_TOO_LARGE,
-                f"batch expands too far bytes={body_bytes} limit={self._settings.batch_bytes_max}",
+                f"decompressed batch is too large bytes={body_bytes} limit={self._settings.batch_bytes_max}",
             )
         if body_bytes > self._settings.record_bytes_max and not flags & _COMPRESSED:
             self._check_records(batch)

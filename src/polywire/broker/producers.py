@@ -110,7 +110,7 @@ class Producers:
             if base > FIRST_SEQUENCE_MAX:
                 raise Invalid(
                     ErrorCode.SEQUENCE_GAP,
-                    f"a new producer epoch must start at sequence 0 or 1 producer={producer!r} epoch={epoch} got={base}",
+                    f"the first sequence of a new producer epoch must be 0 producer={producer!r} epoch={epoch} got={base}",
                 )
             return None
         if epoch < known.epoch:
@@ -123,7 +123,7 @@ class Producers:
         if base < known.first or last > known.last:
             raise Invalid(
                 ErrorCode.SEQUENCE_GAP,
-                f"producer sequence does not follow producer={producer!r} expected={known.last + 1} got={base}",
+                f"producer sequence is out of order producer={producer!r} expected={known.last + 1} got={base}",
             )
         for remembered in reversed(known.window):
             if remembered.base <= base and last <= remembered.last:
@@ -142,7 +142,7 @@ class Producers:
             if sequence:
                 raise Invalid(
                     ErrorCode.SEQUENCE_GAP,
-                    f"a new producer epoch must start at sequence 0 producer={producer!r} epoch={epoch} got={sequence}",
+                    f"the first sequence of a new producer epoch must be 0 producer={producer!r} epoch={epoch} got={sequence}",
                 )
             return 0
         laps = (known.last + 1 - sequence + WRAP // 2) // WRAP

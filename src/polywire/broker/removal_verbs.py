@@ -84,7 +84,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
             if first_offset > partition.log.next_offset:
                 raise Missing(
                     ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"above the end offset={first_offset} next_offset={partition.log.next_offset}",
+                    f"offset is above the end of the partition offset={first_offset} next_offset={partition.log.next_offset}",
                 )
             self._log.trim(partition.incarnation, first_offset)
         self.change_all((), level=level, done=done)

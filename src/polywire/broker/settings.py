@@ -184,7 +184,7 @@ class TopicSettings:
         if self.size > WIRE_OPTIONS_BYTES_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"protocol options are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
+                f"protocol options of the topic are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
             )
         for name, allowed in TOPIC_RANGES.items():
             value = getattr(self, name)
@@ -199,77 +199,66 @@ class TopicSettings:
 class BrokerSettings:
     """Defaults and limits of one broker.
 
-    Attributes:
-        auto_create: create a missing topic when a client produces to it or reads it.
-        partition_count, partition_count_max: per topic; the default for automatic creation, and the maximum.
-        topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays
-            below 500 MB.
-        batch_bytes_max: a batch must fit one journal group; small journal files lower it.
-        record_bytes_max: key and value of one record; the longest payload that any protocol documents is 10 MB (Iggy).
-            Small journal files lower it.
-        durability: minimum level of any acknowledgement; SYNCED also hides unsynced records from readers.
-        retention_age_us, retention_bytes: for topics that set none; 0 retains forever, so nothing is lost by default.
-        tombstone_age_us: how long compaction retains a key's last record if it is null, so that readers learn of the
-            deletion.
-        retention_interval_s: between two retention passes.
-        retention_partitions_max: partitions checked per pass, which then takes a millisecond or two.
-        member_timeout_s: a group member without a heartbeat for longer is removed.
-        groups_max, members_max: per broker and per group; a change of members writes the whole group.
-        members_total_max: in all groups, some 700 bytes each with the longest names.
-        group_bytes_max: subscriptions and assignments of one classic group, together, because its leader receives all
-            of it at once.
-        session_timeout_min_s, session_timeout_max_s: range for members of a classic group.
-        consumer_session_timeout_s: of members of a consumer group, which the broker chooses.
-        group_expiry_us: lifetime of a group without members and offsets, unless it was created explicitly; also of one
-            whose members were all silent for so long.
-        positions_expiry_us: lifetime of unused offsets, of groups without members, and of group bindings; 0 retains
-            them forever.
-        expiry_interval_s, expiry_count_max: time between expiry passes, and items checked by each.
-        expiry_grace_s: time after the start during which no offsets expire, because reads without commits are not
-            recorded.
-        name_bytes_max: longest group, member, consumer or writer name.
-        positions_max: stored offsets, some 150 bytes each.
-        position_owners_max: consumers and groups with offsets, counted once per topic, some 700 bytes each with the
-            longest names.
-        position_metadata_bytes_max: metadata stored with an offset.
-        stage_expiry_us: lifetime of staged batches; a Spark batch that takes longer is restarted.
-        staged_bytes_max: staged and unpublished bytes, which nothing else frees.
-        producers_max, producer_expiry_us: (partition, producer) pairs with known sequences, some 500 bytes each, and
-            their lifetime when idle while the broker runs: longer than any client retries. Beyond the count the longest
-            idle is evicted.
-        producer_window: batches per producer with known offsets; as many as clients have in flight.
-        writers_max, writer_expiry_us: writers with a known last number. A dropped writer could publish twice, so a new
-            one is refused if all are younger; 30 days exceed the pause of any stopped Spark query that is resumed.
-        writer_step_max: how far a writer's number may be ahead of its last one. Spark counts by one, but a writer that
-            numbers by the clock, in milliseconds, may pause for some weeks; a number at the end of the range would
-            leave it none.
-        bulk_share: share of one user or address in topics, partitions, aggregates, events, bytes of snapshots and
-            staged bytes, of which usually one owner creates the most.
-        owner_share: share of one user, or of one address without a user, in all other limits of stored state, so that
-            no owner locks out others.
-        state_bytes_max: estimated memory of all of it: groups, offsets, writers, transactional ids, aggregates,
-            protocols' own state.
-        reserved_count, reserved_bytes: reserve of a user, whatever others have used up; users are created by
-            administrators.
-        aggregates_max, events_max: aggregates, some 300 bytes each, and known offsets of events, 8 bytes each, 16 if
-            several producers append to one aggregate.
-        aggregate_key_bytes_max: longest key of an aggregate, which stays in memory.
-        aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they stay
-            in memory.
-        transactional_ids_max, transactional_id_expiry_us: transactional ids with a known epoch, some 500 bytes each. A
-            dropped one would let an old holder back in, so a new one is refused if all are younger.
-        transaction_batches_max: of one transaction, because the group that publishes it has a header for each; for
-            protocols that stage single records, as many records.
-        transaction_partitions_max: partitions that transactions of one epoch write to.
-        transaction_positions_max, transaction_scopes_max: offsets that one transaction commits, and their groups,
-            members and topics.
-        wire_state_bytes_max: one value of a protocol's own state; the journal is no object store.
-        wire_state_keys_max: keys of one protocol's own state.
-        users_max, tokens_max: per broker, and tokens per user; one stored value holds a user with all its tokens.
-        logins_waiting_max: queued logins, each some 40 ms of hashing; beyond that, attempts of the address with the
-            most are refused. The queue takes ten seconds, and clients give up after that.
-        logins_cached_max: remembered verified logins, so that a client that sends its password again does not wait
-            again.
+    auto_create: create missing topics when a client produces to them or reads them.
+    partition_count: partitions of a topic that is created without a number.
+    partition_count_max: partitions of one topic.
+    topics_max: topics of the broker.
+    partitions_max: partitions of the broker; one costs about 2 KiB of memory.
+    batch_bytes_max: size of a batch, which must fit one journal group; small journal files lower it.
+    record_bytes_max: key and value of one record; the largest payload that a protocol documents is 10 MB (Iggy). Small journal files
+        lower it.
+    durability: minimum level of every acknowledgement. With SYNCED, consumers see synced records only.
+    retention_age_us, retention_bytes: retention of topics without their own setting; 0 retains records forever.
+    tombstone_age_us: how long compaction retains a null value, so that consumers learn of the deletion.
+    retention_interval_s: interval at which retention runs.
+    retention_partitions_max: partitions checked per run, so that a run takes at most two milliseconds.
+    member_timeout_s: a group member without a heartbeat for this long is removed.
+    groups_max: groups of the broker.
+    members_max: members of one group; each change of members writes the whole group.
+    members_total_max: members of all groups, about 700 bytes each.
+    group_bytes_max: metadata and assignments of one classic group together; its leader receives them in one response.
+    session_timeout_min_s, session_timeout_max_s: session timeout that a member of a classic group may choose.
+    consumer_session_timeout_s: session timeout of members of consumer groups.
+    group_expiry_us: when a group without members and offsets is deleted, unless it was created explicitly.
+    positions_expiry_us: when unused offsets of a group without members are deleted; 0 never deletes them.
+    expiry_interval_s: interval at which expired state is searched.
+    expiry_count_max: objects checked per search.
+    expiry_grace_s: no offsets expire for this long after a start, because reads of offsets are not stored.
+    name_bytes_max: length of the name of a group, member, consumer or writer.
+    positions_max: committed offsets, about 150 bytes each.
+    position_owners_max: consumers and groups with offsets, counted per topic, about 700 bytes each.
+    position_metadata_bytes_max: metadata of one committed offset.
+    stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer is repeated.
+    staged_bytes_max: staged bytes that are not published yet.
+    producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the one idle for longest is forgotten.
+    producer_expiry_us: when an idle producer is forgotten, which is longer than any client retries.
+    producer_window: latest batches per producer whose offsets are remembered, as many as clients keep in flight.
+    writers_max: writers with a remembered number. A forgotten writer could publish twice, so new writers are rejected when all are in use.
+    writer_expiry_us: when an unused writer is forgotten, which is longer than a Spark query is likely to be stopped.
+    writer_step_max: how far a writer's number may be above its last one. A jump to the end of the range would leave the writer no numbers.
+    bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and staged bytes that one user or address may use.
+    owner_share: share of every other limit on state that one user, or one address without a user, may use.
+    state_bytes_max: memory for groups, offsets, writers, transactional ids, aggregates and protocol state, estimated.
+    reserved_count, reserved_bytes: state that every user may have even if others have used up the limits.
+    aggregates_max: aggregates, about 300 bytes each.
+    events_max: events with remembered offsets, 8 to 16 bytes each.
+    aggregate_key_bytes_max: key of an aggregate.
+    aggregate_snapshot_bytes_max: snapshot of one aggregate; snapshots are in memory.
+    aggregate_snapshots_bytes_max: snapshots of all aggregates.
+    transactional_ids_max: remembered transactional ids, about 500 bytes each. New ones are rejected when all are in use, because forgetting
+        one would unfence an old producer.
+    transactional_id_expiry_us: when an unused transactional id is forgotten.
+    transaction_batches_max: batches of one transaction; records, if the protocol stages them one by one.
+    transaction_partitions_max: partitions that transactions of one epoch write to.
+    transaction_positions_max: offsets that one transaction commits.
+    transaction_scopes_max: members, groups and topics of these offsets.
+    wire_state_bytes_max: size of one value of a protocol's own state.
+    wire_state_keys_max: keys of one protocol's own state.
+    users_max: users of the broker.
+    tokens_max: access tokens of one user.
+    logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. Further ones get ``busy``, first those of the
+        address with the most.
+    logins_cached_max: verified logins that are remembered, so that the same password need not be hashed again.
     """
 
     auto_create: bool = True
@@ -340,11 +329,12 @@ class BrokerSettings:
                 f"default partition count is out of range value={self.partition_count}",
             )
         if self.durability is Level.MEMORY:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "invalid durability (use written or synced)")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is invalid (use written or synced)")
         if not 0 < self.owner_share <= 1 or self.state_bytes_max < 1:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"invalid owner share or state limit (use 0 to 1, and a positive size) share={self.owner_share} bytes={self.state_bytes_max}",
+                "owner share must be above 0 and at most 1, and state_bytes_max above 0"
+                f" share={self.owner_share} bytes={self.state_bytes_max}",
             )
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")

@@ -184,7 +184,7 @@ class StagedPublish:
         if producer_identity(batch) is not None:
             raise Invalid(
                 ErrorCode.INVALID_BATCH,
-                "a staged batch must not have a producer epoch, because its number identifies it",
+                "a staged batch must not have a producer epoch: the publish number removes duplicates",
             )
         now_us = self._clock.now_us()
         self._admit_staged(by, len(batch), now_us)
@@ -198,7 +198,7 @@ class StagedPublish:
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(
-                ErrorCode.STAGE_FULL, f"too much is staged by one user or address limit={share}", retry_after_ms=1000
+                ErrorCode.STAGE_FULL, f"one user or address has staged too much limit={share}", retry_after_ms=1000
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
@@ -362,7 +362,7 @@ class StagedPublish:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"number is out of range number={number}")
         if len(tokens) > TOKENS_MAX or len(set(tokens)) != len(tokens):
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
+                ErrorCode.INVALID_REQUEST, f"duplicate tokens, or too many count={len(tokens)} limit={TOKENS_MAX}"
             )
 
     def check_living(self, incarnations: Iterable[int]) -> None:
@@ -434,9 +434,9 @@ def check_token(token: bytes) -> None:
     token".
     """
     if len(token) != TOKEN_BYTES:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a token has {TOKEN_BYTES} bytes got={len(token)}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"token must have {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "a token must not be all zeros")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "token must not be all zeros")
 
 
 def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -184,7 +184,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def _check_growth(self, topic: Topic, partition_count: int, *, expected: int | None = None) -> int:
         added = self._catalog.check_growth(topic, partition_count)
         if expected not in (None, added):
-            raise Busy(ErrorCode.BUSY, f"partitions of the topic were changed meanwhile name={topic.name.full!r}")
+            raise Busy(
+                ErrorCode.BUSY, f"another request changed the partitions of the topic (retry) name={topic.name.full!r}"
+            )
         self._state.quotas.admit(Kind.PARTITIONS, NO_CALLER, 0, count=added, owner=topic.owner)
         return added
 

@@ -143,7 +143,7 @@ class Transaction:
             return False
         if known is None or (known - last) % WRAP >= WRAP // 2:
             raise Invalid(
-                ErrorCode.SEQUENCE_GAP, f"sequence does not follow id={self.id!r} expected={expected} got={first}"
+                ErrorCode.SEQUENCE_GAP, f"sequence is out of order id={self.id!r} expected={expected} got={first}"
             )
         return True
 

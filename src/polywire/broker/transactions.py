@@ -432,7 +432,7 @@ class Transactions:
         limits = self._settings
         if transaction.position_count + added > limits.transaction_positions_max:
             raise Busy(
-                ErrorCode.BUSY, f"too many positions in one transaction limit={limits.transaction_positions_max}"
+                ErrorCode.BUSY, f"too many offsets in one transaction limit={limits.transaction_positions_max}"
             )
         if held is None and len(transaction.positions) >= limits.transaction_scopes_max:
             raise Busy(

@@ -84,7 +84,7 @@ def decode_user(value: bytes) -> User:
     try:
         return _USERS.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(ErrorCode.CORRUPT, f"stored user does not decode reason={error}") from error
+        raise Corrupt(ErrorCode.CORRUPT, f"stored user is unreadable reason={error}") from error
 
 
 def encode_user(user: User) -> bytes:
@@ -95,7 +95,10 @@ def encode_user(user: User) -> bytes:
 def check_changeable(user: User) -> None:
     """Raise Denied(DENIED) for a configured user."""
     if user.configured:
-        raise Denied(ErrorCode.DENIED, f"user is defined in the users file: change it there name={user.name!r}")
+        raise Denied(
+            ErrorCode.DENIED,
+            f"users of the users file cannot be changed by requests (edit the file) name={user.name!r}",
+        )
 
 
 def is_password(password: str) -> bool:
@@ -109,7 +112,7 @@ def is_password(password: str) -> bool:
 def check_password_given(password: str) -> None:
     """Raise Invalid(INVALID_REQUEST) if this cannot be a password."""
     if not is_password(password):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
 
 
 def digest_of(token: str) -> bytes:

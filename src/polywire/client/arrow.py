@@ -302,7 +302,7 @@ def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
         return column
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_fixed_size_binary(kind):
         return column.cast(pa.binary())
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values must be binary or string type={kind}")
 
 
 def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.Array[Any] | None) -> bytearray:
@@ -355,7 +355,7 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
     if keys.null_count:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a header has no key: give it one, or remove it from the list null_keys={keys.null_count}",
+            f"header has no key (set it, or remove the header) null_keys={keys.null_count}",
         )
     lengths = pc.list_value_length(lists).fill_null(0)
     columns[Column.HEADER_COUNTS] = bytes(4) + _fixed_bytes(pc.cumulative_sum(lengths.cast(pa.int32())), 4)
@@ -372,9 +372,7 @@ def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[An
         return there
     kinds = pc.index_in(types, value_set=strings(HEADER_TYPES))
     if kinds.null_count:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"a header has a type that does not exist types={','.join(HEADER_TYPES)}"
-        )
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"header has an unknown type types={','.join(HEADER_TYPES)}")
     return pc.multiply(kinds.cast(pa.uint8()), there)
 
 

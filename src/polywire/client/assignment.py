@@ -33,7 +33,7 @@ def checked_start(start: object) -> Start:
         return start
     raise Invalid(
         ErrorCode.INVALID_REQUEST,
-        f'start is "earliest", "latest", an offset (an int from 0 on) or a datetime with a time zone got={start!r}',
+        f'start must be "earliest", "latest", an offset (an int of 0 or more) or a datetime with a time zone got={start!r}',
     )
 
 
@@ -48,7 +48,7 @@ async def first_offset(wire: WireClient, topic: str, partition: int, start: Star
         return bounds.first_offset if start == EARLIEST else bounds.next_offset
     if start == EARLIEST:
         return 0
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire cannot tell the latest offset topic={topic}")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol cannot report the latest offset topic={topic}")
 
 
 @dataclass(eq=False, slots=True)

@@ -114,7 +114,7 @@ class FramedSocket:
         prefix, head = self._receive_frame()
         if prefix.correlation != correlation:
             self.close()
-            raise Unavailable(ErrorCode.UNREACHABLE, f"answer out of turn address={self.address}")
+            raise Unavailable(ErrorCode.UNREACHABLE, f"unexpected response address={self.address}")
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
@@ -134,7 +134,7 @@ class FramedSocket:
             self.close()
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                "cannot connect: what listens there does not speak this version of the polywire wire"
+                "cannot connect: the server does not speak this version of the polywire protocol"
                 f" opening={opening.hex()} address={self.address}",
             )
         _, head = self._receive_frame()
@@ -173,7 +173,7 @@ class FramedSocket:
                 at += size
         except BlockingIOError:
             self.close()
-            raise Unavailable(ErrorCode.UNREACHABLE, f"no answer in time address={self.address}") from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"no response in time address={self.address}") from None
         except OSError as error:
             self.close()
             raise Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}") from None

@@ -38,5 +38,5 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit()):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
     if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is 1 to {PORT_MAX} address={address!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"port is not between 1 and {PORT_MAX} address={address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)

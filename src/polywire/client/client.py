@@ -34,7 +34,8 @@ class Client:
         """Store the address; ``open`` connects. Arguments are those of ``connect``."""
         if not isinstance(url, str):
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f'a URL is a str like "polywire://127.0.0.1:9555" got={type(url).__name__}'
+                ErrorCode.INVALID_REQUEST,
+                f'url must be a str like "polywire://127.0.0.1:9555" got={type(url).__name__}',
             )
         self.url: Final = url
         self._link: Final = Link(url, connect_s=connect_s, reconnect_s=reconnect_s)

@@ -73,7 +73,7 @@ async def _connect(scheme: str, address: str) -> WireClient:
     if login is not None and scheme.removesuffix(SCHEME_SUFFIX) not in LOGIN_SCHEMES:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"only {'://, '.join(LOGIN_SCHEMES)}:// take a name and a password scheme={scheme}",
+            f"only {'://, '.join(LOGIN_SCHEMES)}:// addresses can have a user name and a password scheme={scheme}",
         )
     tls = client_context() if scheme.endswith(SCHEME_SUFFIX) else None
     match scheme.removesuffix(SCHEME_SUFFIX):

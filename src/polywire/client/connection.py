@@ -58,8 +58,8 @@ class Connection(asyncio.Protocol, ABC):
         """Fail all calls under way; asyncio calls it."""
         if self._is_answered or self.HANGING_UP:
             cause = exc or self.HANGING_UP or "closed"
-            doubt = "" if self._is_answered else ", or is it another wire's port?"
-            reason = f"connection lost reason={cause}{doubt} address={self._address}"
+            advice = "" if self._is_answered else " (check that the port belongs to this protocol)"
+            reason = f"connection lost{advice} reason={cause} address={self._address}"
             self.fail(Unavailable(ErrorCode.UNREACHABLE, reason))
         else:
             self.fail(hung_up(self._address, self.MAY_WANT))
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol, ABC):
     def _look_for_tls(received: bytearray) -> None:
         """Raises Invalid for what a port with TLS answers to what is none, which no wire's first reply begins with."""
         if received.startswith(TLS_ALERT):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "the port speaks TLS, connect with +tls behind the scheme")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "the port uses TLS (add +tls to the scheme)")
 
     def _opened(self) -> asyncio.Transport:
         """Where to write. Raises Unavailable when the connection is lost."""
@@ -146,7 +146,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                 self._look_for_tls(self._received)
             while at < len(self._received):
                 if not self._calls:
-                    raise PeerError("a reply to no request", fatal=True)
+                    raise PeerError("response without a request", fatal=True)
                 end = self._end_of(self._received, at)
                 if end == 0 or end > len(self._received):
                     break
@@ -213,7 +213,7 @@ class FramedConnection(PipelinedConnection[bytes]):
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big")
         if not self.BODY_BYTES_MIN <= size <= self.BODY_BYTES_MAX:
-            raise PeerError(f"a reply makes no sense bytes={size} limit={self.BODY_BYTES_MAX}", fatal=True)
+            raise PeerError(f"invalid response bytes={size} limit={self.BODY_BYTES_MAX}", fatal=True)
         return at + LENGTH_BYTES + size
 
     def _reply(self, data: bytearray, at: int, end: int) -> bytes:
@@ -244,7 +244,7 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
         return read(*args, **kwargs)
     except PeerError as error:
         raise Unavailable(
-            ErrorCode.UNREACHABLE, f"a reply makes no sense: {error.message}, is it this wire's port?"
+            ErrorCode.UNREACHABLE, f"invalid response: {error.message} (check that the port belongs to this protocol)"
         ) from None
 
 

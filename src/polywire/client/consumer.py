@@ -98,13 +98,13 @@ class Consumer:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
         """
         if not topics or not all(isinstance(topic, str) for topic in topics):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer takes one or more topics by name got={topics!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be one or more names got={topics!r}")
         if group is not None and not isinstance(group, str):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a group is named by a str got={type(group).__name__}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"group must be a str got={type(group).__name__}")
         if commit_interval_s <= 0 or buffer_bytes < 1:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"numbers are above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
+                f"commit_interval_s and buffer_bytes must be above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
             )
         self._link: Final = Link(url, reconnect_s=reconnect_s)
         self._topics: Final = tuple(dict.fromkeys(topics))
@@ -179,7 +179,7 @@ class Consumer:
                 await consumer.commit()
         """
         if records_max < 1:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"records_max is above 0 got={records_max}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"records_max must be above 0 got={records_max}")
         cursor = self._cursor
         if cursor.row >= len(cursor.records) and not await self._next_chunk(timeout_s):
             return ()
@@ -211,7 +211,7 @@ class Consumer:
             Invalid: INVALID_REQUEST: the consumer has no group.
         """
         if self._group is None:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "positions belong to a group: give the consumer one")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "committing needs a group (create the consumer with group=)")
         self._mark()
         if record is not None:
             await self._commit(record.topic, record.partition, record.offset + 1)
@@ -411,7 +411,7 @@ class Consumer:
     async def _assign(self, wire: WireClient) -> None:
         """Find out which partitions are this consumer's, and where it goes on in each."""
         if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire has no groups url={self._link.url}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no consumer groups url={self._link.url}")
         chosen: set[tuple[str, int]] = set()
         for topic in self._topics:
             if self._is_grouped(wire):
@@ -538,7 +538,7 @@ class Consumer:
 
 def _another_members(lost: set[tuple[str, int]]) -> Conflict:
     named = ", ".join(f"topic={topic} partition={partition}" for topic, partition in sorted(lost)[:LOST_NAMED_MAX])
-    return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member has these now: {named}")
+    return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member now owns these partitions: {named}")
 
 
 @runtime_checkable

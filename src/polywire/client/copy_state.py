@@ -80,10 +80,12 @@ class CopyState:
                 runs = [Run(*map(int, run)) for run in part["runs"]]
                 fresh.partitions[int(number)] = PartitionProgress(part["place"], runs)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"not the state of a copy file={path} reason={error!r}") from error
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"file is not the state of a copy file={path} reason={error!r}"
+            ) from error
         if not ours:
             facts = f"file={path} source={told['source']} target={told['target']}"
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"the state is that of another copy {facts}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"the state file belongs to another copy {facts}")
         return fresh
 
     def partition(self, number: int) -> PartitionProgress:

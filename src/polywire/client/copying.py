@@ -145,7 +145,7 @@ class Copy:
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
             if not (tells_offsets(source) and tells_offsets(target) and await _keeps(source, target, self)):
-                raise Invalid(ErrorCode.INVALID_REQUEST, "positions of groups cannot be carried between these topics")
+                raise Invalid(ErrorCode.INVALID_REQUEST, "committed offsets cannot be translated between these topics")
             for group in groups:
                 for number, position in (await self._positions(source, group, sorted(self.state.partitions))).items():
                     offset = self.state.partition(number).target_of(position)
@@ -252,14 +252,14 @@ class _Session:
                 self._doubtful += len(records)
                 if self._doubtful > DOUBTFUL_MAX:
                     facts = f"topic={self._copy.target.topic!r} partition={number}"
-                    raise Conflict(ErrorCode.TOPIC_REPLACED, f"somebody else writes to the target {facts}")
+                    raise Conflict(ErrorCode.TOPIC_REPLACED, f"another producer writes to the target {facts}")
             self._there_ends[number] = following
         self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
         """What is still unexplained is not ours."""
         if self._doubtful > 0:
-            self._copy.outcome.remarks[f"somebody else writes to the target records={self._doubtful}"] = None
+            self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0
         self._there.clear()
         self._state.ends |= self._there_ends
@@ -332,7 +332,9 @@ class _Session:
     def _refuse(self, number: int, record: Record, error: BrokerError) -> None:
         if not self._copy.skip:
             facts = f"partition={number} offset={record.offset}"
-            raise Invalid(error.code, f"a record cannot be copied (--skip leaves such out): {error.message} {facts}")
+            raise Invalid(
+                error.code, f"a record cannot be copied (use --skip to skip such records): {error.message} {facts}"
+            )
         self._copy.outcome.skipped += 1
 
     async def _append(

@@ -15,7 +15,7 @@ def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
     if found <= last:
         raise Corrupt(
             ErrorCode.CORRUPT,
-            f"the broker's answer does not advance: check its version and logs cursor={what} asked={last!r} answered={found!r}",
+            f"the broker's response does not advance (check its version and logs) cursor={what} asked={last!r} answered={found!r}",
         )
     return found
 

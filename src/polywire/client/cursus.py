@@ -252,7 +252,7 @@ class CursusClient(Scope):
         finally:
             self._waiting.discard(connection)
             if connection not in self._idle or self._closed:
-                connection.fail(Unavailable(ErrorCode.STOPPING, "a read was given up"))
+                connection.fail(Unavailable(ErrorCode.STOPPING, "a read was cancelled"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Become a member of a group; see ``WireClient``. The wire knows one assignor, ``range``; another is refused."""
@@ -310,5 +310,5 @@ def _topic(topic: str) -> str:
 
 def _word(name: str) -> str:
     if not name or name.split() != [name] or not name.isprintable():
-        raise Invalid(ErrorCode.INVALID_NAME, f"a name must be one word name={name!r}")
+        raise Invalid(ErrorCode.INVALID_NAME, f"name must be one word name={name!r}")
     return name

@@ -61,7 +61,7 @@ class _Acknowledgement(msgspec.Struct):
 
 def nonsense(what: str) -> Unavailable:
     """The broker cannot be understood."""
-    return Unavailable(ErrorCode.UNREACHABLE, f"a reply makes no sense: {what}")
+    return Unavailable(ErrorCode.UNREACHABLE, f"invalid response: {what}")
 
 
 def error_of(text: str) -> BrokerError:
@@ -144,7 +144,8 @@ def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record
 def _text(text: bytes) -> bytes:
     if len(text) > 65_535:
         raise Invalid(
-            ErrorCode.RECORD_TOO_LARGE, f"a key or event text has at most 65535 bytes on this wire got={len(text)}"
+            ErrorCode.RECORD_TOO_LARGE,
+            f"key or event text is longer than the 65535 bytes of this protocol got={len(text)}",
         )
     return _U16.pack(len(text)) + text
 

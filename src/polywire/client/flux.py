@@ -70,14 +70,14 @@ class _Connection(PipelinedConnection[Reply]):
         end = data.find(b"\n", at + self._looked) + 1
         self._looked = 0 if end else len(data) - at
         if self._looked > REPLY_BYTES_MAX:
-            raise PeerError(f"a reply is too long limit={REPLY_BYTES_MAX}", fatal=True)
+            raise PeerError(f"response is too long limit={REPLY_BYTES_MAX}", fatal=True)
         return end
 
     def _reply(self, data: bytearray, at: int, end: int) -> Reply:
         reply = parse_reply(bytes(memoryview(data)[at : end - 1]))
         self._answered += 1
         if reply.id != b"%d" % self._answered and reply.error is None:
-            raise PeerError(f"a reply to another request id={reply.id[:40]!r} expected={self._answered}", fatal=True)
+            raise PeerError(f"response to another request id={reply.id[:40]!r} expected={self._answered}", fatal=True)
         return reply
 
     async def ask_all(self, requests: Sequence[bytes]) -> list[Reply]:
@@ -190,7 +190,7 @@ class FluxClient(Scope):
         longest = max(map(len, requests), default=0) + len(b"V1||\n") + len(str(OFFSET_MAX))
         if longest > LINE_BYTES_MAX:
             raise Invalid(
-                ErrorCode.RECORD_TOO_LARGE, f"a record does not fit a line bytes={longest} limit={LINE_BYTES_MAX}"
+                ErrorCode.RECORD_TOO_LARGE, f"record does not fit a FLUX line bytes={longest} limit={LINE_BYTES_MAX}"
             )
         produced: list[Produced] = []
         for start in range(0, len(requests), PIPELINE_RECORDS):
@@ -221,7 +221,7 @@ class FluxClient(Scope):
         if not records and text:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
-                f"a record cannot be told from its neighbours partition={partition} offset={offset}",
+                f"record boundaries are ambiguous partition={partition} offset={offset}",
             )
         return from_offset(records[:records_max], offset)
 
@@ -277,7 +277,7 @@ def _topic(topic: str) -> bytes:
 def _word(name: str) -> bytes:
     text = name.encode("utf-8", "surrogateescape")
     if not text or has_white(text):
-        raise Invalid(ErrorCode.INVALID_NAME, f"a name must be one word name={name!r}")
+        raise Invalid(ErrorCode.INVALID_NAME, f"name must be one word name={name!r}")
     return text
 
 
@@ -290,9 +290,9 @@ def _message(record: Record) -> bytes:
     value = bare_value(WIRE, record)
     key = record.key or b""
     if b":" in key or has_white(key):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "a key must not hold white space or a colon on the FLUX wire")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "FLUX keys must not contain white space or a colon")
     if has_white(value):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "a value must not hold white space on the FLUX wire")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "FLUX values must not contain white space")
     return key + b":" + value
 
 

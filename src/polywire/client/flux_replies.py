@@ -34,7 +34,7 @@ def parse_reply(line: bytes) -> Reply:
     correlation, _, rest = rest.partition(b"|")
     status, _, rest = rest.partition(b"|")
     if version != VERSION or status not in (b"OK", b"ERR"):
-        raise PeerError(f"not a reply of this protocol line={line[:80]!r}", fatal=True)
+        raise PeerError(f"not a FLUX response line={line[:80]!r}", fatal=True)
     if status == b"OK":
         return Reply(correlation, rest, None)
     code, _, message = rest.partition(b"|")
@@ -59,14 +59,14 @@ def field(payload: bytes, name: bytes) -> bytes:
     for part in re.finditer(rb"(?:^| )([a-z_]+)=(\[[^\]]*\]|[^ ]*)", payload):
         if part[1] == name:
             return part[2]
-    raise PeerError(f"a reply lacks a field field={name.decode()} payload={payload[:80]!r}", fatal=True)
+    raise PeerError(f"response lacks a field field={name.decode()} payload={payload[:80]!r}", fatal=True)
 
 
 def number(payload: bytes, name: bytes) -> int:
     """An integer field. Raises PeerError."""
     text = field(payload, name)
     if re.fullmatch(rb"-?[0-9]{1,19}", text) is None:
-        raise PeerError(f"a field is no number field={name.decode()} text={text[:40]!r}", fatal=True)
+        raise PeerError(f"field is not a number field={name.decode()} text={text[:40]!r}", fatal=True)
     return int(text)
 
 
@@ -99,7 +99,7 @@ def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
     text, found, hw = payload.rpartition(b" hw=")
     shown = re.match(rb"(-?[0-9]{1,19})(?: |$)", hw)
     if not found or not text.startswith(b"messages=") or shown is None:
-        raise PeerError(f"not a reply to CONSUME offset={first} payload={payload[:80]!r}", fatal=True)
+        raise PeerError(f"not a response to CONSUME offset={first} payload={payload[:80]!r}", fatal=True)
     return text.removeprefix(b"messages="), int(shown[1])
 
 
@@ -113,7 +113,7 @@ def read_records(text: bytes, hw: int) -> Batch:
     if not text:
         return Batch(0, [], b"", hw)
     if not colon or re.fullmatch(rb"[0-9]{1,19}", head) is None:
-        raise PeerError(f"records do not begin with an offset text={text[:80]!r}", fatal=True)
+        raise PeerError(f"record does not begin with an offset text={text[:80]!r}", fatal=True)
     first = int(head)
     borders: dict[int, list[int]] = {}
     for border in _BORDER.finditer(text):

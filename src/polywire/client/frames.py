@@ -117,5 +117,5 @@ def _polars() -> Any:
     try:
         import polars
     except ImportError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "frames need polars: pip install 'polywire[polars]'") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, "data frames need polars (pip install 'polywire[polars]')") from error
     return polars

@@ -31,7 +31,9 @@ async def no_such_group(client: WireClient, group: str, topic: str | None = None
     facts = "" if topic is None else f"topic={topic!r}"
     known = await group_names(client, topic)
     if known is None:
-        return Missing(ErrorCode.GROUP_MISSING, f"no such group, or it has no committed offset group={group!r} {facts}")
+        return Missing(
+            ErrorCode.GROUP_MISSING, f"no such group, or it has no committed offsets group={group!r} {facts}"
+        )
     return missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=facts)
 
 

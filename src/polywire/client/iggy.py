@@ -134,7 +134,7 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
             return 0
         status, size = HEAD.unpack_from(data, at)
         if size > REPLY_BYTES_MAX:
-            raise PeerError(f"a reply makes no sense status={status} bytes={size}", fatal=True)
+            raise PeerError(f"invalid response status={status} bytes={size}", fatal=True)
         return int(at + HEAD.size + size)
 
     def _reply(self, data: bytearray, at: int, end: int) -> tuple[int, bytes]:
@@ -345,7 +345,7 @@ class IggyClient(Scope):
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
                 if offset >= 0:
                     return Produced(number, offset)
-        raise Unavailable(ErrorCode.STOPPING, "records were acknowledged and are not to be found")
+        raise Unavailable(ErrorCode.STOPPING, "acknowledged records cannot be found")
 
     async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> client_codec.Polled:
         at = client_codec.place(READER, topic_ident(topic), partition + 1)
@@ -411,7 +411,7 @@ class IggyClient(Scope):
         for member in members:
             if member.id == own:
                 return Membership(0, tuple(number - 1 for number in member.partitions))
-        raise Missing(ErrorCode.MEMBER_MISSING, "this connection is no member of the group")
+        raise Missing(ErrorCode.MEMBER_MISSING, "this connection is not a member of the group")
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1

@@ -79,11 +79,11 @@ _FAILURES: Final = {
     5009: Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, ""),
 }
 _EVICTIONS: Final = {
-    vsr.EVICT_NO_LOGIN: Denied(ErrorCode.LOGIN_REQUIRED, "the broker asks for a login"),
+    vsr.EVICT_NO_LOGIN: Denied(ErrorCode.LOGIN_REQUIRED, "the broker requires a login"),
     vsr.EVICT_CREDENTIALS: Denied(ErrorCode.LOGIN_FAILED, "wrong name or password"),
     vsr.EVICT_TOKEN: Denied(ErrorCode.LOGIN_FAILED, "wrong name, password or token"),
     11: Denied(ErrorCode.LOGIN_FAILED, "the user is inactive"),
-    vsr.EVICT_BUSY: Busy(ErrorCode.BUSY, "the broker has too many logins to check"),
+    vsr.EVICT_BUSY: Busy(ErrorCode.BUSY, "the broker is checking too many logins (retry)"),
     vsr.EVICT_VERSION: Invalid(ErrorCode.INVALID_REQUEST, "the broker speaks another version of Iggy's protocol"),
 }
 
@@ -101,7 +101,7 @@ def failure_of(status: int) -> BrokerError:
 
 def eviction_of(reason: int) -> BrokerError:
     """What the end of a login means in our words."""
-    return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker ended the login {reason=}")
+    return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker rejected the login {reason=}")
 
 
 def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -140,7 +140,7 @@ class _Connection(PipelinedConnection[Reply]):
             return 0
         size = int(U32.unpack_from(data, at + 48)[0])
         if not vsr.HEADER_BYTES <= size <= REPLY_BYTES_MAX:
-            raise PeerError(f"a reply makes no sense bytes={size}", fatal=True)
+            raise PeerError(f"invalid response bytes={size}", fatal=True)
         return at + size
 
     def _reply(self, data: bytearray, at: int, end: int) -> Reply:
@@ -230,14 +230,14 @@ class _Door:
                 await connection.log_in(self._spoken, *words)
         except TimeoutError:
             address = spell_address(host, port)
-            error = Unavailable(ErrorCode.UNREACHABLE, f"the server does not reply to a login address={address}")
+            error = Unavailable(ErrorCode.UNREACHABLE, f"the server does not respond to the login address={address}")
             connection.fail(error)
             raise error from None
         except BrokerError as error:
             connection.fail(error)
             raise
         except asyncio.CancelledError:
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was given up"))
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was cancelled"))
             raise
         return connection
 
@@ -279,7 +279,7 @@ class IggyTodayClient(IggyClient):
         Raises:
             Unavailable: nobody answers.
             Denied: LOGIN_FAILED.
-            Busy: the broker has too many logins to check; come back later.
+            Busy: the broker is checking too many logins (retry); come back later.
             Invalid: INVALID_REQUEST: the broker speaks another version.
         """
         login = login or Login("iggy", "iggy")
@@ -444,7 +444,7 @@ class IggyTodayClient(IggyClient):
     async def _assignment(self, connection: Asking, body: bytes) -> Membership:
         found = _checked(today_codec.read_assignment, await connection.ask(Code.SYNC_GROUP, body))
         if found is None:
-            raise Missing(ErrorCode.MEMBER_MISSING, "this connection is no member of the group")
+            raise Missing(ErrorCode.MEMBER_MISSING, "this connection is not a member of the group")
         return Membership(*found)
 
     async def group_names(self, topic: str) -> list[str]:

@@ -92,7 +92,7 @@ class _Connection(FramedConnection):
 
     BODY_BYTES_MIN: ClassVar[int] = 4
     BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
-    MAY_WANT: ClassVar[str] = "does it ask for a login (kafka://name:password@host:port),"
+    MAY_WANT: ClassVar[str] = "whether it requires a login (kafka://name:password@host:port),"
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -104,7 +104,7 @@ class _Connection(FramedConnection):
         try:
             request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
         except UnicodeEncodeError:
-            raise Invalid(ErrorCode.INVALID_TOPIC, "the Kafka wire cannot carry this name") from None
+            raise Invalid(ErrorCode.INVALID_TOPIC, "Kafka does not support this name") from None
         was_answered = self._is_answered
         (frame,) = await self.exchange(request, 1)
         try:
@@ -126,10 +126,10 @@ async def _dial(
         except TimeoutError:
             connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
             raise Unavailable(
-                ErrorCode.UNREACHABLE, f"the server does not reply to a login address={spell_address(host, port)}"
+                ErrorCode.UNREACHABLE, f"the server does not respond to the login address={spell_address(host, port)}"
             ) from None
         except (BrokerError, asyncio.CancelledError):
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused, or given up"))
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was rejected or cancelled"))
             raise
     return connection
 

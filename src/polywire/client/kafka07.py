@@ -171,7 +171,7 @@ class Kafka07Client(Scope):
             if not found.is_cut:
                 return found
             if bytes_max >= FETCH_BYTES_MAX:
-                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"a message is too long to be read limit={FETCH_BYTES_MAX}")
+                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"message is too long to read limit={FETCH_BYTES_MAX}")
             bytes_max *= 2
 
     async def read_many(
@@ -213,7 +213,7 @@ class Kafka07Client(Scope):
             [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
             codes = [code for code, _ in understood(split_multifetch_answer, answer)]
             if WireError.UNKNOWN in codes:
-                raise Invalid(ErrorCode.INVALID_TOPIC, f"the broker refuses the topic name={topic!r}")
+                raise Invalid(ErrorCode.INVALID_TOPIC, f"the broker rejects the topic name name={topic!r}")
             if WireError.WRONG_PARTITION in codes:
                 return first + codes.index(WireError.WRONG_PARTITION)
         return PARTITION_COUNT_MAX
@@ -315,11 +315,11 @@ class Kafka07Client(Scope):
         if len(sent) > decoder.PAYLOAD_BYTES_MAX and sent is not plain:
             raise Invalid(
                 ErrorCode.RECORD_TOO_LARGE,
-                f"a value does not fit a message, packed or not limit={decoder.PAYLOAD_BYTES_MAX}",
+                f"value does not fit a Kafka 0.7 message, compressed or not limit={decoder.PAYLOAD_BYTES_MAX}",
             )
         before, after = await self.write(topic, partition, sent)
         if after - before < len(plain):
-            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"the broker dropped a set bytes={len(plain)}")
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"the broker dropped a message set bytes={len(plain)}")
         try:
             first = await self._offset_of(topic, partition, before)
             if first >= 0 and after - before > len(plain):
@@ -352,7 +352,7 @@ class Kafka07Client(Scope):
         The offset is found by counting from the nearest place that is known. Raises Invalid(INVALID_REQUEST) when that is too far.
         """
         if offset < 0:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset is not negative offset={offset}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must not be negative offset={offset}")
         at, address = self._nearest(topic, partition, offset)
         begun = address
         while True:
@@ -372,7 +372,7 @@ class Kafka07Client(Scope):
             at, address = following, read.next_address
             if address - begun > SCAN_BYTES_MAX:
                 raise Invalid(
-                    ErrorCode.INVALID_REQUEST, f"an offset is too far from any that is known limit={SCAN_BYTES_MAX}"
+                    ErrorCode.INVALID_REQUEST, f"offset is too far from any known address limit={SCAN_BYTES_MAX}"
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
@@ -453,7 +453,7 @@ def _whole_end(data: Buffer) -> int:
     while len(data) - at >= 4:
         size = int.from_bytes(memoryview(data)[at : at + 4], "big", signed=True)
         if size < ENTRY_BYTES_MIN - 4:
-            raise PeerError(f"an entry has an impossible size bytes={size}", fatal=True)
+            raise PeerError(f"message has an impossible size bytes={size}", fatal=True)
         if size > len(data) - at - 4:
             break
         at += 4 + size
@@ -471,7 +471,7 @@ def _raise_code(code: int, topic: str, partition: int, address: int) -> None:
         case WireError.WRONG_PARTITION:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
         case _:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"the broker refused code={code} {facts}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"the broker rejected the request code={code} {facts}")
 
 
 __all__ = ["ABILITIES", "EARLIEST", "LATEST", "Fetched", "Kafka07Client"]

@@ -145,7 +145,7 @@ class Consumer:
         partitions: None: all. Raises Invalid(INVALID_REQUEST) for another start.
         """
         if start not in (EARLIEST, LATEST):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer starts at EARLIEST or LATEST start={start}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"start must be EARLIEST or LATEST start={start}")
         self._client: Final = client
         self._topic: Final = topic
         self._partitions = partitions
@@ -288,7 +288,7 @@ class SyncConsumer:
 
 def _kafka07(client: WireClient) -> Kafka07Client:
     if not isinstance(client, Kafka07Client):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "the URL of a Kafka 0.7 connection begins with kafka07://")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "url must begin with kafka07://")
     return client
 
 

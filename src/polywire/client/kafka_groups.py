@@ -96,7 +96,7 @@ class Groups:
         if generation == place.generation:
             await self._beat(member)
         if generation != place.generation or place.assigned != place.told:
-            raise Conflict(ErrorCode.GENERATION_STALE, f"the member's partitions change, join again group={group!r}")
+            raise Conflict(ErrorCode.GENERATION_STALE, f"the group is rebalancing (join again) group={group!r}")
         return Membership(place.generation, tuple(sorted(place.told)))
 
     async def leave(self, group: str, topic: str, name: str) -> None:

@@ -123,4 +123,4 @@ def _is_mandatory(extensions: Sequence[str]) -> bool:
 
 
 def _untrusted() -> Denied:
-    return Denied(ErrorCode.LOGIN_FAILED, "the broker does not prove that it knows the user's password")
+    return Denied(ErrorCode.LOGIN_FAILED, "the broker's SCRAM proof is wrong: it does not know the user's password")

@@ -304,7 +304,7 @@ def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
     named = "None" if key is None else repr(key[:KEY_BYTES_SHOWN])
     return Invalid(
         error.code,
-        f"record is too large: split it, or store it elsewhere and send where it is; a broker takes {RECORD_BYTES_MAX:,} bytes of key and "
+        f"record is too large (split it, or store it elsewhere and send a reference); a broker accepts {RECORD_BYTES_MAX:,} bytes of key and "
         f"value, fewer with a small serve --slot-mib topic={topic!r} key={named} bytes={size} reason={error.message!r} "
         f"limit={RECORD_BYTES_MAX} setting=record_bytes_max",
     )

@@ -27,11 +27,11 @@ def login_of(name: str, password: str | None) -> Login:
     """The login of a name, with the password of the environment where none is given. Raises Invalid(INVALID_REQUEST)."""
     password = password or os.environ.get(PASSWORD_VARIABLE)
     if not name:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "a password needs a name: name:password@host:port")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "password has no user name (use name:password@host:port)")
     if not password:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the name needs a password: put it into the variable {PASSWORD_VARIABLE}, or behind the name and a colon"
+            f"user has no password (set the variable {PASSWORD_VARIABLE}, or use name:password@host:port)"
             f" name={name!r}",
         )
     return Login(name, password)

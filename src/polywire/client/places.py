@@ -124,7 +124,9 @@ class _Searched:
         while await self._has(partition, high - 1):
             low, high = high, 2 * high
             if high > OFFSET_LIMIT:
-                raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no end is to be found topic={self._topic!r}")
+                raise Missing(
+                    ErrorCode.OFFSET_OUT_OF_RANGE, f"the end of the partition cannot be found topic={self._topic!r}"
+                )
         while low < high:
             middle = (low + high) // 2
             if await self._has(partition, middle):

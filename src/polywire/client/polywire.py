@@ -105,7 +105,7 @@ class PolywireClient(Scope):
             connection.fail(failure)
             raise failure from None
         except (BrokerError, asyncio.CancelledError):
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused, or given up"))
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was rejected or cancelled"))
             raise
         return cls(connection, limits)
 

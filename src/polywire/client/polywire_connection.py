@@ -104,7 +104,7 @@ class PolywireConnection(Connection):
             if self._buffer[: len(MAGIC)] != MAGIC:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    "cannot connect: what listens there does not speak this version of the polywire wire"
+                    "cannot connect: the server does not speak this version of the polywire protocol"
                     f" opening={self._buffer[:8].hex()} address={self._address}",
                 )
             self._is_answered = True
@@ -130,7 +130,7 @@ class PolywireConnection(Connection):
             return
         pending = self._pending.get(correlation)
         if pending is None:
-            raise PeerError(f"answer to no request correlation={correlation}", fatal=True)
+            raise PeerError(f"response without a request correlation={correlation}", fatal=True)
         if flags & ERROR:
             failure = decode_answer(head, Failure)
             del self._pending[correlation]

@@ -158,7 +158,7 @@ class Producer:
         if linger_ms < 0 or not 0 < batch_bytes <= BATCH_BYTES_LIMIT or buffer_bytes < batch_bytes:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"linger_ms is 0 or more, batch_bytes at most {BATCH_BYTES_LIMIT} and not above buffer_bytes"
+                f"linger_ms must be 0 or more, and batch_bytes at most {BATCH_BYTES_LIMIT} and not above buffer_bytes"
                 f" linger_ms={linger_ms} batch_bytes={batch_bytes} buffer_bytes={buffer_bytes}",
             )
         self._link: Final = Link(url, reconnect_s=reconnect_s)
@@ -222,7 +222,7 @@ class Producer:
         elif key is None and headers is None:
             record = value
         else:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "a Record has its own key and headers")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "key and headers must be set in the Record")
         where = await self._partition(topic, record.key, partition)
         size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
         if record.headers:
@@ -289,7 +289,10 @@ class Producer:
         if keys is not None:
             named = [as_bytes(key, "a key") for key in keys]
             if len(named) != len(found):
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"a key for each value values={len(found)} keys={len(named)}")
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    f"keys and values must have the same length values={len(found)} keys={len(named)}",
+                )
         elif others:
             named = [others[row].key if row in others else None for row in range(len(found))]
         parts: list[tuple[Batch, int, int]] = []
@@ -456,10 +459,10 @@ class Producer:
     def _knows_partitions(self, wire: WireClient, topic: str) -> bool:
         """Whether batches of partitions are made here, as on our own wire, or the wire's client sees to that."""
         if not isinstance(topic, str):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic is named by a str got={type(topic).__name__}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
         self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
         if self._idempotent and not self._is_idempotent:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire has no idempotent producers url={self._link.url}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no idempotent producers url={self._link.url}")
         return isinstance(wire, PolywireClient)
 
     async def _ask_topic(self, wire: WireClient, topic: str) -> _Topic:
@@ -479,14 +482,16 @@ class Producer:
 
 def _checked(partition: object) -> int:
     if type(partition) is not int or partition < 0:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a partition is a number from 0 on got={partition!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"partition must be an int of 0 or more got={partition!r}")
     return partition
 
 
 def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
     """Values, and by row the records that were given whole. Raises Invalid(INVALID_REQUEST)."""
     if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"values are a list, one for each record got={type(given).__name__}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(given).__name__}"
+        )
     values = list(given)
     if set(map(type, values)) == {bytes}:
         return values, {}  # type: ignore[return-value]  # the types were looked at

@@ -132,7 +132,7 @@ def as_bytes(given: object, what: str) -> bytes | None:
         return given.encode()
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} is str, bytes or None got={type(given).__name__}")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} must be str, bytes or None got={type(given).__name__}")
 
 
 def as_headers(given: object) -> Headers:
@@ -141,15 +141,15 @@ def as_headers(given: object) -> Headers:
         return NO_HEADERS
     if not isinstance(given, Mapping):
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f'headers are a dict like {{"source": "web"}} got={type(given).__name__}'
+            ErrorCode.INVALID_REQUEST, f'headers must be a dict like {{"source": "web"}} got={type(given).__name__}'
         )
     for name, value in given.items():
         if not isinstance(name, str):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a header's name is str got={type(name).__name__}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"header name must be str got={type(name).__name__}")
         if value is not None and not isinstance(value, str | bytes | int | float):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"a header's value is str, bytes, int, float, bool or None name={name!r} got={type(value).__name__}",
+                f"header value must be str, bytes, int, float, bool or None name={name!r} got={type(value).__name__}",
             )
         if isinstance(value, int):
             _header(name, value)
@@ -160,7 +160,7 @@ def _as_time_us(given: object) -> int | None:
     if given is None or type(given) is int:
         return given
     raise Invalid(
-        ErrorCode.INVALID_REQUEST, f"a time of origin is an int, microseconds since 1970 got={type(given).__name__}"
+        ErrorCode.INVALID_REQUEST, f"origin time must be an int, in microseconds since 1970 got={type(given).__name__}"
     )
 
 
@@ -262,7 +262,7 @@ def _header(name: str, value: HeaderValue) -> Header:
                 if -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1):
                     return Header(key, value.to_bytes(size, "little", signed=True), value_kind=kind)
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"a header's number has {8 * INT_BYTES_MAX} bits at most name={name!r}"
+                ErrorCode.INVALID_REQUEST, f"header number has more than {8 * INT_BYTES_MAX} bits name={name!r}"
             )
         case float():
             return Header(key, struct.pack("<d", value), value_kind=HeaderKind.FLOAT64)

@@ -11,12 +11,12 @@ from polywire.records.columns import Record
 
 def cannot(wire: str, what: str) -> Invalid:
     """The wire has no word for it."""
-    return Invalid(ErrorCode.INVALID_REQUEST, f"the {wire} wire cannot {what}")
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the {wire} protocol cannot {what}")
 
 
 def cannot_name(wire: str, name: str) -> Invalid:
     """No topic of this wire has such a name."""
-    return Invalid(ErrorCode.INVALID_TOPIC, f"the {wire} wire cannot carry this name name={name!r}")
+    return Invalid(ErrorCode.INVALID_TOPIC, f"the {wire} protocol does not support this name name={name!r}")
 
 
 def bare_value(wire: str, record: Record, *, events: bool = False) -> bytes:

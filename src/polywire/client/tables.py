@@ -21,7 +21,7 @@ try:
 
     from polywire.client.arrow import TIMESTAMP, chunk_to_arrow
 except ImportError as error:
-    raise Invalid(ErrorCode.INVALID_REQUEST, "tables need pyarrow: pip install 'polywire[arrow]'") from error
+    raise Invalid(ErrorCode.INVALID_REQUEST, "tables need pyarrow (pip install 'polywire[arrow]')") from error
 
 Bound: TypeAlias = Literal["earliest", "latest"] | int | datetime
 
@@ -112,7 +112,7 @@ def read_pandas(
     try:
         import pandas  # noqa: F401 - whether it is there
     except ImportError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "frames need pandas: pip install pandas") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, "data frames need pandas (pip install pandas)") from error
     return read_arrow(address, topic, columns=columns, start=start, end=end, text=text).to_pandas()
 
 

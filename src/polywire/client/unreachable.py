@@ -12,14 +12,14 @@ from typing import Final
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 
-HUNG_UP: Final = "it hung up without an answer, is it another wire's port, is TLS on one side only,"
+HUNG_UP: Final = "the server closed the connection without replying: check the port, TLS on both ends,"
 
-SILENT: Final = "no answer in time, is it this wire's port of a broker?"
+SILENT: Final = "no response in time (check that the port belongs to this protocol)"
 
 
 def hung_up(address: str, doubt: str = "") -> Unavailable:
     """Somebody listens and hung up without a word: it was just ending, takes this for nonsense, or means what ``doubt`` asks."""
-    cause = " ".join(filter(None, (HUNG_UP, doubt, "or does it stand by and nobody leads?")))
+    cause = " ".join(filter(None, (HUNG_UP, doubt, "and that the cluster has a leader")))
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
 
 
@@ -40,12 +40,16 @@ def is_silent(error: BrokerError) -> bool:
 
 def nobody_answers(reasons: list[str]) -> Unavailable:
     """None of several brokers could be reached, each for its reason."""
-    return Unavailable(ErrorCode.UNREACHABLE, f"no address answers reasons={'; '.join(reasons)}")
+    return Unavailable(ErrorCode.UNREACHABLE, f"no broker responds reasons={'; '.join(reasons)}")
 
 
 def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
     """What came is no reply of this wire; from a port that has not answered anything else, it may be another's."""
-    cause = error.message if is_answered else f"cannot connect: {error.message}, is it another wire's port?"
+    cause = (
+        error.message
+        if is_answered
+        else f"cannot connect: {error.message} (check that the port belongs to this protocol)"
+    )
     return Unavailable(ErrorCode.UNREACHABLE, f"{cause} address={address}")
 
 
@@ -65,13 +69,13 @@ def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
 def _cause(error: Exception) -> str:
     match error:
         case ConnectionRefusedError():
-            return "connection refused, is a broker running there?"
+            return "connection refused (check that a broker is running there)"
         case socket.gaierror():
             return "no such host"
         case ssl.SSLCertVerificationError():
-            return f"its certificate is not trusted ({error.verify_message})"
+            return f"the server's certificate is not trusted ({error.verify_message})"
         case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "RECORD_LAYER_FAILURE"):
-            return "what listens there speaks no TLS, leave out +tls"
+            return "the server does not use TLS (remove +tls)"
         case ssl.SSLError():
             return f"TLS failed ({error.reason or error})"
         case TimeoutError():

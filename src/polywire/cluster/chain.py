@@ -124,7 +124,7 @@ class ObjectChain:
             if group.kinds & _NAMING:
                 return _read_naming(group)
         if self.floor.base:
-            raise _corrupt("the naming group of the floor is missing", self.floor.base, 0)
+            raise _corrupt("the group before the first retained object is missing", self.floor.base, 0)
         return None
 
     def behind(self, sealed: int) -> Sequence[StoredGroup]:
@@ -155,16 +155,16 @@ class ObjectChain:
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
         if starting and (at != 0 or group.length != len(group.content)):
-            raise _corrupt("a start is not alone in its object", number, at)
+            raise _corrupt("a start record shares its object with other groups", number, at)
         if starting:
             _check_start(group)
         if not self.groups:
             if group.sequence > self.floor.sealed + 1:
-                raise _corrupt("the journal begins late", number, at)
+                raise _corrupt("the beginning of the journal is missing", number, at)
             return
         last = self.groups[-1]
         if group.sequence != last.sequence + 1 or group.previous != last.checksum:
-            raise _corrupt("group does not follow the one before", number, at)
+            raise _corrupt("group does not follow the previous group", number, at)
         if group.start != last.start + starting:
             raise _corrupt("group belongs to another start", number, at)
 
@@ -205,7 +205,9 @@ def _check_start(group: StoredGroup) -> None:
     content = _entry_of(group, EntryKind.START)
     fields = _START.unpack_from(content) if len(content) >= _START.size else (0, 0, b"", 0)
     if fields[:2] != (START_VERSION, DEPTH) or len(content) != _START.size + fields[3]:
-        raise _corrupt(f"start of another version version={fields[0]} depth={fields[1]}", group.number, 0)
+        raise _corrupt(
+            f"unknown version of a leader's start record version={fields[0]} depth={fields[1]}", group.number, 0
+        )
 
 
 def _entry_of(group: StoredGroup, kind: EntryKind) -> Buffer:
@@ -227,5 +229,5 @@ def _read_naming(group: StoredGroup) -> Naming:
 
 def _corrupt(reason: str, number: int, position: int) -> Corrupt:
     return Corrupt(
-        ErrorCode.CORRUPT, f"the journal in the bucket is broken: {reason} object={number:016x} position={position}"
+        ErrorCode.CORRUPT, f"the journal in the bucket is damaged: {reason} object={number:016x} position={position}"
     )

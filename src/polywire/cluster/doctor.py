@@ -157,7 +157,9 @@ class ShardDoctor:
         try:
             snapshot = get_snapshot(store, naming.snapshot)
         except BlobMissing as missing:
-            raise Corrupt(ErrorCode.CORRUPT, f"a snapshot is missing name={naming.snapshot!r}") from missing
+            raise Corrupt(
+                ErrorCode.CORRUPT, f"a snapshot is missing from the bucket name={naming.snapshot!r}"
+            ) from missing
         needed = frozenset(map(segment_name, _named(chain, snapshot.segments)))
         return _Read(chain, naming.snapshot, snapshot, needed)
 

@@ -51,4 +51,7 @@ class Floor:
             magic, version, number, base, start, sealed = _FIELDS.unpack_from(content)
             if magic == _MAGIC and version == _VERSION and number > 0:
                 return cls(number, base, start, sealed)
-        raise Corrupt(ErrorCode.CORRUPT, f"floor object is damaged size={len(content)}")
+        raise Corrupt(
+            ErrorCode.CORRUPT,
+            f"the object with the journal's first retained number does not verify size={len(content)}",
+        )

@@ -76,7 +76,7 @@ class JournalObjects:
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             if self._gone.is_set():
-                raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket did not answer in time")
+                raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket did not respond in time")
             answer = self._perform(request)
 
     def seed(self, make: Callable[[], bytes]) -> int:

@@ -96,13 +96,13 @@ def import_directory(
     """
     chain, state = offline.recover()
     if chain is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"data directory is empty path={str(offline.directory)!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the data directory is empty path={str(offline.directory)!r}")
     source = f"{chain.sequence:x}-{chain.checksum:016x}"
     known = find_identity(objects)
     if known is not None and known.shards != 1:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"cannot import into a bucket with several shards: all topics of a directory are in one shard shards={known.shards}",
+            f"a data directory can only be imported into a bucket with one shard shards={known.shards}",
         )
     if (known is None or not known.source) and _has_log(objects):  # do not write into it, not even briefly
         raise _no_bucket_for_it()
@@ -126,7 +126,7 @@ def _has_log(objects: Objects) -> bool:
 
 
 def _no_bucket_for_it() -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, "this bucket has a log: an import needs one without")
+    return Invalid(ErrorCode.INVALID_REQUEST, "the bucket already has a log (import into an empty bucket)")
 
 
 def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
@@ -142,7 +142,7 @@ def _check_segment(store: Store, name: str) -> None:
     """Raise Corrupt if a segment does not verify."""
     for finding in examine_segment(store, name):
         if finding.severity in (Severity.DAMAGED, Severity.BROKEN):
-            raise Corrupt(ErrorCode.CORRUPT, f"segment is damaged: {finding.message} path={name!r}")
+            raise Corrupt(ErrorCode.CORRUPT, f"a segment is damaged: {finding.message} path={name!r}")
 
 
 class _Migration:
@@ -188,7 +188,7 @@ class _Migration:
             repeated(lambda: self._blobs.create(name, [content]), self._stopped)
         if not self._holds(name, memoryview(content)):
             name = shard_root(FIRST) + name
-            raise Corrupt(ErrorCode.CORRUPT, f"the bucket does not hold what was written name={name!r}")
+            raise Corrupt(ErrorCode.CORRUPT, f"an object in the bucket differs from what was written name={name!r}")
         return len(content)
 
     def _holds(self, name: str, content: memoryview) -> bool:
@@ -268,7 +268,7 @@ class _Migration:
                 raise _no_bucket_for_it()
             bucket.run(_written(naming, floor))
             if bucket.run(protocol.read_journal(seed)).end != chain.end:
-                raise Corrupt(ErrorCode.CORRUPT, "the bucket does not hold the journal that was written")
+                raise Corrupt(ErrorCode.CORRUPT, "the journal in the bucket differs from what was written")
         finally:
             bucket.close()
 
@@ -285,4 +285,4 @@ def _written(naming: bytes, floor: Floor) -> protocol.Steps[None]:
 
 
 def _not_ours(what: str) -> Corrupt:
-    return Corrupt(ErrorCode.CORRUPT, f"the bucket holds a journal that this import did not write: {what}")
+    return Corrupt(ErrorCode.CORRUPT, f"the bucket has a journal that this import did not write: {what}")

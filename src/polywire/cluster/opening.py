@@ -178,7 +178,7 @@ class ShardOpening:
             if exists(self._files, place.directory / JOURNAL):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    "data directory holds a log of its own: use another directory for a broker on a bucket"
+                    "the data directory contains a log of its own (use another --data-dir with --bucket)"
                     f" path={str(place.directory)!r}",
                 )
             make_directories(self._files, place.directory)
@@ -223,7 +223,7 @@ class ShardOpening:
         seed = self._bucket.seed(partial(self._files.token, SEED_BYTES))
         claim = self._bucket.run(protocol.claim(seed, self._start_object))
         if claim is None:
-            raise NotOwner(ErrorCode.NOT_OWNER, "another broker claimed the shard first")
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker became the leader of the shard first")
         logger.info(
             "leading the shard",
             node=self._place.node,
@@ -254,7 +254,7 @@ class ShardOpening:
         except Corrupt:
             if self._bucket.run(protocol.is_last(claim)):
                 raise
-            raise NotOwner(ErrorCode.NOT_OWNER, "another broker has claimed the shard meanwhile") from None
+            raise NotOwner(ErrorCode.NOT_OWNER, "another broker has become the leader of the shard") from None
         finally:
             self._store.read_ahead(())
 

@@ -58,7 +58,7 @@ def check(objects: Objects) -> None:
         if finding.defect:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"this store is unsuitable for a log: its conditional writes are unsafe what={finding.what!r} defect={finding.defect!r}",
+                f"the bucket cannot store a log: its conditional writes are not safe what={finding.what!r} defect={finding.defect!r}",
             )
 
 
@@ -97,7 +97,7 @@ class _Race:
                 self._objects.delete(name)
                 return defect
             again()
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket answered too few requests name={name!r}")
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"the bucket failed too many requests name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
         """Return the defect, empty for none; None if too few requests were answered."""

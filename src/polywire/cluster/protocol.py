@@ -182,9 +182,7 @@ def _read_to_end(chain: ObjectChain) -> Steps[None]:
             return
         (again,) = yield Read((absent,))  # a living leader may have written it meanwhile
         if again is None:
-            raise Corrupt(
-                ErrorCode.CORRUPT, f"a journal object is missing although later ones exist object={absent:016x}"
-            )
+            raise Corrupt(ErrorCode.CORRUPT, f"a journal object is missing before later ones object={absent:016x}")
 
 
 def claim(seed: int, start_object: Callable[[ObjectChain], bytes]) -> Steps[Claim | None]:

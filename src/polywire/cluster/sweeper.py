@@ -56,9 +56,11 @@ class Sweeper:
         if self._stopped:
             return
         if isinstance(count, BrokerError):
-            logger.warning("litter in the bucket is left for the next sweep", reason=count.message)
+            logger.warning(
+                "garbage collection of the bucket failed: trying again at the next run", reason=count.message
+            )
         elif count:
-            logger.info("deleted unneeded objects", objects=count)
+            logger.info("deleted unneeded objects from the bucket", objects=count)
         self._loop.call_later(SWEEP_INTERVAL_S, self.begin)
 
     def stop(self) -> None:

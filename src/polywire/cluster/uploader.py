@@ -192,7 +192,9 @@ class Uploader:
         """
         if self._running is not None and self._number == number and not self._over:
             limit = f"object={number:016x} limit_s={STEP_DOWN_S:g}"
-            self._failed(Unavailable(ErrorCode.REPLICATION_TIMEOUT, f"the bucket took nothing for too long {limit}"))
+            self._failed(
+                Unavailable(ErrorCode.REPLICATION_TIMEOUT, f"the bucket accepted no writes for too long {limit}")
+            )
 
     def _steps(self, unsent: _Unsent) -> protocol.Steps[bool]:
         return protocol.settle(self._number, unsent.slot.view[unsent.start : unsent.stop])
@@ -280,7 +282,7 @@ def uploading(
 
 
 def _deposed() -> NotOwner:
-    return NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard")
+    return NotOwner(ErrorCode.NOT_OWNER, "another broker is the leader of this shard")
 
 
 def _ignore(_: BrokerError | None) -> None:

@@ -179,7 +179,7 @@ class Api:
     async def _create(self, asked: Asked) -> Any:
         count = asked.body.get("partitions", self._broker.settings.partition_count)
         if type(count) is not int:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"partitions is a number got={count!r:.40}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"partitions must be a number got={count!r:.40}")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         name = TopicName.parse(asked.path["topic"])
         self._broker.make_topic(name, count, by=asked.caller, then=lambda _: None, done=completing(done))
@@ -216,7 +216,7 @@ class Api:
         topic = self._broker.topic(asked.path["topic"])
         headers = asked.body.get("headers", {})
         if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "headers is an object of texts")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "headers must be an object with string values")
         key = _bytes(asked.body, "key")
         record = Record(
             _bytes(asked.body, "value"),
@@ -307,7 +307,7 @@ class Api:
         if view is not None and view.members:
             raise Conflict(
                 ErrorCode.GROUP_NOT_EMPTY,
-                f"group has members, stop them first group={name!r} members={len(view.members)}",
+                f"group has members (stop them first) group={name!r} members={len(view.members)}",
             )
         only = asked.body.get("partition")
         partitions = list(topic.partitions) if only is None else [numbered(topic, only)]
@@ -380,7 +380,7 @@ def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
     """A text, or bytes in base64 under its other name. Raises Invalid(INVALID_REQUEST)."""
     text, coded = body.get(name), body.get(f"{name}_base64")
     if text is not None and coded is not None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is given twice")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is set twice")
     try:
         if isinstance(coded, str):
             return b64decode(coded, validate=True)
@@ -390,7 +390,7 @@ def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
             return text.encode()
     except (NotBase64, UnicodeEncodeError):
         pass
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a text, or {name}_base64 bytes in base64")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} must be a string (use {name}_base64 for bytes)")
 
 
 def _time_us(text: str) -> int:
@@ -399,5 +399,5 @@ def _time_us(text: str) -> int:
         at = datetime.fromisoformat(text)
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"this is no ISO 8601 time got={text[:40]!r}") from None
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"time is not ISO 8601 got={text[:40]!r}") from None
     return int(seconds * 1_000_000)

@@ -66,7 +66,7 @@ class CarryingApp:
             case ["users" | "self", _, *_] if request.method not in ("GET", "HEAD"):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    "users are those of --users where several processes share a data directory, and have no tokens",
+                    "users are defined in the --users file and have no tokens when several processes share a data directory",
                 )
         return None
 

@@ -126,7 +126,8 @@ class DeadLetters:
             others = sorted(letters.targets.keys() - targets)
             if others:
                 raise Invalid(
-                    ErrorCode.INVALID_REQUEST, f"letters were meant for topics that were not named topics={others[:10]}"
+                    ErrorCode.INVALID_REQUEST,
+                    f"dead letters belong to topics that the request does not name topics={others[:10]}",
                 )
             if letters.ends or letters.found:
                 await self._redrive.send(topic, letters.found, begins=letters.begins, ends=letters.ends, asked=asked)
@@ -156,7 +157,7 @@ class DeadLetters:
         await self._reader.one(numbered(topic, number), offset, letters.take)
         if not letters.count:
             raise Missing(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"the record is no dead letter partition={number} offset={offset}"
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"the record is not a dead letter partition={number} offset={offset}"
             )
         return letters
 
@@ -176,7 +177,7 @@ def _targets(asked: Asked) -> set[str]:
     """Raises Invalid(INVALID_REQUEST)."""
     names = asked.body.get("topics", [])
     if not isinstance(names, list) or len(names) > TARGETS_MAX or not all(isinstance(name, str) for name in names):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"topics is a list of names, at most {TARGETS_MAX}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be a list of at most {TARGETS_MAX} names")
     return set(names)
 
 

@@ -48,14 +48,16 @@ class Asked:
         if given is None:
             return default
         if not (given.isascii() and given.isdigit()) or len(given) > 19 or not least <= int(given) <= most:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a number from {least} to {most} got={given[:40]!r}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"{name} must be a number from {least} to {most} got={given[:40]!r}"
+            )
         return int(given)
 
     def text(self, name: str) -> str:
         """A text of the body. Raises Invalid(INVALID_REQUEST)."""
         given = self.body.get(name)
         if not isinstance(given, str):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is a text, and is missing")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is required and must be a string")
         return given
 
 
@@ -127,13 +129,13 @@ class Endpoints:
         content = await request.body()
         if content:
             if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                raise Invalid(ErrorCode.INVALID_REQUEST, "a body is application/json")
+                raise Invalid(ErrorCode.INVALID_REQUEST, "the request body must have the content type application/json")
             try:
                 body = msgspec.json.decode(content)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"the body is no JSON: {error}") from error
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"the request body is not valid JSON: {error}") from error
         if not isinstance(body, dict):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "a body is a JSON object")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "the request body must be a JSON object")
         principal: Principal = request.scope[PRINCIPAL]
         query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True))
         caller = caller_of(principal, request.scope[PEER].peer)

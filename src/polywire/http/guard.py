@@ -86,7 +86,7 @@ class Guard:
             case "basic":
                 principal = await self._log_in(credentials, output.peer)
             case _:
-                raise Denied(ErrorCode.LOGIN_FAILED, "a login is Basic or Bearer")
+                raise Denied(ErrorCode.LOGIN_FAILED, "authentication must be Basic or Bearer")
         output.identified(principal)
         return principal
 
@@ -96,7 +96,7 @@ class Guard:
         except (NotBase64, ValueError):
             colon = ""
         if not colon:
-            raise Denied(ErrorCode.LOGIN_FAILED, "these are no user and password")
+            raise Denied(ErrorCode.LOGIN_FAILED, "the Basic credentials are malformed")
         recalled = self._access.recall(name, password, peer=peer)
         if recalled is not None:
             return recalled
@@ -123,19 +123,19 @@ def check_origin(method: str, headers: Headers, *, names: Collection[str] | None
     """Refuse what a foreign page makes a browser send. names: hosts that may be asked for, None for all. Raises Denied(DENIED)."""
     host = headers.get("host", "")
     if names is not None and not _is_known(host, names):
-        raise Denied(ErrorCode.DENIED, f"this broker is not reached by that name, see --http-names host={host!r}")
+        raise Denied(ErrorCode.DENIED, f"the host name is not allowed (add it to --http-names) host={host!r}")
     site = headers.get("sec-fetch-site")
     is_reading = method in READING
     navigates = (
         is_reading and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     )
     if site is not None and site not in SAME_SITE and not navigates:
-        raise Denied(ErrorCode.DENIED, f"requests of other sites are refused site={site!r}")
+        raise Denied(ErrorCode.DENIED, f"cross-site requests are not allowed site={site!r}")
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Denied(ErrorCode.DENIED, f"requests of other origins are refused origin={origin!r}")
+        raise Denied(ErrorCode.DENIED, f"cross-origin requests are not allowed origin={origin!r}")
     if not is_reading and CHANGE_HEADER not in headers:
-        raise Denied(ErrorCode.DENIED, f"whoever changes something sends the header {CHANGE_HEADER}")
+        raise Denied(ErrorCode.DENIED, f"requests that change something need the header {CHANGE_HEADER}")
 
 
 def _is_known(host: str, names: Collection[str]) -> bool:

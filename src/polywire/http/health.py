@@ -26,7 +26,9 @@ async def check_ready(broker: Broker, process: Process) -> None:
     try:
         await asyncio.wait_for(synced, READY_S)
     except TimeoutError:
-        raise Busy(ErrorCode.BUSY, f"what was taken is not synced limit_s={READY_S:g}", retry_after_ms=1_000) from None
+        raise Busy(
+            ErrorCode.BUSY, f"records are not synced in time limit_s={READY_S:g}", retry_after_ms=1_000
+        ) from None
 
 
 async def readiness(broker: Broker, process: Process) -> tuple[int, str]:

@@ -36,7 +36,7 @@ class HttpLinkSession(HttpSession):
         if len(data) < OPENING_BYTES:
             return 0
         if not compare_digest(bytes(data[:OPENING_BYTES]), MAGIC + self._key):
-            raise PeerError("a link is for processes of this broker", fatal=True)
+            raise PeerError("only processes of this broker can connect here", fatal=True)
         self._is_open = True
         return OPENING_BYTES + super().receive(data[OPENING_BYTES:])
 

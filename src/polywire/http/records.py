@@ -145,7 +145,7 @@ class RecordReader:
     async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
         """Use the record at an offset that a client named, in a thread. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
         if type(offset) is not int:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset is not a number: {offset!r:.40}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must be a number got={offset!r:.40}")
         was_found = False
 
         def take(rows: Rows, index: int) -> Taken:

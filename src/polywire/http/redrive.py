@@ -85,7 +85,7 @@ class Redrive:
         near, far = self._by_shard(letters, asked)
         id_ = self._id(topic, asked)
         if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
-            raise Busy(ErrorCode.BUSY, "another process has not followed the last redrive", retry_after_ms=1_000)
+            raise Busy(ErrorCode.BUSY, "another process has not finished the previous redrive", retry_after_ms=1_000)
         made = transactions.number_producer(
             id_, asks_again=False, timeout_us=TIMEOUT_US, is_internal=True, by=asked.caller, done=None
         )
@@ -115,13 +115,13 @@ class Redrive:
         """Raises Conflict(PRODUCER_FENCED) if another redrive has begun since."""
         found = self._broker.transactions.find(transaction.id, by=ITSELF)
         if found is not transaction or not transaction.is_open:
-            raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these letters has begun")
+            raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these dead letters is in progress")
 
     def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
         """Raises Conflict(VERSION_CONFLICT)."""
         before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         if any(before.get(number) != begin for number, begin in begins.items()):
-            raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has sent these letters")
+            raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, asked: Asked) -> str:
         """A transactional id of a user for a topic, whose home is this process. It is the same each time: other processes remember it."""

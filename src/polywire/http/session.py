@@ -70,7 +70,7 @@ class HttpSession:
         size = request_bytes(data, self.body_bytes_max)
         if isinstance(size, Refusal):
             self._output.write(size.answer)
-            raise PeerError(f"HTTP request refused status={size.value!r}", fatal=True)
+            raise PeerError(f"HTTP request rejected status={size.value!r}", fatal=True)
         self._wanted = size
         if not 0 < size <= len(data):
             return 0

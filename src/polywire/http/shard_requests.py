@@ -82,7 +82,7 @@ def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
 
 
 def _silent(shard: int) -> Unavailable:
-    return Unavailable(ErrorCode.STOPPING, f"a process of this broker does not answer shard={shard:04x}")
+    return Unavailable(ErrorCode.STOPPING, f"a process of this broker does not respond shard={shard:04x}")
 
 
 def _decoded(data: bytes, shard: int) -> Response:

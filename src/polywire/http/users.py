@@ -125,7 +125,7 @@ class Users:
         seconds = asked.body.get("expires_in_s")
         if seconds is not None and (type(seconds) is not int or not 0 < seconds <= EXPIRY_S_MAX):
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"expires_in_s is a number from 1 to {EXPIRY_S_MAX} got={seconds!r:.40}"
+                ErrorCode.INVALID_REQUEST, f"expires_in_s must be a number from 1 to {EXPIRY_S_MAX} got={seconds!r:.40}"
             )
         expires_at_us = None if seconds is None else self._broker.clock.now_us() + seconds * 1_000_000
         user = access.user(asked.principal.user_id)
@@ -160,7 +160,7 @@ def _grants(asked: Asked) -> Grants | None:
     """Raises Invalid(INVALID_REQUEST)."""
     words = asked.body.get("permissions", [])
     if not isinstance(words, list) or len(words) > WORDS_MAX or not all(isinstance(word, str) for word in words):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"permissions is a list of words, at most {WORDS_MAX}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"permissions must be a list of at most {WORDS_MAX} words")
     grants = parse_grants(words)
     return None if grants == Grants(int(NOTHING)) else grants
 
@@ -169,5 +169,5 @@ def _active(asked: Asked) -> bool:
     """Raises Invalid(INVALID_REQUEST)."""
     active = asked.body.get("active")
     if not isinstance(active, bool):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"active is true or false got={active!r:.40}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"active must be true or false got={active!r:.40}")
     return active

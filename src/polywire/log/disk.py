@@ -56,7 +56,7 @@ class Disk:
             self._refused = True
             self.measure()
         else:
-            logger.warning("segment write postponed", reason=error.message)
+            logger.warning("writing a segment was postponed", reason=error.message)
 
     def accepted(self) -> None:
         """Record that a segment was written."""
@@ -69,6 +69,6 @@ class Disk:
         self.full = full
         facts = {"path": str(self._path), "free_bytes": free_bytes, "kept_free_bytes": self._reserve_bytes}
         if full:
-            logger.warning("the disk is full: records are refused until there is space", **facts)
+            logger.warning("the disk is full: the broker rejects records until there is space", **facts)
         else:
-            logger.info("the disk has space again: records are taken", **facts)
+            logger.info("the disk has free space again: the broker accepts records", **facts)

@@ -203,7 +203,7 @@ class FileLog:
         self._writer.admit(size, Need.DATA)
         staged = staging.get(token)
         if staged is not None and staged.claimed:
-            raise Missing(ErrorCode.STAGE_MISSING, f"token is being published or abandoned token={token.hex()}")
+            raise Missing(ErrorCode.STAGE_MISSING, f"token is already being published or discarded token={token.hex()}")
         staging.admit(len(batch))
         made = StagedBatch(token, partition.incarnation, unnumbered_header(batch), len(batch))
         staging.add(made, expires_at_us)

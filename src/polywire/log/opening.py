@@ -275,12 +275,12 @@ class _Opening:
             return
         if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
             raise Corrupt(
-                ErrorCode.CORRUPT, f"the journal is missing beside its segments path={str(self._directory)!r}"
+                ErrorCode.CORRUPT, f"the data directory has segments but no journal path={str(self._directory)!r}"
             )
         if not self._journal.is_blank():
             raise Corrupt(
                 ErrorCode.CORRUPT,
-                "no group of the journal verifies, but its slots are not empty: they or the seed are damaged"
+                "no group of the journal verifies although its files are not empty: the files or the seed are damaged"
                 f" path={str(self._directory / JOURNAL)!r}",
             )
 
@@ -288,7 +288,7 @@ class _Opening:
         torn = chain.torn
         if torn is not None:
             logger.warning(
-                "truncated a torn tail of the journal; earlier records are not affected",
+                "truncated an incomplete write at the end of the journal; earlier records are not affected",
                 path=torn.path,
                 position=torn.position,
                 size=torn.size,
@@ -379,7 +379,7 @@ class _Opening:
         self._write_start(head, parts, start)
         self._note_current(state)
         logger.warning(
-            "what was recovered cannot be sealed yet, and is tried again; while the disk is full records are refused",
+            "recovered records cannot be moved to segments yet: retrying; the broker rejects records while the disk is full",
             path=str(self._directory),
             slots=len(self._journal.slots),
             reason=busy.message,

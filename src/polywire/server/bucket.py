@@ -115,12 +115,12 @@ def check_identity(identity: Identity, processes: int) -> None:
     """Refuse a bucket that cannot be led, or not by so many processes. Raises Invalid(INVALID_REQUEST)."""
     if identity.importing:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, "an import into this bucket was broken off: run polywire cluster import again"
+            ErrorCode.INVALID_REQUEST, "an import into this bucket is incomplete (run polywire cluster import again)"
         )
     if identity.shards != processes:
         shards = "1 shard" if identity.shards == 1 else f"{identity.shards} shards"
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the log in this bucket has {shards}, each needs a process: start with --processes {identity.shards}, or without"
+            f"the log in this bucket has {shards} (use --processes {identity.shards}, or remove --processes)"
             f" processes={processes}",
         )

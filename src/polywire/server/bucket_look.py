@@ -84,7 +84,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
         if max(changes.values(), default=0) > 1:
             raise Invalid(
                 ErrorCode.INVALID_NAME,
-                f"another machine of this name serves this bucket: give one of them --node name={name!r}",
+                f"another machine with this name uses the bucket (give one of them another --node) name={name!r}",
             )
         known, end = found, time.monotonic() + LOOK_S if changed else end
     nodes.undrain(name)  # that was said of the machine before it ended
@@ -107,7 +107,7 @@ def _asked(ask: Callable[[], _Answer]) -> _Answer:
         content = pipe.read(_READ_BYTES)
     os.waitpid(pid, 0)
     if not content:
-        raise Unavailable(ErrorCode.STORAGE_FAILED, "nothing could be found out of the bucket")
+        raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket cannot be read")
     answer = msgspec.json.decode(content, type=_Answer)
     if answer.code:
         code = ErrorCode(answer.code)

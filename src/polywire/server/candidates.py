@@ -22,7 +22,7 @@ def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Ca
         limit = NODE_BYTES_MAX - len(found.name) + len(found.machine)
         raise Invalid(
             ErrorCode.INVALID_NAME,
-            f"beside other processes a node's name is at most {limit} plain characters name={found.machine!r}",
+            f"node name is invalid: with several processes, use at most {limit} plain characters name={found.machine!r}",
         )
     return found
 
@@ -33,6 +33,6 @@ def _machine(config: ServeConfig) -> str:
     if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
         raise Invalid(
             ErrorCode.INVALID_NAME,
-            f"a node's name is at most {NODE_BYTES_MAX} plain characters, and does not begin with {DRAINED!r} name={name!r}",
+            f"node name is invalid (use at most {NODE_BYTES_MAX} plain characters, not beginning with {DRAINED!r}) name={name!r}",
         )
     return name

@@ -92,9 +92,9 @@ def parse_address(text: str) -> Address | None:
     elif ":" in host:
         colon = ""
     if not colon or not host or not (port.isascii() and port.isdigit()):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"an address is HOST:PORT or off got={text!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"address is invalid (use HOST:PORT or off) got={text!r}")
     if len(port) > PORT_DIGITS_MAX or int(port) > PORT_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a port is at most {PORT_MAX} got={text!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"port is above {PORT_MAX} got={text!r}")
     return Address(host, int(port))
 
 
@@ -273,33 +273,35 @@ class ServeConfig:
         ):
             if not 0 <= value <= limit:
                 raise Invalid(
-                    ErrorCode.INVALID_REQUEST, f"a setting is out of range name={name} value={value} limit={limit}"
+                    ErrorCode.INVALID_REQUEST, f"setting is out of range name={name} value={value} limit={limit}"
                 )
         if self.flux_line_bytes_max < FLUX_LINE_BYTES_MIN:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"lines of the FLUX wire need more bytes got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
+                f"flux_line_bytes_max is too small got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
             )
         if not 1 <= self.flux_min_isr <= self.flux_replication_factor <= FLUX_REPLICATION_FACTOR_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"the least in-sync set is from 1 to the replication factor got={self.flux_min_isr}"
+                f"flux_min_isr is not between 1 and the replication factor got={self.flux_min_isr}"
                 f" factor={self.flux_replication_factor} limit={FLUX_REPLICATION_FACTOR_MAX}",
             )
         if self.durability is Level.MEMORY:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is invalid (use written or synced) got=memory")
         given = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}
         given |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
         if not addresses and self.http in (None, OFF):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "all listeners are off (enable at least one)")
         http = parse_address(HTTP_ADDRESS if self.http is None else self.http)
         if http is not None:
             addresses[HTTP] = http
         for name, address in addresses.items():
             self._check_reach(name, address)
             if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"TLS needs a certificate: --tls-certificate listener={name}")
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"a TLS listener needs a certificate (--tls-certificate) listener={name}"
+                )
             self._check_slots(name)
         self._check_machines()
         return addresses
@@ -325,20 +327,23 @@ class ServeConfig:
             if nameless and not has_anonymous and not (certified and nameless == [wire + TLS_SUFFIX]):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    f"the {wire} wire has no login: with users its peers may do what the user {ANONYMOUS_NAME!r} may, and there is none."
-                    f" Add one (polywire user add {ANONYMOUS_NAME} --permissions ...), or leave --{wire} out",
+                    f"{wire} has no login, and its clients would act as the user {ANONYMOUS_NAME!r}, which does not exist"
+                    f" (run polywire user add {ANONYMOUS_NAME} --permissions ..., or remove --{wire})",
                 )
         if not addresses.keys() - {HTTP}:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "wires without a login are off where users are: nothing to serve")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "all listeners are off: protocols without a login are off when users are configured",
+            )
         return addresses
 
     def _check_machines(self) -> None:
         """Machines show each other a certificate, where there are to be several."""
         if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):
-            missing = "a certificate: --tls-certificate" if self.bucket else "machines to link: --bucket"
+            missing = "a certificate (--tls-certificate)" if self.bucket else "a bucket (--bucket)"
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"TLS of links between machines needs {missing} authority={self.tls_machine_authority}",
+                f"--tls-machine-authority needs {missing} authority={self.tls_machine_authority}",
             )
 
     def _check_slots(self, name: str) -> None:
@@ -351,8 +356,8 @@ class ServeConfig:
         if self.slot_bytes is not None and self.slot_bytes < slot_bytes_min:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"journal files are too small for what the {wire} wire may be sent at once: --slot-mib"
-                f" {-(-slot_bytes_min // MEBI)} or more, or switch the wire off bytes={self.slot_bytes}",
+                f"journal files are too small for the largest request of {wire} (use --slot-mib"
+                f" {-(-slot_bytes_min // MEBI)} or more, or turn {wire} off) bytes={self.slot_bytes}",
             )
 
     def _check_reach(self, name: str, address: Address) -> None:
@@ -368,20 +373,21 @@ class ServeConfig:
         if self.users is None:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                "no users are configured, so listening beyond this machine needs --users or --insecure"
+                "listening on other than loopback addresses needs --users or --insecure, because no users are configured"
                 f" listener={name} address={address}",
             )
         if name not in (ANY, HTTP) and name not in LOGIN_WIRES:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                "this wire has no login, so listening beyond this machine needs --insecure"
+                "listening on other than loopback addresses needs --insecure, because this protocol has no login"
                 f" listener={name} address={address}",
             )
         if not is_secret:
             instead = "--tls-certificate" if name == ANY else f"--{name}-tls"
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"passwords would travel as they are, so listening beyond this machine needs TLS ({instead}) or --insecure"
+                f"listening on other than loopback addresses needs TLS ({instead}) or --insecure,"
+                " because passwords would be sent in clear text"
                 f" listener={name} address={address}",
             )
 

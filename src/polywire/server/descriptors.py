@@ -40,8 +40,8 @@ def share(limit: int, *, slots: int) -> Shares:
     if connections < CONNECTIONS_MIN:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the process may open too few files limit={limit} needed={limit + CONNECTIONS_MIN - connections}: raise it"
-            " (ulimit -n, LimitNOFILE of systemd)",
+            "the limit of open files is too low (raise it with ulimit -n, or LimitNOFILE of systemd)"
+            f" limit={limit} needed={limit + CONNECTIONS_MIN - connections}",
         )
     return Shares(blobs, connections)
 

@@ -194,7 +194,7 @@ class Hub:
         self.memory.arena.sweep()
         self.memory.given_back()
         if self.refused:
-            log.warning("connections refused: limit reached", count=self.refused, limit=self.limits.connections_max)
+            log.warning("connections rejected: limit reached", count=self.refused, limit=self.limits.connections_max)
             self.refused_before += self.refused
             self.refused = 0
 

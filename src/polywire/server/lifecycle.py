@@ -240,7 +240,7 @@ async def _open_http(
                 close_listeners([*wires, *opened])
                 raise
             log.warning(
-                "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
+                "HTTP is off: its default port is in use (choose another with --http HOST:PORT)", reason=error.message
             )
     shown = (listener for listener in (*wires, *opened) if not listener.name.startswith((INSIDE, OWN)))
     overview.addresses = {listener.name: str(listener.address) for listener in shown}
@@ -313,7 +313,11 @@ class Server:
                 if error.code is not ErrorCode.BUSY or self._loop.time() >= end:
                     raise
                 if not told:
-                    log.info("waiting for the data directory", reason=error.message, limit_s=limit_s)
+                    log.info(
+                        "waiting for another process to release the data directory",
+                        reason=error.message,
+                        limit_s=limit_s,
+                    )
                 told = True
             await asyncio.sleep(HANDOVER_POLL_S)
 
@@ -344,17 +348,19 @@ class Server:
         if self._config.driver in (AUTO, EPOLL) and is_available():
             self.driver = ReadinessDriver(hub, self._loop)
         elif self._config.driver == EPOLL:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll: leave --driver out")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll (remove --driver)")
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: durability#what-a-crash-may-take)."""
         if self._config.bucket and self._stopping.is_set():
             return  # the last objects found no way into the bucket: nothing of them was acknowledged
         if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):
-            log.warning("leading no longer; nothing further is acknowledged here", reason=error.message)
+            log.warning("lost leadership: this broker acknowledges no more requests", reason=error.message)
             self._exit_code = EXIT_DEPOSED
         else:
-            log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
+            log.critical(
+                "storage failed: stopping the broker, which acknowledges no more requests", reason=error.message
+            )
             self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
@@ -366,7 +372,7 @@ class Server:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._is_told:
-            log.warning("second signal, exiting immediately", signal=number.name)
+            log.warning("exiting immediately after a second signal", signal=number.name)
             os._exit(EXIT_SECOND_SIGNAL)
         self._is_told = True
         log.info("stopping", signal=number.name, limit_s=self._config.drain_timeout_s)
@@ -414,7 +420,9 @@ class Server:
                 self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
             if self.others is not None and not self.others.is_heard:
-                self.storage_failed(NotOwner(ErrorCode.NOT_OWNER, "others may have taken this broker for dead"))
+                self.storage_failed(
+                    NotOwner(ErrorCode.NOT_OWNER, "this broker was suspended for so long that another one may lead")
+                )
             hub.sweep()
             collector.sweep(alone=not hub.connections)
             self._audit.sweep()
@@ -464,7 +472,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
         await asyncio.sleep(DRAIN_POLL_S)
     waiting = sum(connection.is_waiting for connection in hub.connections)
     if waiting:
-        log.warning("shutdown timed out with replies pending", connections=waiting, limit_s=timeout_s)
+        log.warning("drain timed out with responses pending", connections=waiting, limit_s=timeout_s)
 
 
 async def _hang_up(hub: Hub) -> None:
@@ -485,22 +493,24 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
         log.info("listening", listener=listener.name, address=str(listener.address))
     if config.durability is Level.WRITTEN and not config.bucket:
         log.info(
-            "acknowledged records survive a crash of the broker; a power failure may take those of the last 100 ms",
+            "acknowledged records survive a broker crash; a power failure can lose the last 100 ms",
             durability="written",
             stronger="--durability synced",
         )
     if access.is_open:
         log.info(
-            "no users are configured: authentication is off, and wires with a login accept the default user",
+            "authentication is off: no users are configured, and protocols with a login accept the default user",
             user=DEFAULT_NAME,
         )
     outside = [listener.name for listener in listeners if not listener.address.is_loopback]
     if config.insecure and outside and access.is_open:
         log.warning(
-            "listening beyond this machine without authentication: anyone who can connect can read, write and delete"
+            "listening on other than loopback addresses without authentication: every client can read, write and delete"
         )
     elif config.insecure and any(not name.endswith(TLS_SUFFIX) for name in outside):
-        log.warning("listening beyond this machine without TLS: passwords and records travel as they are")
+        log.warning(
+            "listening on other than loopback addresses without TLS: passwords and records are sent in clear text"
+        )
     write_ready(config.ready_file, {listener.name: listener.address for listener in listeners})
 
 

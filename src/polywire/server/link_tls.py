@@ -90,7 +90,7 @@ class LinkTls(ServerTls):
         except ssl.SSLError as error:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"other machines would refuse this one's certificate: {remedy_of(error)} reason={reason_of(error)!r}"
+                f"other machines would reject the certificate ({remedy_of(error)}) reason={reason_of(error)!r}"
                 f" certificate={config.tls_certificate} host={self._host} authority={config.tls_machine_authority}",
             ) from error
         self._asking = asking
@@ -100,9 +100,10 @@ class LinkTls(ServerTls):
         now = asyncio.get_running_loop().time()
         self._refused_until = {at: until for at, until in self._refused_until.items() if until > now}
         self._refused_until[place] = now + REFUSED_S
-        what = "another machine refuses this one's certificate" if is_told(error) else "another machine is not trusted"
         log.warning(
-            f"{what}; nothing is carried there",
+            "cannot forward requests: the other machine rejects this machine's certificate"
+            if is_told(error)
+            else "cannot forward requests: the other machine's certificate is not trusted",
             address=f"{place[0]}:{place[1]}",
             reason=reason_of(error),
             remedy=remedy_of(error),
@@ -130,7 +131,7 @@ class LinkEnd(TlsTransport):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over(ConnectionResetError("the other machine hung up on the handshake"))
+        self._over(ConnectionResetError("the other machine closed the connection during the handshake"))
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -173,7 +174,7 @@ class _AskedConnection(TlsConnection):
             return
         if not is_told(error):  # else the other machine tells why
             log.warning(
-                "a link of another machine is refused",
+                "rejected a connection from another machine",
                 peer=self._connection.peer,
                 reason=reason_of(error),
                 remedy=remedy_of(error),
@@ -196,18 +197,18 @@ def reason_of(error: ssl.SSLError) -> str:
 def remedy_of(error: ssl.SSLError) -> str:
     """What to do about it."""
     if is_told(error):
-        return "see what the other machine has logged"
+        return "see the log of the other machine"
     if not isinstance(error, ssl.SSLCertVerificationError):
         if error.reason == SHOWS_NONE:
-            return "start it with a certificate and --tls-machine-authority"
+            return "start that machine with a certificate and --tls-machine-authority"
         return "start every machine of the bucket with --tls-machine-authority"
     if error.verify_code in OUT_OF_TIME:
-        return "look at the clocks; if they are right, renew the certificate and reload with SIGHUP"
+        return "check the clocks of both machines; if they are right, renew the certificate and reload it with SIGHUP"
     if error.verify_code in NAMES_NOBODY:
-        return "have the certificate name the host by which other machines reach it, which --advertise says"
+        return "use a certificate that names the host at which other machines reach this one (--advertise)"
     if error.verify_code in WRONG_USE:
-        return "have the certificate made for servers and for clients"
-    return "have the certificate signed by the authority that --tls-machine-authority names on every machine"
+        return "use a certificate for both server and client authentication"
+    return "use a certificate signed by the CA of --tls-machine-authority, which must be the same on every machine"
 
 
 def link_tls(config: ServeConfig, host: str) -> LinkTls | None:

@@ -100,7 +100,9 @@ class ReadinessServer:
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
-            log.warning("cannot accept connections for a while", reason=error.strerror, pause_s=ACCEPT_PAUSE_S)
+            log.warning(
+                "cannot accept connections: retrying after a pause", reason=error.strerror, pause_s=ACCEPT_PAUSE_S
+            )
             self._loop.remove_reader(listening.fileno())
             self._loop.call_later(ACCEPT_PAUSE_S, self._watch, listening)
             return

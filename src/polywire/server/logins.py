@@ -249,7 +249,7 @@ class Logins:
         administrator = self._identities.is_administrator(principal)
         users_max = self.slots_max - self.administrators_reserved
         if known is None and not administrator and len(self._known) - self._administrators >= users_max:
-            raise Busy(ErrorCode.BUSY, f"too many connections of users limit={users_max}", retry_after_ms=1_000)
+            raise Busy(ErrorCode.BUSY, f"too many connections limit={users_max}", retry_after_ms=1_000)
         if known is None or known[0] != principal:
             method = "token" if principal.token is not None else "password or certificate"
             self.audit(AuditEvent("login", Outcome.ALLOWED, principal.name, guest.peer, reason=method))

@@ -58,7 +58,7 @@ class HashedNames:
     def claim(self, full_name: str) -> None:
         """Find that a name is ours. Raises Busy(BUSY)."""
         if home_of(full_name, self._count) != self._own:
-            raise Busy(ErrorCode.BUSY, f"a topic of this name belongs to another shard name={full_name!r}")
+            raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
         """It stays ours."""
@@ -91,11 +91,11 @@ class Placement:
         except FileExistsError:
             if self._read(link) != self._own:
                 raise Busy(
-                    ErrorCode.BUSY, f"a topic of this name begins in another process, ask again name={full_name!r}"
+                    ErrorCode.BUSY, f"another process is creating a topic with this name (retry) name={full_name!r}"
                 ) from None
         except OSError as error:
             raise Unavailable(
-                ErrorCode.STORAGE_FAILED, f"cannot claim a topic's name reason={error.strerror!r}"
+                ErrorCode.STORAGE_FAILED, f"cannot reserve the topic name reason={error.strerror!r}"
             ) from error
 
     def release(self, full_name: str) -> None:

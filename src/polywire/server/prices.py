@@ -26,7 +26,8 @@ def parse_prices(given: str) -> Mapping[Charge, float]:
         if charge is None or charge in found:
             problem = "named twice" if charge is not None else f"none of {', '.join(_KINDS)}"
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"prices are put=0.005,get=0.0004: kind {name[:40]!r} is {problem}"
+                ErrorCode.INVALID_REQUEST,
+                f"bucket prices are invalid (use put=0.005,get=0.0004): kind {name[:40]!r} is {problem}",
             )
         found[charge] = _price(value, part)
     return found
@@ -40,6 +41,6 @@ def _price(value: str, part: str) -> float:
     if not (isfinite(price) and 0 <= price <= PRICE_MAX):
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a price is a number from 0 to {PRICE_MAX:g} for {PRICED_REQUESTS} requests got={part[:40]!r}",
+            f"price is not a number from 0 to {PRICE_MAX:g} for {PRICED_REQUESTS} requests got={part[:40]!r}",
         )
     return price

@@ -39,9 +39,7 @@ def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"the directory is, or lies below, a file path={str(directory)!r}"
-        ) from None
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"path is a file, or below one path={str(directory)!r}") from None
     _refuse_foreign(directory, marks)
     for path in (directory, *directory.glob("seed*"), *directory.glob("*/seed*")):
         _tighten(path)
@@ -54,8 +52,8 @@ def _refuse_foreign(directory: Path, marks: Collection[str]) -> None:
     if held is not None and not any(found for mark in marks for found in directory.glob(mark)):
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "the directory holds something else, and others may enter it, who could not any more: choose another, or, if it is for"
-            f" this alone, chmod 700 path={str(directory.absolute())!r} holds={held!r}",
+            "the directory is not empty and other users can access it; starting here would lock them out (choose another directory,"
+            f" or run chmod 700) path={str(directory.absolute())!r} holds={held!r}",
         )
 
 
@@ -66,14 +64,14 @@ def _tighten(path: Path) -> None:
         return
     if found.st_uid != os.geteuid():
         log.warning(
-            "data is accessible to other users of this machine, and its permissions cannot be changed",
+            "other users of this machine can access the data, and its permissions cannot be changed",
             path=str(path),
             mode=oct(mode),
         )
         return
     path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
     log.warning(
-        "data was accessible to other users of this machine; permissions tightened", path=str(path), was=oct(mode)
+        "restricted permissions: other users of this machine could access the data", path=str(path), was=oct(mode)
     )
 
 
@@ -88,7 +86,7 @@ def check_secret(path: Path) -> None:
     if mode & OTHERS & ~allowed:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"others may read or change the users file: chmod 600 {path} file={str(path)!r} mode={mode:o}",
+            f"other users can access the users file (run chmod 600 {path}) file={str(path)!r} mode={mode:o}",
         )
 
 
@@ -97,5 +95,5 @@ def warn_of_readable(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (OTHERS & ~stat.S_IRGRP):
         log.warning(
-            "private key of the certificate is readable by other users of this machine", path=str(path), mode=oct(mode)
+            "other users of this machine can read the private key of the certificate", path=str(path), mode=oct(mode)
         )

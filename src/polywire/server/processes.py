@@ -72,7 +72,10 @@ def run_processes(config: ServeConfig) -> int:
 def _run(config: ServeConfig, lines: LineLimit) -> int:
     """Raises BrokerError, OSError where that cannot be begun."""
     if not 0 <= config.processes <= SHARDS_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"there are 1 to {SHARDS_MAX} processes processes={config.processes}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"number of processes is not between 1 and {SHARDS_MAX} processes={config.processes}",
+        )
     count, key = look(config) if config.bucket else (max(config.processes, 1), secrets.token_bytes(KEY_BYTES))
     if count == 1:
         return startup.run_alone(config, lines)
@@ -204,7 +207,7 @@ class Parent:
                 self._start(child, mask)
         if not self._is_ready and self._board.all_have(Stage.SERVING):
             self._is_ready = True
-            log.info("all processes serve", processes=len(self._children))
+            log.info("all processes are ready", processes=len(self._children))
             write_ready(self._config.ready_file, self._addresses)
 
     def _ended(self, child: Child, code: int) -> None:
@@ -220,7 +223,7 @@ class Parent:
             child.pause_s = 0.0 if lasted else min(max(2 * child.pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
             child.start_at = now + child.pause_s
             log.error(
-                "a process has ended, starting it again",
+                "a process exited: restarting it",
                 shard=shard_name(child.shard),
                 exit_code=code,
                 pause_s=child.pause_s,
@@ -268,7 +271,9 @@ class Parent:
             else:
                 served[name] = self._kept(name, address)
         if not served.keys() - {HTTP}:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"no wire is on; there are these: {', '.join(WIRES)}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"all protocol listeners are off (enable one of {', '.join(WIRES)})"
+            )
         if self._config.bucket:
             _check_inside(self._config, served)
         return served
@@ -301,7 +306,9 @@ class Parent:
         try:
             return self._kept(name, Address(shared.host, port))
         except Busy as error:
-            log.warning("a process has another address than usual; choose with --shard-port", reason=error.message)
+            log.warning(
+                "a process has a different port than usual (set the ports with --shard-port)", reason=error.message
+            )
             return self._kept(name, Address(shared.host, 0))
 
     def _keep_http(self, served: dict[str, Address], address: Address) -> None:
@@ -310,7 +317,7 @@ class Parent:
             served[HTTP] = self._kept(HTTP, address)
         except Busy as error:
             log.warning(
-                "HTTP is off: its usual port is taken; choose another with --http HOST:PORT", reason=error.message
+                "HTTP is off: its default port is in use (choose another with --http HOST:PORT)", reason=error.message
             )
 
     def _kept(self, name: str, address: Address) -> Address:
@@ -364,8 +371,8 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
     if config.users is not None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "machines carry requests to each other, passwords among them: beyond this machine that needs TLS (--tls-machine-authority), or"
-            f" --insecure in a network of their own address={place}",
+            "machines would forward requests with passwords to each other in clear text (use --tls-machine-authority, or"
+            f" --insecure in a private network) address={place}",
         )
 
 

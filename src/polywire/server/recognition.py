@@ -26,7 +26,7 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
             return factory
         undecided = undecided or known is None
     if not undecided or len(prefix) >= PREFIX_BYTES_MAX:
-        raise PeerError("no wire begins with these bytes", fatal=True)
+        raise PeerError("no protocol starts with these bytes", fatal=True)
     return None
 
 

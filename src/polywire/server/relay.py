@@ -124,7 +124,7 @@ class Relay:
             await asyncio.sleep(max(LOOK_S, len(self._tasks) / LOOKS_PER_S_MAX))
             other = await self._reach(listener)
         if other is None:
-            log.info("turned away: no leader answers", listener=listener)
+            log.info("connection rejected: no leader answers", listener=listener)
             end.abort()
             return
         self._ends.add(other)

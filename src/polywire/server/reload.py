@@ -43,10 +43,13 @@ class Reload:
         try:
             take()
         except BrokerError as error:
-            log.error("reload failed, keeping the previous state", what=what, reason=error.message)
+            log.error("reload failed: the previous state remains in use", what=what, reason=error.message)
         except OSError as error:
             log.error(
-                "reload failed, keeping the previous state", what=what, reason=error.strerror, file=error.filename
+                "reload failed: the previous state remains in use",
+                what=what,
+                reason=error.strerror,
+                file=error.filename,
             )
 
 

@@ -85,7 +85,7 @@ class Shard:
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
         for name in self._names.begin(names):
-            log.error("two shards have a topic of this name; the other one is served", topic=name, shard=self.own)
+            log.error("two shards have a topic with this name: clients reach the other one", topic=name, shard=self.own)
         broker.claims = self
         self._count(len(names) - self._topics)
         self._board.reach(self.own, Stage.RECOVERED)
@@ -185,7 +185,7 @@ class SocketLink(asyncio.Protocol):
         try:
             await loop.create_connection(lambda: self, address.host, address.port)
         except OSError as error:
-            log.warning("cannot reach another process of this directory", address=str(address), reason=error.strerror)
+            log.warning("cannot connect to another broker process", address=str(address), reason=error.strerror)
             self.connection_lost(error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -41,6 +41,5 @@ def check_count(data_dir: Path, count: int) -> None:
     if found > count:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the topics of this data directory lie in {found} shards: start it with --processes {found}"
-            f" path={str(data_dir)!r}",
+            f"the data directory has {found} shards (start with --processes {found} or more) path={str(data_dir)!r}",
         )

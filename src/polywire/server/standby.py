@@ -134,7 +134,7 @@ class Presence:
                     self._nodes.undrain(node.machine)
             other = self._balance.target(seen, now)
             if other is not None:
-                log.info("handing the shard over", node=other.name)
+                log.info("handing the shard over to another broker", node=other.name)
                 self._balance.moved(now)
                 self._hands_over_until = now + HANDING_OVER_S
                 self._nodes.wish(Wish(other.name, start))
@@ -248,7 +248,7 @@ class Standby:
             self._shard.serving()
         presence.say(self._addresses, 0)
         write_ready(self._config.ready_file, self._addresses)
-        log.info("standing by, connections are carried to the leader", leader=self._leader.name)
+        log.info("standby: forwarding connections to the leader", leader=self._leader.name)
 
     async def _answer_health(self) -> None:
         """HTTP, where it is while this broker leads; without it where its port is taken."""
@@ -263,7 +263,7 @@ class Standby:
             try:
                 self._addresses[name] = await health.listen(address, context)
             except OSError as error:
-                log.warning("HTTP is off while standing by", address=str(address), reason=error.strerror)
+                log.warning("HTTP is off while this broker is a standby", address=str(address), reason=error.strerror)
 
     def _carried(self) -> dict[str, Address]:
         """Where clients of the leader may come; not HTTP, which tells of this broker itself, unless any process answers for all."""
@@ -283,7 +283,7 @@ class Standby:
         if other in leader.addresses and self._told != leader.start:
             self._told = leader.start
             log.warning(
-                f"the leader takes links {'without' if is_secure else 'under'} TLS only; nothing is carried there",
+                f"cannot forward requests: the leader accepts connections {'without' if is_secure else 'with'} TLS only",
                 leader=leader.name,
                 remedy="start every machine of the bucket with --tls-machine-authority, or none",
             )
@@ -297,12 +297,12 @@ class Standby:
             try:
                 leader, wish = await asyncio.to_thread(self._look, now)
             except BrokerError as error:
-                log.warning("cannot see who leads", reason=error.message)
+                log.warning("cannot read the state of the leader from the bucket", reason=error.message)
                 return self.has_waited  # whoever leads has the same bucket
             self._leader = leader
             self._balance.wished(wish, now)
             if leader is not None and wish == Wish(self._name, leader.start):
-                log.info("taking over, as was asked for", leader=leader.name)
+                log.info("taking over on request", leader=leader.name)
                 return False
         if leader is None:
             self._waited += LOOK_S
@@ -328,7 +328,7 @@ class Standby:
         if leader.name == self._name:
             raise Invalid(
                 ErrorCode.INVALID_NAME,
-                f"another broker of this name leads: give one of them --node name={self._name!r}",
+                f"another broker with this name is the leader (give one of them another --node) name={self._name!r}",
             )
 
     async def _answers(self, leader: Node) -> bool:

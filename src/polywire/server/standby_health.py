@@ -92,12 +92,12 @@ class StandbyHealth:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            log.debug("no whole request came")
+            log.debug("connection ended before a complete request")
 
     def _answer_to(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            return _answer("405 Method Not Allowed", "this broker stands by: ask the one that leads\n")
+            return _answer("405 Method Not Allowed", "this broker is a standby: send the request to the leader\n")
         whole = words[0] == b"GET"
         match words[1].partition(b"?")[0]:
             case b"/livez":

@@ -65,12 +65,12 @@ async def serve_in_turn(
         if standby.is_stopping:
             return lifecycle.EXIT_OK
         signals.keep()
-        log.info("standing by", reason=error.message)
+        log.info("becoming a standby", reason=error.message)
         return lifecycle.EXIT_DEPOSED
     except asyncio.CancelledError:
         if not standby.is_stopping:
             raise
-        log.info("stopped while the log was being recovered", exit_code=lifecycle.EXIT_OK)
+        log.info("stopped during recovery of the log", exit_code=lifecycle.EXIT_OK)
         return lifecycle.EXIT_OK
     finally:
         await standby.stop()

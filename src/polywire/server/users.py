@@ -35,7 +35,7 @@ def read_users(path: Path) -> list[ConfiguredUser]:
     for name in names:
         if names.count(name) > 1:
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"a user stands twice in the file file={str(path)!r} name={name!r}"
+                ErrorCode.INVALID_REQUEST, f"the users file has a duplicate user file={str(path)!r} name={name!r}"
             )
     return users
 
@@ -50,13 +50,13 @@ def load_users(path: Path) -> list[ConfiguredUser]:
     except FileNotFoundError:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"there is no users file; make one: polywire user add NAME --users {path} file={str(path)!r}",
+            f"the users file does not exist (run polywire user add NAME --users {path}) file={str(path)!r}",
         ) from None
     users = read_users(path)
     if not users:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the users file holds no user, so anybody could do anything; add one: polywire user add NAME --users {path}"
+            f"the users file is empty, which would turn authentication off (run polywire user add NAME --users {path})"
             f" file={str(path)!r}",
         )
     return users
@@ -71,10 +71,11 @@ def add_user(
     """
     if _NAME.fullmatch(name) is None:
         raise Invalid(
-            ErrorCode.INVALID_NAME, f"a user's name has no colon and does not begin with # or a blank name={name!r}"
+            ErrorCode.INVALID_NAME,
+            f"user name is invalid (must not contain ':' or begin with '#' or a space) name={name!r}",
         )
     if not 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
     parse_grants(_words(permissions))
     lines = _lines(path) if path.exists() else ["# name:hash:permissions, see polywire user --help"]
     if any(_name_of(line) == name for line in lines):
@@ -125,7 +126,7 @@ def _parse(path: Path, number: int, line: str) -> ConfiguredUser:
     except Invalid:
         password_hash = ""
     if _NAME.fullmatch(name) is None or _HASH.fullmatch(password_hash) is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"not name:hash:permissions file={str(path)!r} line={number}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"line is not name:hash:permissions file={str(path)!r} line={number}")
     words = _words(permissions)
     return ConfiguredUser(name, password_hash, parse_grants(words) if words else EVERYTHING, verifiers)
 

@@ -44,12 +44,14 @@ class Registration:
         no 0.7 client can read."""
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"ZooKeeper's clients of 0.7 know no IPv6 address host={host}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"Kafka 0.7 clients do not support IPv6 addresses in ZooKeeper host={host}"
+            )
         try:
             import kazoo.client  # noqa: F401 - an extra
         except ImportError:
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, "ZooKeeper needs the package kazoo: install polywire[zk]"
+                ErrorCode.INVALID_REQUEST, "ZooKeeper registration needs the package kazoo (pip install 'polywire[zk]')"
             ) from None
         self._hosts: Final = hosts
         self._broker_id: Final = broker_id

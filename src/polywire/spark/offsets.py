@@ -75,7 +75,7 @@ def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
     if version != OFFSET_VERSION:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the checkpoint holds offsets of a version this release does not read version={version!r} read={OFFSET_VERSION}",
+            f"the checkpoint has offsets of a version that this release cannot read version={version!r} read={OFFSET_VERSION}",
         )
     try:
         return SourceOffset(
@@ -93,7 +93,7 @@ def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
             initial=bool(text["initial"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"the checkpoint holds a broken offset detail={error!r}") from error
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the checkpoint has an invalid offset detail={error!r}") from error
 
 
 def total_next(offset: SourceOffset) -> int:

@@ -59,7 +59,7 @@ def source_schema(headers: Headers) -> StructType:
 def check_schema(schema: StructType) -> None:
     """Refuse columns this source does not have. Raises Invalid(INVALID_REQUEST)."""
     if not schema.fields:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"the schema names no column columns={','.join(COLUMNS)}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the schema has no columns columns={','.join(COLUMNS)}")
     for field in schema.fields:
         expected = COLUMNS.get(field.name)
         if expected is None:
@@ -84,10 +84,10 @@ def _type_name(data_type: DataType) -> str:
 def value_columns(kind: DataType) -> StructType:
     """The columns a value may have. Raises Invalid for another type, and for names that begin with ``_``: those are the record's place."""
     if not isinstance(kind, StructType):
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"a schema of columns is a struct or record type={kind.simpleString()}"
-        )
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"schema must be a struct or record type={kind.simpleString()}")
     reserved = [name for name in kind.fieldNames() if name.startswith("_")]
     if reserved:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"names that begin with _ are taken names={','.join(reserved)}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"column names that begin with _ are reserved names={','.join(reserved)}"
+        )
     return kind

@@ -140,7 +140,7 @@ class _RangeRead:
             source = bucket_source(planned.root, self._access.bucket)
         except BrokerError as error:
             self._refuse(error.message)
-            logger.warning("the bucket cannot be read from here, reading over the wire reason=%s", error.message)
+            logger.warning("cannot read the bucket: reading records from the broker instead reason=%s", error.message)
             return
         for run in planned.runs:
             yield source, run
@@ -164,7 +164,9 @@ class _RangeRead:
             if not data_directory.is_here():
                 self._refuse(f"they are not visible here path={located.address!r}")
                 _elsewhere.add(connection)
-                logger.info("sealed segments are not visible here, reading over the wire path=%r", located.address)
+                logger.info(
+                    "sealed segments are not accessible: reading records from the broker path=%r", located.address
+                )
                 return
             source = FileSource(data_directory, connection.arena)
             for run in located.runs:

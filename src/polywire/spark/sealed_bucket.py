@@ -127,5 +127,7 @@ def _opened(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
     identity = find_identity(objects)
     if identity is None or identity.mark != root.mark:
         found = None if identity is None else identity.id
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"this is not the broker's bucket url={root.address!r} id={found}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"the bucket is not the broker's bucket url={root.address!r} id={found}"
+        )
     return BucketSource(objects)

@@ -73,7 +73,7 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
     if version < PYSPARK_VERSION_MIN:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"pyspark is too old for this source installed={pyspark.__version__} needed={'.'.join(map(str, PYSPARK_VERSION_MIN))}",
+            f"the installed pyspark is too old installed={pyspark.__version__} needed={'.'.join(map(str, PYSPARK_VERSION_MIN))}",
         )
     local = _is_local(master or conf.get("spark.master"))
     if not _launched_from_outside():

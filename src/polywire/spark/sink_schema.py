@@ -41,7 +41,7 @@ def check_rows(schema: StructType, topic: str | None) -> None:
         raise Invalid(ErrorCode.INVALID_REQUEST, "rows have headers and typedHeaders; drop one of the two columns")
     for field in schema.fields:
         if names.count(field.name) > 1:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"there are several columns of one name column={field.name!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"duplicate column name column={field.name!r}")
         _check_column(field.name, field.dataType)
 
 

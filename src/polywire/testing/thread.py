@@ -44,7 +44,8 @@ class BrokerThread:
         unknown = [wire for wire in wires if wire not in WIRES]
         if unknown or not wires:
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"unknown or no wires unknown={','.join(unknown)} known={','.join(WIRES)}"
+                ErrorCode.INVALID_REQUEST,
+                f"unknown protocols, or none unknown={','.join(unknown)} known={','.join(WIRES)}",
             )
         self.addresses: dict[str, tuple[str, int]] = {}
         self._wires: Final = tuple(wires)

@@ -102,11 +102,11 @@ def test_check_creates_no_files(folder: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--cursus", "0.0.0.0:1"), "listening beyond this machine needs --users or --insecure"),
-        (("--cursus", "nowhere"), "an address is HOST:PORT or off"),
-        (("--owner-share", "7"), "a share is above 0"),
+        (("--cursus", "0.0.0.0:1"), "listening on other than loopback addresses needs --users or --insecure"),
+        (("--cursus", "nowhere"), "address is invalid (use HOST:PORT or off)"),
+        (("--owner-share", "7"), "owner share must be above 0"),
         (("--users", "missing.users"), "missing.users"),
-        (("--flux-tls", "127.0.0.1:0"), "TLS needs a certificate"),
+        (("--flux-tls", "127.0.0.1:0"), "a TLS listener needs a certificate"),
         (("--flux-tls", "127.0.0.1:0", "--tls-certificate", "missing.pem"), "missing.pem"),
     ],
     ids=str,
@@ -127,7 +127,7 @@ def test_check_rejects_a_certificate_that_other_machines_would_reject(
     for name, code in (("server", EXIT_DONE), ("client", EXIT_FAILED)):
         tls = ["--tls-certificate", made.path(name), "--tls-key", made.path(name, "key")]
         assert run(["config", "check", *options, *tls]) == code
-    assert "have the certificate name the host" in capsys.readouterr().err
+    assert "use a certificate that names the host" in capsys.readouterr().err
 
 
 def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,14 +195,14 @@ def test_files_of_a_newer_version_are_not_reported_as_damage(
     monkeypatch.setattr(*OLDER[kind])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]
     before = [path.read_bytes() for path in kept]
-    with pytest.raises(Corrupt, match="a newer Polywire wrote this, and reads it") as refused:
+    with pytest.raises(Corrupt, match="a newer version of Polywire wrote this") as refused:
         write_records(tmp_path, 10)
     assert refused.value.code is ErrorCode.NEWER_FORMAT
     code, found = rows("doctor")
     assert code == 4
     assert {(row["state"], row["remedy"]) for row in bad(found)} == {("broken", "upgrade")}
     assert run(["log", "repair", "--data-dir", str(tmp_path)]) == 1
-    assert "a newer Polywire wrote this" in capsys.readouterr().err
+    assert "a newer version of Polywire wrote this" in capsys.readouterr().err
     assert [path.read_bytes() for path in kept] == before
     monkeypatch.undo()
     write_records(tmp_path, 10)

@@ -188,10 +188,13 @@ def test_usage_errors_name_arguments_as_the_help_does(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["topic", "list", "-a", UNUSED], "cannot connect: connection refused, is a broker running there? address="),
+        (
+            ["topic", "list", "-a", UNUSED],
+            "cannot connect: connection refused (check that a broker is running there) address=",
+        ),
         (
             ["topic", "list", "-a", f"flux://{UNUSED}"],
-            "cannot connect: connection refused, is a broker running there? address=",
+            "cannot connect: connection refused (check that a broker is running there) address=",
         ),
         (["topic", "list", "-a", f"http://{UNUSED}"], "unknown scheme scheme=http"),
         (["topic", "list", "-a", "nowhere"], "code=invalid_request"),

@@ -249,7 +249,7 @@ def test_typed_headers_keep_their_types() -> None:
 
 def test_a_header_type_that_does_not_exist_is_refused() -> None:
     lists = pa.array([[{"key": "k", "type": "decimal", "value": b""}]], TYPED_HEADER_LIST)
-    with pytest.raises(Invalid, match="type that does not exist"):
+    with pytest.raises(Invalid, match="has an unknown type"):
         arrow_to_batches(pa.record_batch({"value": pa.array([b"1"], pa.binary()), "headers": lists}))
 
 
@@ -263,7 +263,7 @@ def test_a_header_type_that_does_not_exist_is_refused() -> None:
 )
 def test_a_header_without_a_key_is_refused(headers: list[Any]) -> None:
     columns = {"value": pa.array([b"1"], pa.binary()), "headers": pa.array(headers, HEADER_LIST)}
-    with pytest.raises(Invalid, match="a header has no key"):
+    with pytest.raises(Invalid, match="header has no key"):
         arrow_to_batches(pa.record_batch(columns), headers="headers")
 
 

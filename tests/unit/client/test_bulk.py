@@ -223,7 +223,7 @@ def test_broken_addresses_are_refused(address: str) -> None:
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 5000])
 def test_ports_that_cannot_be_are_told_as_such(port: str) -> None:
-    with pytest.raises(Invalid, match="a port is 1 to 65535 address='host:"):
+    with pytest.raises(Invalid, match="port is not between 1 and 65535 address='host:"):
         split_address(f"host:{port}")
 
 

@@ -114,7 +114,7 @@ def test_a_first_reply_that_does_not_come_ends_the_connection(monkeypatch: pytes
         sizes = [7, 5, 1, 1, 0]
         connection.transport.get_write_buffer_size.side_effect = lambda: sizes.pop(0)
         errors = await asyncio.gather(*(connection.exchange(b"?", 1) for _ in range(2)), return_exceptions=True)
-        cause = "cannot connect: no answer in time, is it this wire's port of a broker? address=127.0.0.1:9"
+        cause = "cannot connect: no response in time (check that the port belongs to this protocol) address=127.0.0.1:9"
         assert [str(error) for error in errors] == [cause] * 2
         assert sizes == [0]
 

@@ -90,7 +90,7 @@ def test_where_it_begins(play: Play) -> None:
     "start", ["first", "EARLIEST", -1, True, 1.5, None, datetime(2024, 1, 1), b"earliest"], ids=repr
 )
 def test_it_begins_nowhere_else(start: Any) -> None:
-    with pytest.raises(Invalid, match='start is "earliest", "latest", an offset') as caught:
+    with pytest.raises(Invalid, match='start must be "earliest", "latest", an offset') as caught:
         polywire.Consumer("127.0.0.1:1", "t", start=start)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
@@ -149,7 +149,7 @@ def test_positions_are_stored_by_hand(play: Play) -> None:
             await consumer.batch(2)
         assert await client.position("g", "t", 0) == 5
         async with client.consumer("t") as alone:
-            with pytest.raises(Invalid, match="positions belong to a group"):
+            with pytest.raises(Invalid, match="committing needs a group"):
                 await alone.commit()
 
     play(scenario)

@@ -36,9 +36,9 @@ def test_a_password_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    with pytest.raises(Invalid, match="put it into the variable POLYWIRE_PASSWORD"):
+    with pytest.raises(Invalid, match="set the variable POLYWIRE_PASSWORD"):
         split_login("a@h:1")
-    with pytest.raises(Invalid, match="a password needs a name") as caught:
+    with pytest.raises(Invalid, match="password has no user name") as caught:
         split_login(":secret@h:1")
     assert "secret" not in caught.value.message
 

@@ -108,7 +108,7 @@ def test_a_search_ends_with_connect_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(link, "connect", never)
     monkeypatch.setattr(link, "ATTEMPT_S_MIN", 0.01)
-    with pytest.raises(Unavailable, match=r"no answer in time.* address=broker:9555"):
+    with pytest.raises(Unavailable, match=r"no response in time.* address=broker:9555"):
         asyncio.run(_connect("polywire://me:secret@broker:9555"))
 
 
@@ -117,7 +117,7 @@ def test_a_connection_that_is_given_up_is_closed(scheme: str, monkeypatch: pytes
     """The port listens and never answers, as that of another protocol. What stays open is a warning, and so an error."""
     monkeypatch.setattr(link, "ATTEMPT_S_MIN", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with pytest.raises(Unavailable, match="no answer in time"):
+        with pytest.raises(Unavailable, match="no response in time"):
             asyncio.run(_connect(f"{scheme}127.0.0.1:{listener.getsockname()[1]}"))
         gc.collect()
 

@@ -212,15 +212,18 @@ def test_records_are_given_up_in_the_end(served: Served) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda p: p.send("t", 5), "a value is str, bytes or None got=int"),
-        (lambda p: p.send("t", "v", key=5), "a key is str, bytes or None got=int"),
-        (lambda p: p.send("t", Record("v"), key="k"), "a Record has its own key and headers"),
-        (lambda p: p.send(5, "v"), "a topic is named by a str got=int"),
-        (lambda p: p.send("t", "v", partition="1"), "a partition is a number from 0 on got='1'"),
-        (lambda p: p.send("t", "v", partition=-1), "a partition is a number from 0 on got=-1"),
-        (lambda p: p.send_many("t", "abc"), "values are a list, one for each record got=str"),
-        (lambda p: p.send_many("t", ["a", 5]), "a value is str, bytes or None got=int"),
-        (lambda p: p.send_many("t", ["a", "b"], keys=["k"]), "a key for each value values=2 keys=1"),
+        (lambda p: p.send("t", 5), "a value must be str, bytes or None got=int"),
+        (lambda p: p.send("t", "v", key=5), "a key must be str, bytes or None got=int"),
+        (lambda p: p.send("t", Record("v"), key="k"), "key and headers must be set in the Record"),
+        (lambda p: p.send(5, "v"), "topic must be a str got=int"),
+        (lambda p: p.send("t", "v", partition="1"), "partition must be an int of 0 or more got='1'"),
+        (lambda p: p.send("t", "v", partition=-1), "partition must be an int of 0 or more got=-1"),
+        (lambda p: p.send_many("t", "abc"), "values must be a list with one for each record got=str"),
+        (lambda p: p.send_many("t", ["a", 5]), "a value must be str, bytes or None got=int"),
+        (
+            lambda p: p.send_many("t", ["a", "b"], keys=["k"]),
+            "keys and values must have the same length values=2 keys=1",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(play: Play, call: Callable[[Any], Awaitable[Any]], expected: str) -> None:
@@ -235,7 +238,7 @@ def test_wrong_arguments_are_named(play: Play, call: Callable[[Any], Awaitable[A
 
 @pytest.mark.parametrize("options", [{"linger_ms": -1}, {"batch_bytes": 0}, {"batch_bytes": 10, "buffer_bytes": 9}])
 def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(Invalid, match="linger_ms is 0 or more"):
+    with pytest.raises(Invalid, match="linger_ms must be 0 or more"):
         polywire.Producer("127.0.0.1:1", **options)
 
 

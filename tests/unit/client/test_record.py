@@ -28,16 +28,16 @@ def test_text_becomes_utf8() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"value": 7}, "a value is str, bytes or None got=int"),
-        ({"value": "v", "key": 1.5}, "a key is str, bytes or None got=float"),
-        ({"value": "v", "headers": ["a"]}, 'headers are a dict like {"source": "web"} got=list'),
-        ({"value": "v", "headers": {1: "a"}}, "a header's name is str got=int"),
+        ({"value": 7}, "a value must be str, bytes or None got=int"),
+        ({"value": "v", "key": 1.5}, "a key must be str, bytes or None got=float"),
+        ({"value": "v", "headers": ["a"]}, 'headers must be a dict like {"source": "web"} got=list'),
+        ({"value": "v", "headers": {1: "a"}}, "header name must be str got=int"),
         (
             {"value": "v", "headers": {"a": []}},
-            "a header's value is str, bytes, int, float, bool or None name='a' got=list",
+            "header value must be str, bytes, int, float, bool or None name='a' got=list",
         ),
-        ({"value": "v", "headers": {"a": 1 << 127}}, "a header's number has 128 bits at most name='a'"),
-        ({"value": "v", "origin_time_us": "now"}, "a time of origin is an int, microseconds since 1970 got=str"),
+        ({"value": "v", "headers": {"a": 1 << 127}}, "header number has more than 128 bits name='a'"),
+        ({"value": "v", "origin_time_us": "now"}, "origin time must be an int, in microseconds since 1970 got=str"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

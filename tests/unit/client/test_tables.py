@@ -56,7 +56,7 @@ def test_it_is_a_frame(filled: str) -> None:
 def test_what_cannot_be_is_refused(filled: str) -> None:
     with pytest.raises(Invalid, match="unknown=size"):
         list(scan(filled, "t", columns=["size"]))
-    with pytest.raises(Invalid, match="start is"):
+    with pytest.raises(Invalid, match="start must be"):
         list(scan(filled, "t", end="now"))  # type: ignore[arg-type]  # what is wanted is said
     with pytest.raises(Missing):
         read_arrow(filled, "missing")

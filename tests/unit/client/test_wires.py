@@ -107,7 +107,7 @@ def test_groups_where_there_are_any(running: BrokerThread, wire: str) -> None:
             for value in ("one", "two"):  # an Iggy client cannot tell that one record was read from that none was
                 await client.send("orders", value, key="k")
             if not {Ability.GROUPS, Ability.POSITIONS} & abilities:
-                with pytest.raises(Invalid, match="this wire has no groups"):
+                with pytest.raises(Invalid, match="this protocol has no consumer groups"):
                     await client.consumer("orders", group="g").start()
                 return
             assert await asyncio.wait_for(read(client, 2, "g"), 120) == {"one": 1, "two": 1}
@@ -124,7 +124,7 @@ def test_only_one_wire_is_idempotent(running: BrokerThread, wire: str) -> None:
             if wire == "polywire":
                 await producer.send_and_wait("orders", "one")
                 return
-            with pytest.raises(Invalid, match="this wire has no idempotent producers"):
+            with pytest.raises(Invalid, match="this protocol has no idempotent producers"):
                 await producer.send("orders", "one")
 
     asyncio.run(scenario())

@@ -108,7 +108,7 @@ def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
 
     def full(session: PolywireSession, correlation: int, request: Stage, payload: memoryview) -> None:
         if next(left, None) is not None:
-            raise Busy(ErrorCode.STAGE_FULL, "too much is staged", retry_after_ms=retry_after_ms)
+            raise Busy(ErrorCode.STAGE_FULL, "staged batches exceed the limit", retry_after_ms=retry_after_ms)
         stage.handler(session, correlation, request, payload)
 
     monkeypatch.setattr(writing, "sleep", slept.append)

@@ -244,7 +244,7 @@ def test_who_asks_proves_it_everywhere(shards: Shards) -> None:
     assert shards.ask("GET", "/metrics", None, **login).status == 200
     assert shards.ask("HEAD", "/api/v1/topics", None, **login).body == b""
     refused = shards.ask("POST", "/api/v1/users/eve", {"password": "x"}, **login)
-    assert "users are those of --users" in refused.json["error"]["message"]
+    assert "users are defined in the --users file" in refused.json["error"]["message"]
 
 
 def test_a_foreign_page_reaches_no_shard(shards: Shards) -> None:

@@ -21,7 +21,7 @@ from tests.unit.protocols.polywire.peer import Peer
 from tests.unit.protocols.polywire.test_auth import closed, log_in
 
 SOMEONE = Caller(None, 77)
-REASON = "it belongs to another user (ask an administrator)"
+REASON = "not allowed: it belongs to another user (ask an administrator)"
 
 
 def test_cursus_says_not_authorized() -> None:

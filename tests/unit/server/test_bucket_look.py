@@ -59,7 +59,7 @@ def test_what_is_wrong_is_told_as_it_was_found(config: ServeConfig, monkeypatch:
     def broken(*_: object, **__: object) -> Objects:
         raise AssertionError
 
-    for opened, told in ((silent, "it does not answer"), (broken, "nothing could be found out")):
+    for opened, told in ((silent, "it does not answer"), (broken, "the bucket cannot be read")):
         monkeypatch.setattr(bucket_look, "open_bucket", opened)
         with pytest.raises(Unavailable, match=told):
             look(config)
@@ -88,7 +88,7 @@ def test_a_machine_that_lives_keeps_its_name(
         if changes < 2:
             bucket_look._check_machine(config, 2)
         else:
-            with pytest.raises(Invalid, match="another machine of this name"):
+            with pytest.raises(Invalid, match="another machine with this name"):
                 bucket_look._check_machine(config, 2)
     finally:
         over.set()

@@ -31,13 +31,13 @@ def test_addresses(text: str, address: Address | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "9092", ":9092", "host", "host:", "host:x", "host:-1", "::1:9092", "h:٣"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(Invalid, match="an address is HOST:PORT or off"):
+    with pytest.raises(Invalid, match=r"address is invalid \(use HOST:PORT or off\)"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["host:65536", "[::1]:99999", "host:" + "1" * 5000])
 def test_what_is_no_port(text: str) -> None:
-    with pytest.raises(Invalid, match="a port is at most 65535"):
+    with pytest.raises(Invalid, match="port is above 65535"):
         parse_address(text)
 
 
@@ -66,10 +66,16 @@ def test_listeners_that_are_off_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SILENT, "nothing to serve"),
-        (ServeConfig(flux="0.0.0.0:9092"), "needs --users or --insecure listener=flux address=0.0.0.0:9092"),
-        (ServeConfig(any_wire="[::]:9092"), "needs --users or --insecure listener=any"),
-        (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
+        (SILENT, "all listeners are off"),
+        (
+            ServeConfig(flux="0.0.0.0:9092"),
+            "needs --users or --insecure, because no users are configured listener=flux address=0.0.0.0:9092",
+        ),
+        (
+            ServeConfig(any_wire="[::]:9092"),
+            "needs --users or --insecure, because no users are configured listener=any",
+        ),
+        (ServeConfig(durability=Level.MEMORY), "durability is invalid (use written or synced)"),
         (ServeConfig(idle_poll_us=10_001), "out of range name=idle_poll_us value=10001 limit=10000"),
         (ServeConfig(retention_hours=-1.0), "out of range name=retention_hours"),
         (ServeConfig(retention_hours=float("nan")), "out of range name=retention_hours"),
@@ -78,10 +84,10 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(offsets_retention_hours=float("inf")), "out of range name=offsets_retention_hours"),
         (ServeConfig(drain_timeout_s=float("nan")), "out of range name=drain_timeout"),
         (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
-        (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
+        (ServeConfig(polywire="9555"), "address is invalid (use HOST:PORT or off)"),
         (
             ServeConfig(slot_bytes=16 * MEBI),
-            "too small for what the kafka wire may be sent at once: --slot-mib 17 or more",
+            "too small for the largest request of kafka (use --slot-mib 17 or more",
         ),
         (
             replace(SILENT, tls={"polywire": "127.0.0.1:0"}, slot_bytes=16 * MEBI, tls_certificate=Path()),

@@ -125,7 +125,7 @@ def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pyt
 
     async def life() -> None:
         server = lifecycle.Server(SILENT, None, AuditLog(SystemClock(), None), None)
-        server.storage_failed(NotOwner(ErrorCode.NOT_OWNER, "another broker leads this shard"))
+        server.storage_failed(NotOwner(ErrorCode.NOT_OWNER, "another broker is the leader of this shard"))
         assert server._exit_code == lifecycle.EXIT_DEPOSED
         server._signalled(signal.SIGTERM)
         assert (left, server._exit_code) == ([], lifecycle.EXIT_OK)
@@ -140,7 +140,7 @@ def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pyt
     [
         (True, "iggy", "without authentication"),
         (True, "iggy-tls", "without authentication"),
-        (False, "iggy", "passwords and records travel as they are"),
+        (False, "iggy", "passwords and records are sent in clear text"),
         (False, "iggy-tls", None),
     ],
 )

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.skipif(
 )
 HERE = "127.0.0.1"
 REQUEST = b"V1|1|ADMIN_GET_METADATA|\n"
-ALONE = "nothing is carried there"
-REFUSED = "a link of another machine is refused"
+FORWARD = "cannot forward requests: the other machine"
+REFUSED = "rejected a connection from another machine"
 
 Place = tuple[str, int]
 
@@ -191,7 +191,7 @@ def test_a_machine_that_cannot_be_trusted_is_sent_nothing(
 
     with capture_logs() as lines:
         asyncio.run(run())
-    told = said(lines, "another machine is not trusted; " + ALONE)
+    told = said(lines, FORWARD + "'s certificate is not trusted")
     assert len(told) == 2
     assert reason in told[0]["reason"]
     assert remedy in told[0]["remedy"]
@@ -203,7 +203,7 @@ def test_a_machine_that_cannot_be_trusted_is_sent_nothing(
     [
         ("expired", "certificate has expired", "renew"),
         ("foreign", "unable to get local issuer certificate", "--tls-machine-authority"),
-        ("serves", "unsuitable certificate purpose", "clients"),
+        ("serves", "unsuitable certificate purpose", "client authentication"),
     ],
 )
 def test_a_machine_that_others_do_not_trust_is_told_so(
@@ -222,8 +222,8 @@ def test_a_machine_that_others_do_not_trust_is_told_so(
     (there,) = said(lines, REFUSED)
     assert reason in there["reason"]
     assert remedy in there["remedy"]
-    (here,) = said(lines, "another machine refuses this one's certificate; " + ALONE)
-    assert "logged" in here["remedy"]
+    (here,) = said(lines, FORWARD + " rejects this machine's certificate")
+    assert here["remedy"] == "see the log of the other machine"
 
 
 def test_who_names_another_host_may_ask(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,15 +267,15 @@ def test_who_comes_without_a_certificate_is_refused(certificates: Certificates, 
     ("name", "words"),
     [
         ("expired", "renew the certificate"),
-        ("foreign", "signed by the authority"),
+        ("foreign", "signed by the CA"),
         ("elsewhere", "--advertise"),
-        ("serves", "for servers and for clients"),
+        ("serves", "both server and client authentication"),
     ],
 )
 def test_a_certificate_that_others_would_refuse_is_not_begun_with(
     certificates: Certificates, name: str, words: str
 ) -> None:
-    with pytest.raises(Invalid, match="other machines would refuse") as caught:
+    with pytest.raises(Invalid, match="other machines would reject") as caught:
         tls_of(certificates, name)
     assert words in caught.value.message
 
@@ -296,7 +296,7 @@ def test_files_are_taken_up_anew(certificates: Certificates, tmp_path: Path) -> 
             assert first != second
             assert (await answered(tls, place)).startswith(b"V1|1|"), "it shows the new one, too"
             certificates.sign("machine", "IP:127.0.0.1", days=-1)
-            with pytest.raises(Invalid, match="would refuse"):
+            with pytest.raises(Invalid, match="would reject"):
                 tls.reload()
             assert await asyncio.to_thread(certificates.serial_shown, place, "client") == second
 

@@ -33,7 +33,7 @@ def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["taken", "taken/below"])
 def test_a_data_directory_that_is_a_file_is_told_as_such(tmp_path: Path, name: str) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(Invalid, match="the directory is, or lies below, a file path="):
+    with pytest.raises(Invalid, match="path is a file, or below one path="):
         close_to_others(tmp_path / name, marks=())
 
 
@@ -53,7 +53,9 @@ def test_a_directory_of_something_else_is_not_closed_to_others(
         close_to_others(directory, marks=("journal",))
         assert mode_of(directory) == 0o700
         return
-    with pytest.raises(Invalid, match=r"holds something else.* chmod 700 path='.*there' holds='letters'"):
+    with pytest.raises(
+        Invalid, match=r"is not empty and other users can access it.* chmod 700\) path='.*there' holds='letters'"
+    ):
         close_to_others(directory, marks=("journal",))
     assert mode_of(directory) == 0o755
     directory.chmod(0o700)
@@ -71,7 +73,9 @@ def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
 
 
 def test_no_users_file_is_told_with_what_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=r"no users file; make one: polywire user add NAME --users .*users file="):
+    with pytest.raises(
+        Invalid, match=r"the users file does not exist .run polywire user add NAME --users .*users. file="
+    ):
         load_users(tmp_path / "users")
 
 

@@ -89,7 +89,7 @@ def test_text_closes_the_connection(text: bytes) -> None:
     peer = World().connect()
     peer.feed(text)
     assert peer.gave_up is not None
-    assert "text was sent to an Iggy port" in peer.gave_up.message
+    assert "was sent to the Iggy port" in peer.gave_up.message
     assert peer.take() == b""
 
 

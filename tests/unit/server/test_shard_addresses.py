@@ -41,7 +41,7 @@ def test_no_two_processes_have_a_port() -> None:
 
 def test_logins_do_not_leave_the_machine_in_the_clear_unasked() -> None:
     users = ServeConfig(users=Path("users.toml"))
-    with pytest.raises(Invalid, match="needs TLS"):
+    with pytest.raises(Invalid, match="in clear text"):
         _check_inside(users, SERVED)
     _check_inside(users, {"polywire": Address("127.0.0.1", 9555)})
     _check_inside(ServeConfig(users=Path("users.toml"), insecure=True), SERVED)

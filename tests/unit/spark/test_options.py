@@ -220,7 +220,7 @@ def test_what_is_wrong_with_a_login_is_told_without_it(
 
 
 def test_a_password_is_not_written_into_a_project(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="does not belong into a file") as caught:
+    with pytest.raises(Invalid, match="passwords are not written to files") as caught:
         project.make(tmp_path / "made", topic="t", address="a:secret@h:1")
     assert "secret" not in caught.value.message
     assert not (tmp_path / "made").exists()

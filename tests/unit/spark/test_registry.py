@@ -52,11 +52,11 @@ def test_settings_are_read_by_their_types() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({}, "missing: --set topic="),
+        ({}, "missing (use --set topic="),
         ({"topic": "t", "cuont": "3"}, "did you mean 'count'"),
-        ({"topic": "t", "count": "many"}, "takes whole number setting=count"),
-        ({"topic": "t", "wait": "yes"}, "takes true|false"),
-        ({"topic": "t", "colour": "blue"}, "takes red"),
+        ({"topic": "t", "count": "many"}, "setting needs whole number setting=count"),
+        ({"topic": "t", "wait": "yes"}, "setting needs true|false"),
+        ({"topic": "t", "colour": "blue"}, "setting needs red"),
     ],
 )
 def test_wrong_settings_are_refused_with_the_one_meant(given: dict[str, str], reason: str) -> None:

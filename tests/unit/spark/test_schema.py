@@ -40,7 +40,7 @@ def test_a_schema_chooses_columns_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (StructType([]), "names no column"),
+        (StructType([]), "has no columns"),
         (StructType([StructField("ofset", LongType())]), "did you mean 'offset'"),
         (StructType([StructField("zzz", LongType())]), "no such column column='zzz'"),
         (

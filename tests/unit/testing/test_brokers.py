@@ -75,7 +75,7 @@ def test_a_stopped_one_is_gone() -> None:
 
 @pytest.mark.parametrize("wires", [[], ["http"]])
 def test_wires_there_are_not_are_refused(wires: list[str]) -> None:
-    with pytest.raises(Invalid, match="unknown or no wires"):
+    with pytest.raises(Invalid, match="unknown protocols, or none"):
         BrokerThread(wires=wires)
 
 

@@ -59,7 +59,7 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
     if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
             ErrorCode.GROUP_PROTOCOL_MISMATCH,
-            f"members of the group share the topic out themselves, as Kafka's do group={name!r} topic={topic!r}",
+            f"the group's Kafka members assign the partitions of the topic themselves group={name!r} topic={topic!r}",
         )
 
 
@@ -220,7 +220,8 @@ class ClassicGroup:
             fits = join.protocol_type == self.protocol_type and any(self._supported[name] == count for name in names)
         if not fits:
             raise Conflict(
-                ErrorCode.GROUP_PROTOCOL_MISMATCH, f"no protocol that all members of the group know group={self.name!r}"
+                ErrorCode.GROUP_PROTOCOL_MISMATCH,
+                f"the members of the group have no common protocol group={self.name!r}",
             )
 
     def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
@@ -231,12 +232,14 @@ class ClassicGroup:
         others = [member.join.topics for member in self._members.values() if member is not instead]
         if len(join.topics) + sum(map(len, others)) > TOPICS_MAX:
             raise Busy(
-                ErrorCode.BUSY, f"members of the group name too many topics group={self.name!r} limit={TOPICS_MAX}"
+                ErrorCode.BUSY,
+                f"members of the group subscribe to too many topics group={self.name!r} limit={TOPICS_MAX}",
             )
         freed = 0 if instead is None else instead.join.size
         if self.bytes - freed + join.size > limits.bytes_max:
             raise Busy(
-                ErrorCode.BUSY, f"members of the group say too much group={self.name!r} limit={limits.bytes_max}"
+                ErrorCode.BUSY,
+                f"metadata of the group's members is too large group={self.name!r} limit={limits.bytes_max}",
             )
 
     def _enter(self, id_: str, join: Join, now: float) -> str:
@@ -353,7 +356,9 @@ class ClassicGroup:
     def _rebalance(self, now: float) -> None:
         """Somebody came, went or changed: all members have to join anew."""
         if self.phase is not Phase.PREPARING:
-            rebalancing = Conflict(ErrorCode.GROUP_REBALANCING, f"join again, the group rebalances group={self.name!r}")
+            rebalancing = Conflict(
+                ErrorCode.GROUP_REBALANCING, f"the group is rebalancing (join again) group={self.name!r}"
+            )
             for member in self._members.values():
                 if member.is_syncing:
                     member.is_syncing = False
@@ -487,7 +492,7 @@ class ClassicGroup:
 
     def _fenced(self, member_id: str) -> Conflict:
         return Conflict(
-            ErrorCode.MEMBER_FENCED, f"another has this instance now group={self.name!r} member={member_id!r}"
+            ErrorCode.MEMBER_FENCED, f"another member has this instance id group={self.name!r} member={member_id!r}"
         )
 
     def _check_generation(self, generation: int) -> None:
@@ -499,7 +504,7 @@ class ClassicGroup:
 
     def _check_settled(self) -> None:
         if self.phase is Phase.PREPARING:
-            raise Conflict(ErrorCode.GROUP_REBALANCING, f"join again, the group rebalances group={self.name!r}")
+            raise Conflict(ErrorCode.GROUP_REBALANCING, f"the group is rebalancing (join again) group={self.name!r}")
 
     def heartbeat(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
         """A sign of life.
@@ -523,7 +528,7 @@ class ClassicGroup:
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
         if self.phase is Phase.COMPLETING:
-            raise Conflict(ErrorCode.GROUP_REBALANCING, f"wait for the assignment group={self.name!r}")
+            raise Conflict(ErrorCode.GROUP_REBALANCING, f"the assignment is not ready (retry) group={self.name!r}")
         member.heard_at = max(member.heard_at, now)
 
     def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
@@ -540,7 +545,10 @@ class ClassicGroup:
         for member in members:
             self._take(member)
             self._refuse(
-                member, Missing(ErrorCode.MEMBER_MISSING, f"it left the group={self.name!r} member={member.id!r}")
+                member,
+                Missing(
+                    ErrorCode.MEMBER_MISSING, f"the member left the group group={self.name!r} member={member.id!r}"
+                ),
             )
             if member.id == self.leader:
                 self.leader = ""

@@ -192,7 +192,7 @@ class ClassicGroups:
         if has_others and not known.can_be_shared(join):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"members of other wires are in the group, and the broker cannot assign to this one group={group!r}",
+                f"the group has members of other protocols, and this member's assignor is not supported group={group!r}",
             )
         return has_others
 
@@ -210,7 +210,7 @@ class ClassicGroups:
         if not entry.group.can_be_shared():
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                f"members of the group share the topic out themselves, as Kafka's do group={group!r} topic={topic!r}",
+                f"the group's Kafka members assign the partitions of the topic themselves group={group!r} topic={topic!r}",
             )
         self._sharings.share(entry.group, entry.by)
         entry.group.rebalance(self._clock.monotonic())
@@ -296,7 +296,9 @@ class ClassicGroups:
         """Who asks again takes the place of its earlier question, which nobody reads any more."""
         earlier = entry.waiting.get((member, asked))
         if earlier is not None:
-            again = Conflict(ErrorCode.GROUP_REBALANCING, f"asked again member={member!r}")
+            again = Conflict(
+                ErrorCode.GROUP_REBALANCING, f"a newer request of the member replaced this one member={member!r}"
+            )
             self._loop.call_soon(earlier, again)
         entry.waiting[member, asked] = done
 
@@ -550,7 +552,8 @@ class ClassicGroups:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
             if self._sharings.has_others(group, topic):
                 raise Conflict(
-                    ErrorCode.GROUP_NOT_EMPTY, f"the group has members of other wires group={group!r} topic={topic!r}"
+                    ErrorCode.GROUP_NOT_EMPTY,
+                    f"the group has members of other protocols group={group!r} topic={topic!r}",
                 )
         if entry is not None:
             if entry.group.has_members:

@@ -119,7 +119,7 @@ class Sharings:
         member = None if found is None or not found.is_shared else found.member(member_id)
         if member is None and self.has_others(group, topic):
             raise Missing(
-                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
+                ErrorCode.MEMBER_MISSING, f"the group has members of other protocols group={group!r} topic={topic!r}"
             )
         if member is None or self._shared[group].check(member, topic, partitions):
             return

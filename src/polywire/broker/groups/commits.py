@@ -124,7 +124,9 @@ class Commits:
         was = self.check_owner(by, full_name, kind, name)
         for number, offset in offsets.items():
             if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < count_max:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"committed offset is out of range partition={number} offset={offset}"
+                )
         key = self._state.topic_key(full_name)
         held = positions.held(key, kind, name)
         added = len(offsets) if held is None else len(offsets.keys() - held.partitions.keys())
@@ -143,7 +145,7 @@ class Commits:
             if number not in offsets or not NO_EPOCH <= epoch < 2**31 or _utf8_bytes(metadata) > limit:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
-                    f"metadata of a position is out of range partition={number} epoch={epoch} limit={limit}",
+                    f"metadata of a committed offset is out of range partition={number} epoch={epoch} limit={limit}",
                 )
         return sum([len(metadata) for _, metadata in notes.values()])
 

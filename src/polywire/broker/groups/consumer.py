@@ -141,7 +141,7 @@ class ConsumerGroup:
 
     def _fenced(self, instance_id: str) -> Conflict:
         return Conflict(
-            ErrorCode.MEMBER_FENCED, f"another member has this instance group={self.name!r} instance={instance_id!r}"
+            ErrorCode.MEMBER_FENCED, f"another member has this instance id group={self.name!r} instance={instance_id!r}"
         )
 
     # Coming and going
@@ -166,14 +166,14 @@ class ConsumerGroup:
 
     def _enter(self, beat: Beat, now: float) -> Member:
         if not beat.is_full or any(beat.owned.values() if beat.owned else ()):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"who joins says what it reads group={self.name!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"subscription is required to join group={self.name!r}")
         seat = beat.instance_id or beat.member_id
         was = self._members.get(self._instances.get(beat.instance_id or "", beat.member_id))
         if was is not None and was.id != beat.member_id and was.epoch != AWAY:
             raise self._fenced(seat)
         other = self._members.get(beat.member_id)
         if (other is not None and other is not was) or (was is not None and was.seat.id != seat):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"its instance was another group={self.name!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"the instance id of a member cannot change group={self.name!r}")
         self._admit(0 if was is None else was.size, beat, is_new=was is None)
         member = Member(beat.member_id, Seat(seat, beat.wire, is_consumer=True) if was is None else was.seat, now)
         if was is not None:
@@ -191,7 +191,8 @@ class ConsumerGroup:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
         if self.bytes - freed + beat.size > limits.bytes_max:
             raise Busy(
-                ErrorCode.BUSY, f"members of the group say too much group={self.name!r} limit={limits.bytes_max}"
+                ErrorCode.BUSY,
+                f"metadata of the group's members is too large group={self.name!r} limit={limits.bytes_max}",
             )
 
     def _check_epoch(self, member: Member, beat: Beat) -> None:
@@ -209,7 +210,7 @@ class ConsumerGroup:
     def _stale(self, member: Member, epoch: int) -> Conflict:
         return Conflict(
             ErrorCode.GENERATION_STALE,
-            f"epoch is not the member's group={self.name!r} member={member.id!r} current={member.epoch} got={epoch}",
+            f"member epoch is stale group={self.name!r} member={member.id!r} current={member.epoch} got={epoch}",
         )
 
     def check_epoch(self, member_id: str, epoch: int, instance_id: str | None = None) -> Member:

@@ -1,5 +1,5 @@
-// Avro, as values are shown: files with their schema inside, and single values whose schema was given by hand. Read here and not in the broker:
-// what peers have written costs only who looks at it. Everything has a limit.
+// Decodes Avro values for display: files, which contain their schema, and single values with a schema that the user enters. The browser decodes
+// them, not the broker, so that a hostile value costs only its viewer. Every loop has a limit.
 const ITEMS_MAX = 20000;  // values of one record, or file
 const DEPTH_MAX = 64;
 const BYTES_MAX = 16 * 1024 * 1024;  // of one block when it is unpacked
@@ -15,7 +15,7 @@ class Reader {
   }
 
   take(count) {
-    if (!(count >= 0) || this.at + count > this.bytes.length) throw new Error("it ends too early");
+    if (!(count >= 0) || this.at + count > this.bytes.length) throw new Error("the value ends too early");
     this.at += count;
     return this.bytes.subarray(this.at - count, this.at);
   }
@@ -70,7 +70,7 @@ function logical(schema, value) {
   }
 }
 
-const spelled = (value) => (typeof value === "bigint" ? plain(value) : value instanceof Uint8Array ? hex(value) : value);
+const displayed = (value) => (typeof value === "bigint" ? plain(value) : value instanceof Uint8Array ? hex(value) : value);
 
 export class Schema {
   constructor(json) {
@@ -78,7 +78,7 @@ export class Schema {
     this.root = this.note(typeof json === "string" ? JSON.parse(json) : json, "", 0);
   }
 
-  // Types by their names, so that they can be told by name later.
+  // Registers named types, so that the schema can refer to them by name.
   note(type, space, depth) {
     if (depth > DEPTH_MAX) throw new Error("the schema is nested too deeply");
     if (Array.isArray(type)) return type.map((one) => this.note(one, space, depth + 1));
@@ -99,8 +99,8 @@ export class Schema {
 
   read(reader, type = this.root, depth = 0) {
     reader.items += 1;
-    if (reader.items > ITEMS_MAX) throw new Error(`it has more than ${ITEMS_MAX} values`);
-    if (depth > DEPTH_MAX) throw new Error("it is nested too deeply");
+    if (reader.items > ITEMS_MAX) throw new Error(`the value has more than ${ITEMS_MAX} items`);
+    if (depth > DEPTH_MAX) throw new Error("the value is nested too deeply");
     if (Array.isArray(type)) {
       const branch = type[reader.count()];
       if (branch === undefined) throw new Error("a union has no such branch");
@@ -110,11 +110,11 @@ export class Schema {
     switch (type.type) {
       case "null": return null;
       case "boolean": return reader.take(1)[0] !== 0;
-      case "int": case "long": return spelled(logical(type, reader.long()));
+      case "int": case "long": return displayed(logical(type, reader.long()));
       case "float": return reader.view.getFloat32((reader.take(4), reader.at - 4), true);
       case "double": return reader.view.getFloat64((reader.take(8), reader.at - 8), true);
-      case "bytes": return spelled(logical(type, reader.take(reader.count())));
-      case "fixed": return spelled(logical(type, reader.take(type.size)));
+      case "bytes": return displayed(logical(type, reader.take(reader.count())));
+      case "fixed": return displayed(logical(type, reader.take(type.size)));
       case "string": return reader.string();
       case "enum": return type.symbols[reader.count()];
       case "array": { const found = []; reader.blocks(() => found.push(this.read(reader, type.items, depth + 1))); return found; }
@@ -133,14 +133,14 @@ export class Schema {
 
 export const isFile = (bytes) => MAGIC.every((byte, at) => bytes[at] === byte);
 
-// Some writers leave a part of zlib's checksum behind a block.
+// Some writers leave part of zlib's checksum after a block.
 async function inflated(bytes) {
   for (const behind of [0, 3, 4]) {
     try { return await unpacked(bytes.subarray(0, bytes.length - behind)); } catch (error) {
       if (behind === 4 || !(error instanceof TypeError)) throw error;
     }
   }
-  throw new Error("a block cannot be unpacked");
+  throw new Error("a block cannot be decompressed");
 }
 
 async function unpacked(bytes) {
@@ -164,22 +164,22 @@ async function file(bytes) {
   while (reader.at < bytes.length) {
     const count = reader.count(), packed = reader.take(reader.count());
     reader.take(16);
-    if (codec !== "null" && codec !== "deflate") throw new Error(`the console does not unpack ${codec.slice(0, 80)}`);
+    if (codec !== "null" && codec !== "deflate") throw new Error(`the console does not support the codec ${codec.slice(0, 80)}`);
     const block = new Reader(codec === "null" ? packed : await inflated(packed));
     block.items = found.length;
     for (let at = 0; at < count; at += 1) {
       found.push(schema.read(block));
-      if (found.length > ITEMS_MAX) throw new Error(`it has more than ${ITEMS_MAX} records`);
+      if (found.length > ITEMS_MAX) throw new Error(`the file has more than ${ITEMS_MAX} records`);
     }
   }
   return found;
 }
 
-// The value of these bytes: a file's records, or one by the schema given: bare, as a single object, or behind a registry's five bytes.
-export async function decoded(bytes, given) {
+// Decodes the records of a file, or one value with the given schema: bare, in the single-object encoding, or after the five bytes of a schema registry.
+export async function decoded(bytes, schemaText) {
   if (isFile(bytes)) return file(bytes);
-  if (!given.trim()) throw new Error("this is no Avro file: give the schema it was written with");
-  const schema = new Schema(given);
+  if (!schemaText.trim()) throw new Error("this is not an Avro file: enter the schema it was written with");
+  const schema = new Schema(schemaText);
   const starts = bytes[0] === 0xc3 && bytes[1] === 1 ? [10, 0] : bytes[0] === 0 ? [5, 0] : [0];
   let why = null;
   for (const start of starts) {
@@ -188,7 +188,7 @@ export async function decoded(bytes, given) {
       reader.take(start);
       const found = schema.read(reader);
       if (reader.at === bytes.length) return found;
-      why = why || new Error("something is left behind it: it was written with another schema");
+      why = why || new Error("bytes are left after the value: it was written with another schema");
     } catch (error) { why = why || error; }
   }
   throw why;

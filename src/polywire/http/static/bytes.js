@@ -1,13 +1,13 @@
-// Bytes as they are shown: the admin API tells them as text where they are, else in base64.
+// Bytes for display: the admin API returns them as text if they are UTF-8, else in base64.
 export function bytesOf(data) {
   if (data.text !== undefined) return new TextEncoder().encode(data.text);
   return Uint8Array.from(atob(data.base64), (letter) => letter.charCodeAt(0));
 }
 
-// The text that they are, or null.
+// The text, or null if the bytes are not UTF-8.
 export const textOf = (data) => (data.text === undefined ? null : data.text);
 
-// A key or value of a header as a person reads it: numbers in digits.
+// A key or value of a header for display; numeric ones as digits.
 export const partOf = (data) => (data === null ? "null" : data.number ?? textOf(data) ?? short(data));
 
 export function hex(bytes) {
@@ -20,7 +20,7 @@ export function hex(bytes) {
   return lines.join("\n");
 }
 
-// The beginning, for a cell.
+// The first characters or bytes, for a table cell.
 export function short(data) {
   if (data === null) return "null";
   if (data.text !== undefined) return data.text.slice(0, 120);
@@ -28,8 +28,8 @@ export function short(data) {
   return "0x" + [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("") + (data.bytes > 12 ? ` … ${data.bytes} bytes` : "");
 }
 
-// Where to read from, as a query: an offset, earliest, a time, or nothing for so many of the newest.
-export function askedFor(text, newest) {
+// The query for a start position: an offset, earliest, a time, or the newest records if the text is empty.
+export function startQuery(text, newest) {
   if (text === "" || text === "newest" || text === "latest") return "tail=" + newest;
   if (/^\d+$/.test(text)) return "offset=" + text;
   return text === "earliest" ? "offset=0" : "time=" + encodeURIComponent(text);

@@ -1,4 +1,4 @@
-// The console begins here: its frame with its pages.
+// Entry point of the console.
 import { open } from "./frame.js";
 import { views } from "./views.js";
 

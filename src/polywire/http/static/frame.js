@@ -1,6 +1,6 @@
-// The frame of the console: routes, keys, and the way to the admin API. Whatever peers have named or sent becomes text nodes, never markup.
+// The frame of the console: routes, keyboard shortcuts and requests to the admin API. Names and data from clients become text nodes, never markup.
 
-let views = {};  // by name; set by open(), as pages import this file
+let views = {};  // by name; set by open(), because the pages import this file
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -18,32 +18,32 @@ export async function api(path, body, method) {
     headers: { "X-Polywire": "1", "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   };
-  const answer = await fetch("/api/v1" + path, options);
-  const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error ? found.error.message : answer.statusText);
-  return found;
+  const response = await fetch("/api/v1" + path, options);
+  const content = await response.json();
+  if (!response.ok) throw new Error(content.error ? content.error.message : response.statusText);
+  return content;
 }
 
-let shown = 0;  // counts pages, so that one that was left does not go on
+let visit = 0;  // number of the current page, so that work of an earlier page stops
 const main = document.getElementById("main");
 
 export function every(seconds, work) {
-  const own = shown;
-  const go = async () => {
-    if (own !== shown) return;
-    if (!document.hidden) await work().catch((error) => tell(error));
-    setTimeout(go, seconds * 1000);
+  const started = visit;
+  const repeat = async () => {
+    if (started !== visit) return;
+    if (!document.hidden) await work().catch((error) => showError(error));
+    setTimeout(repeat, seconds * 1000);
   };
-  setTimeout(go, seconds * 1000);
+  setTimeout(repeat, seconds * 1000);
 }
 
-export function tell(error) {
-  const place = main.querySelector(".message.bad") || main.insertBefore(h("p", { class: "message bad", role: "alert" }), main.firstChild);
-  place.textContent = error.message;
+export function showError(error) {
+  const message = main.querySelector(".message.bad") || main.insertBefore(h("p", { class: "message bad", role: "alert" }), main.firstChild);
+  message.textContent = error.message;
 }
 
 export async function show() {
-  const own = ++shown;
+  const started = ++visit;
   const [path, query] = (location.hash.slice(1) || "/").split("?");
   const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
   const [name, ...rest] = parts.length ? parts : ["overview"];
@@ -54,53 +54,53 @@ export async function show() {
   const page = h("div", {});
   try {
     const view = views[name];
-    if (!view) throw new Error("there is no such page");
+    if (!view) throw new Error("page not found");
     await view(page, rest, new URLSearchParams(query || ""));
-    if (own !== shown) return;
+    if (started !== visit) return;
     main.replaceChildren(page);
     main.setAttribute("data-shown", name);
   } catch (error) {
-    if (own !== shown) return;
+    if (started !== visit) return;
     main.replaceChildren();
-    tell(error);
+    showError(error);
   }
   document.title = [...parts.slice(1).reverse(), name, "Polywire"].join(" · ");
 }
 
-async function greet() {
+async function showUser() {
   try {
     const self = await api("/self");
     if (!self.open) document.getElementById("who").replaceChildren(h("a", { href: "#/users/" + encodeURIComponent(self.name) }, self.name));
-  } catch { /* the page says why */ }
+  } catch { /* the page itself shows the error */ }
 }
 
-// Only a broker on a bucket has that page, and only who may see the overview is told of it.
-export const offerBucket = (told) => { document.getElementById("bucket").hidden = !told.bucket; };
+// Only a broker with a bucket has this page, and only users who can read the overview get the link.
+export const offerBucket = (overview) => { document.getElementById("bucket").hidden = !overview.bucket; };
 
 async function watch() {
   const state = document.getElementById("state");
   try {
-    const answer = await fetch("/readyz");
-    state.textContent = answer.ok ? "ready" : (await answer.text()).trim();
-    state.className = answer.ok ? "good" : "bad";
+    const response = await fetch("/readyz");
+    state.textContent = response.ok ? "ready" : (await response.text()).trim();
+    state.className = response.ok ? "good" : "bad";
   } catch {
-    state.textContent = "not reached";
+    state.textContent = "unreachable";
     state.className = "bad";
   }
   setTimeout(watch, 10000);
 }
 
-let leader = false;
+let isPrefixed = false;  // whether the last key was g
 function press(event) {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const pages = { o: "#/", t: "#/topics", d: "#/dead", g: "#/groups", c: "#/clients", u: "#/users", b: "#/bucket" };
-  if (leader && pages[event.key]) { location.hash = pages[event.key]; leader = false; return; }
-  leader = event.key === "g";
+  if (isPrefixed && pages[event.key]) { location.hash = pages[event.key]; isPrefixed = false; return; }
+  isPrefixed = event.key === "g";
   if (event.key === "r") show();
   if (event.key === "/") { const filter = main.querySelector("input"); if (filter) { filter.focus(); event.preventDefault(); } }
 }
 
-// Shows the page of the address, and each one that it changes to.
+// Shows the page of the current address, and the new page when the address changes.
 export function open(pages) {
   views = pages;
   addEventListener("keydown", press);
@@ -108,5 +108,5 @@ export function open(pages) {
   addEventListener("hashchange", () => { show(); main.focus(); });
   show();
   watch();
-  greet();
+  showUser();
 }

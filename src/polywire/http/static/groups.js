@@ -1,6 +1,6 @@
-// Groups: how far they are behind, who their members are, and moving them.
-import { api, h, tell } from "./frame.js";
-import { count, filtered, left, link, path, span, table } from "./parts.js";
+// Groups: their lag, their members, and resetting their offsets.
+import { api, h, showError } from "./frame.js";
+import { count, filtered, link, path, span, table, truncated } from "./parts.js";
 
 export async function groups(page, [topicName, name]) {
   if (name !== undefined) return group(page, topicName, name);
@@ -8,9 +8,9 @@ export async function groups(page, [topicName, name]) {
   const draw = (rows) => table([
     ["Group", (row) => link(["groups", row.topic, row.group], row.group)], ["Topic", (row) => link(["topics", row.topic], row.topic)],
     ["#Members", (row) => count(row.members), "wide"], ["#Lag", (row) => (row.lag_records === null ? "–" : count(row.lag_records))],
-    ["#Behind", (row) => (row.lag_seconds === null ? "–" : span(row.lag_seconds))],
+    ["#Time lag", (row) => (row.lag_seconds === null ? "–" : span(row.lag_seconds))],
   ], rows, "There are no groups.");
-  page.append(h("h1", {}, "Groups"), ...filtered(found.groups, (row) => row.group + " " + row.topic, draw), ...left(found));
+  page.append(h("h1", {}, "Groups"), ...filtered(found.groups, (row) => row.group + " " + row.topic, draw), ...truncated(found));
 }
 
 async function group(page, topicName, name) {
@@ -19,25 +19,25 @@ async function group(page, topicName, name) {
   const to = h("input", { value: "earliest", title: "earliest, latest, an offset, or an ISO 8601 time" });
   const preview = h("div", {});
   const reset = async (dry) => {
-    const got = await api(at + "/reset", { to: to.value.trim(), dry_run: dry });
+    const result = await api(at + "/reset", { to: to.value.trim(), dry_run: dry });
     preview.replaceChildren(
-      h("p", { class: "message", role: "status" }, dry ? "This is what would be moved." : "Moved."),
+      h("p", { class: "message", role: "status" }, dry ? "Preview: nothing has changed yet." : "Offsets were reset."),
       table([["#Partition", (row) => row.partition], ["#Committed", (row) => (row.committed === null ? "–" : count(row.committed))],
-        ["#New", (row) => count(row.new)], ["#Lag then", (row) => count(row.lag_records)]], got.partitions, "Nothing to move."),
-      dry ? h("p", {}, h("button", { class: "main", onclick: () => reset(false).catch(tell) }, "Move the group")) : "");
+        ["#New offset", (row) => count(row.new)], ["#New lag", (row) => count(row.lag_records)]], result.partitions, "There are no offsets to reset."),
+      dry ? h("p", {}, h("button", { class: "main", onclick: () => reset(false).catch(showError) }, "Reset offsets")) : "");
   };
   page.append(
     h("h1", {}, `${name} · ${topicName}`),
     table([
       ["#Partition", (row) => row.partition], ["#Committed", (row) => (row.committed === null ? "–" : count(row.committed))],
       ["#Next offset", (row) => count(row.next_offset)], ["#Lag", (row) => (row.records === null ? "–" : count(row.records))],
-      ["#Behind", (row) => (row.seconds === null ? "–" : span(row.seconds))],
+      ["#Time lag", (row) => (row.seconds === null ? "–" : span(row.seconds))],
     ], found.partitions, "This topic has no partitions."),
     h("h2", {}, "Members"),
-    table([["Member", (row) => row.id], ["Wire", (row) => row.wire], ["Partitions", (row) => row.partitions.join(", ") || "–"],
-      ["#Last seen", (row) => span(row.idle_s) + " ago"]], found.members, "The group has no members now."),
-    h("h2", {}, "Move the group"),
-    h("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); reset(true).catch(tell); } },
+    table([["Member", (row) => row.id], ["Protocol", (row) => row.wire], ["Partitions", (row) => row.partitions.join(", ") || "–"],
+      ["#Last seen", (row) => span(row.idle_s) + " ago"]], found.members, "The group has no active members."),
+    h("h2", {}, "Reset offsets"),
+    h("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); reset(true).catch(showError); } },
       h("label", {}, "To", to), h("button", {}, "Preview")),
     preview);
 }

@@ -1,8 +1,8 @@
-// The overview: what the broker does now, asked for again and again.
+// The overview: the broker's activity, polled every two seconds.
 import { api, every, h, offerBucket } from "./frame.js";
 import { card, count, size, table } from "./parts.js";
 
-const kept = [];  // what was seen, to make rates of
+const samples = [];  // the latest responses, from which rates are computed
 
 function rate(values) {
   const most = Math.max(...values, 1);
@@ -19,25 +19,25 @@ function rate(values) {
   return svg;
 }
 
-function rates(of) {
-  const found = [];
-  for (let at = 1; at < kept.length; at += 1) {
-    const seconds = (kept[at].at_us - kept[at - 1].at_us) / 1e6;
-    found.push(Math.max(0, (of(kept[at]) - of(kept[at - 1])) / seconds));
+function rates(counter) {
+  const perSecond = [];
+  for (let at = 1; at < samples.length; at += 1) {
+    const seconds = (samples[at].at_us - samples[at - 1].at_us) / 1e6;
+    perSecond.push(Math.max(0, (counter(samples[at]) - counter(samples[at - 1])) / seconds));
   }
-  return found;
+  return perSecond;
 }
 
 function drawOverview(page) {
-  const now = kept[kept.length - 1];
-  const moved = (name) => (seen) => Object.entries(seen.wires).reduce((sum, [wire, found]) => (wire === "http" ? sum : sum + found[name]), 0);
+  const now = samples[samples.length - 1];
+  const total = (name) => (sample) => Object.entries(sample.wires).reduce((sum, [wire, counters]) => (wire === "http" ? sum : sum + counters[name]), 0);
   const last = (values) => (values.length ? values[values.length - 1] : 0);
-  const records = rates((seen) => seen.records), received = rates(moved("received_bytes")), sent = rates(moved("sent_bytes"));
-  const silent = { connections: 0, received_bytes: 0, sent_bytes: 0 };
+  const records = rates((sample) => sample.records), received = rates(total("received_bytes")), sent = rates(total("sent_bytes"));
+  const unused = { connections: 0, received_bytes: 0, sent_bytes: 0 };
   const names = [...new Set([...Object.keys(now.listeners), ...Object.keys(now.wires)])].sort();
-  const wires = names.map((name) => [name, now.wires[name] || silent]).map(([name, wire]) => {
-    const of = (what) => last(rates((seen) => (seen.wires[name] || wire)[what]));
-    return { name, ...wire, received: of("received_bytes"), sent: of("sent_bytes") };
+  const wires = names.map((name) => [name, now.wires[name] || unused]).map(([name, wire]) => {
+    const rateOf = (counter) => last(rates((sample) => (sample.wires[name] || wire)[counter]));
+    return { name, ...wire, received: rateOf("received_bytes"), sent: rateOf("sent_bytes") };
   });
   page.replaceChildren(
     h("h1", {}, "Overview"),
@@ -48,23 +48,23 @@ function drawOverview(page) {
       card("Sent per second", size(last(sent)), rate(sent))),
     h("div", { class: "cards" },
       card("Topics", count(now.topics)), card("Partitions", count(now.partitions)), card("Records", count(now.records)),
-      card("Stored", size(now.stored_bytes)), card("Connections turned away", count(now.refused))),
-    h("h2", {}, "Wires"),
+      card("Stored", size(now.stored_bytes)), card("Connections rejected", count(now.refused))),
+    h("h2", {}, "Protocols"),
     table([
-      ["Wire", (wire) => wire.name], ["Listens", (wire) => now.listeners[wire.name] || "–", "wide"], ["#Connections", (wire) => count(wire.connections)],
+      ["Protocol", (wire) => wire.name], ["Listener", (wire) => now.listeners[wire.name] || "–", "wide"], ["#Connections", (wire) => count(wire.connections)],
       ["#Received/s", (wire) => size(wire.received)], ["#Sent/s", (wire) => size(wire.sent)],
       ["#Received", (wire) => size(wire.received_bytes), "wide"], ["#Sent", (wire) => size(wire.sent_bytes), "wide"],
-    ], wires, "Nothing is listened to."),
+    ], wires, "There are no listeners."),
     h("p", { class: "quiet" }, `Polywire ${now.version}`));
 }
 
 export async function overview(page) {
-  const look = async () => {
-    kept.push(await api("/overview"));
-    if (kept.length > 90) kept.shift();
-    offerBucket(kept[kept.length - 1]);
+  const poll = async () => {
+    samples.push(await api("/overview"));
+    if (samples.length > 90) samples.shift();
+    offerBucket(samples[samples.length - 1]);
     drawOverview(page);
   };
-  await look();
-  every(2, look);
+  await poll();
+  every(2, poll);
 }

@@ -1,4 +1,4 @@
-// What pages are made of: numbers, sizes and times as they are shown, tables, cards and forms.
+// Building blocks of pages: formatted numbers, sizes and times, tables, cards and forms.
 import { h } from "./frame.js";
 
 export const path = (...parts) => "/" + parts.map(encodeURIComponent).join("/");
@@ -20,9 +20,9 @@ export function span(seconds) {
   return seconds < 172800 ? Math.round(seconds / 3600) + " h" : Math.round(seconds / 86400) + " d";
 }
 
-// columns: [title, cell of a row, class]; a title that begins with # is a column of numbers.
-export function table(columns, rows, none) {
-  if (!rows.length) return h("div", { class: "table" }, h("p", { class: "empty" }, none));
+// columns: [title, function from row to cell, class]; a title that begins with # is a numeric column.
+export function table(columns, rows, emptyText) {
+  if (!rows.length) return h("div", { class: "table" }, h("p", { class: "empty" }, emptyText));
   const classes = columns.map(([title, , more]) => [title.startsWith("#") ? "number" : "", more || ""].join(" ").trim() || null);
   const head = h("tr", {}, columns.map(([title], at) => h("th", { scope: "col", class: classes[at] }, title.replace("#", ""))));
   const body = rows.map((row) => h("tr", {}, columns.map(([, cell], at) => h("td", { class: classes[at] }, cell(row)))));
@@ -31,41 +31,42 @@ export function table(columns, rows, none) {
 
 export const card = (title, value, ...more) => h("div", { class: "card" }, h("span", {}, title), h("b", {}, value), ...more);
 
+// A table with a search field; `words` returns the text of a row that is searched.
 export function filtered(rows, words, draw) {
-  const place = h("div", {});
+  const results = h("div", {});
   const input = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter", oninput: () => {
-    const wanted = input.value.toLowerCase();
-    place.replaceChildren(draw(rows.filter((row) => words(row).toLowerCase().includes(wanted))));
+    const query = input.value.toLowerCase();
+    results.replaceChildren(draw(rows.filter((row) => words(row).toLowerCase().includes(query))));
   } });
-  place.replaceChildren(draw(rows));
-  return [h("form", { class: "tools", onsubmit: (event) => event.preventDefault() }, input), place];
+  results.replaceChildren(draw(rows));
+  return [h("form", { class: "tools", onsubmit: (event) => event.preventDefault() }, input), results];
 }
 
-export const left = (found) => (found.more ? [h("p", { class: "quiet" }, "There are more than are shown.")] : []);
+export const truncated = (found) => (found.more ? [h("p", { class: "quiet" }, "The list is incomplete: there are more entries.")] : []);
 
-// A form of labelled fields, {name: element}; work gets their values, and what it returns is told beside it.
+// A form of labelled fields, {name: [label, element]}. `work` gets their values; its result is shown next to the button.
 export function form(labels, button, work) {
-  const told = h("p", { role: "status", class: "quiet told" });
+  const result = h("p", { role: "status", class: "quiet result" });
   const labelled = Object.values(labels).map(([label, element]) => h("label", {}, label, element));
   const element = h("form", { class: "tools", onsubmit: async (event) => {
     event.preventDefault();
     const values = Object.fromEntries(Object.entries(labels).map(([name, [, field]]) => [name, field.value]));
     try {
-      told.replaceChildren(await work(values) || "");
-      told.classList.remove("bad");
+      result.replaceChildren(await work(values) || "");
+      result.classList.remove("bad");
     } catch (error) {
-      told.textContent = error.message;
-      told.classList.add("bad");
+      result.textContent = error.message;
+      result.classList.add("bad");
     }
-  } }, labelled, h("button", {}, button), told);
+  } }, labelled, h("button", {}, button), result);
   return element;
 }
 
-// What cannot be taken back asks once more.
-export function dangerous(label, again, work) {
+// A button that must be clicked twice, for actions that cannot be undone.
+export function dangerous(label, confirmation, work) {
   const button = h("button", { type: "button", class: "danger", onclick: () => {
-    if (button.textContent === again) { work(); return; }
-    button.textContent = again;
+    if (button.textContent === confirmation) { work(); return; }
+    button.textContent = confirmation;
     setTimeout(() => { button.textContent = label; }, 5000);
   } }, label);
   return button;

@@ -1,6 +1,6 @@
-// Topics, and what a topic holds.
+// The list of topics, and the page of one topic.
 import { api, h } from "./frame.js";
-import { card, count, filtered, left, link, path, size, span, table, time } from "./parts.js";
+import { card, count, filtered, link, path, size, span, table, time, truncated } from "./parts.js";
 import { produceForm } from "./produce.js";
 import { records } from "./records.js";
 
@@ -13,7 +13,7 @@ export async function topics(page, [name, what], query) {
     ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
     ["", (row) => link(["topics", row.name, "records"], "records"), "whole"],
   ], rows, "There are no topics.");
-  page.append(h("h1", {}, "Topics"), ...filtered(found.topics, (row) => row.name, draw), ...left(found));
+  page.append(h("h1", {}, "Topics"), ...filtered(found.topics, (row) => row.name, draw), ...truncated(found));
 }
 
 async function topic(page, name) {
@@ -23,13 +23,13 @@ async function topic(page, name) {
     h("h1", {}, name),
     h("div", { class: "cards" },
       card("Records", count(found.retained_records)), card("Stored", size(found.stored_bytes)), card("Partitions", count(found.partitions)),
-      card("Kept for", settings.retention_age_us ? span(settings.retention_age_us / 1e6) : settings.retention_age_us === null ? "default" : "ever"),
+      card("Retention", settings.retention_age_us ? span(settings.retention_age_us / 1e6) : settings.retention_age_us === null ? "default" : "forever"),
       card("Compaction", settings.compaction ? "by key" : "off")),
-    h("p", {}, link(["topics", name, "records"], "Browse its records")),
+    h("p", {}, link(["topics", name, "records"], "Browse records")),
     h("h2", {}, "Partitions"),
     table([
       ["#Partition", (row) => row.partition], ["#First offset", (row) => count(row.first_offset)], ["#Next offset", (row) => count(row.next_offset)],
       ["#Stored", (row) => size(row.stored_bytes)], ["Last record (UTC)", (row) => time(row.last_stored_at_us), "wide"],
     ], found.partition_list, "This topic has no partitions."),
-    h("h2", {}, "Store a record"), produceForm(name));
+    h("h2", {}, "Produce a record"), produceForm(name));
 }

@@ -1,4 +1,4 @@
-// The pages of the console by their names; each fills an element with what the admin API answers.
+// The pages of the console by name. Each fills an element from responses of the admin API.
 import { bucket } from "./bucket.js";
 import { clients } from "./clients.js";
 import { groups } from "./groups.js";

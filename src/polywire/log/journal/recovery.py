@@ -96,10 +96,10 @@ class Chain:
         elif self.groups:
             path, position = str(self.groups[-1].slot.path), self.groups[-1].position + self.groups[-1].length
         else:
-            return Corrupt(ErrorCode.CORRUPT, f"a blob that the journal names is missing name={name}")
+            return Corrupt(ErrorCode.CORRUPT, f"a file that the journal refers to is missing name={name}")
         return Corrupt(
             ErrorCode.CORRUPT,
-            "a blob that the journal names is missing, or the group that names the next one is damaged"
+            "a file that the journal refers to is missing, or the group with the next reference is damaged"
             f" name={name} path={path!r} position={position}{_or_at_the_beginning(self.slots)}",
         )
 
@@ -268,7 +268,7 @@ def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: 
         doubt = _doubt(slots, found_groups, damaged)
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"journal names no state that can be reached start={start} path={str(path)!r} position={position} end={end}{doubt}",
+        f"the state that the journal starts from cannot be recovered start={start} path={str(path)!r} position={position} end={end}{doubt}",
     )
 
 

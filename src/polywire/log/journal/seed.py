@@ -51,7 +51,7 @@ def read_seed(files: Files, directory: Path) -> int:
         return int.from_bytes(contents[0], "little")
     raise Corrupt(
         ErrorCode.CORRUPT,
-        f"the journal's seed is missing or damaged, so none of its groups can be verified path={str(directory / SEED_NAMES[0])!r}",
+        f"the seed of the journal is missing or damaged, so its groups cannot be verified path={str(directory / SEED_NAMES[0])!r}",
     )
 
 

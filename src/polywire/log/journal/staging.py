@@ -104,7 +104,9 @@ class Staging:
         """Raise Busy(STAGE_FULL) if the limits would be exceeded."""
         if self.size + size > self._bytes_max or self.count >= self._batches_max:
             raise Busy(
-                ErrorCode.STAGE_FULL, f"too much is staged bytes={self.size} batches={self.count}", retry_after_ms=1000
+                ErrorCode.STAGE_FULL,
+                f"staged batches exceed the limit bytes={self.size} batches={self.count}",
+                retry_after_ms=1000,
             )
 
     def add(self, batch: StagedBatch, expires_at_us: int) -> None:

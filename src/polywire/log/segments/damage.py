@@ -93,7 +93,7 @@ class DamageNotes:
                 self._noted.clear()
             self._noted[key] = damage
         logger.error(
-            "stored records are damaged; reading them fails, the records around them stay readable",
+            "stored records are damaged: reading them fails; the records around them remain readable",
             partition=damage.partition,
             first_offset=damage.first_offset,
             next_offset=damage.next_offset,

@@ -471,7 +471,7 @@ class Sealer:
         if merged is not None and not isinstance(merged, Missing):
             compaction.partition.clean_offset = NEVER
             logger.error(
-                "partition cannot be compacted; operator action required",
+                "cannot compact a partition (run polywire doctor)",
                 partition=compaction.partition.incarnation,
                 error=str(merged),
             )
@@ -525,7 +525,7 @@ class Sealer:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
                 logger.error(
-                    "stored segment is damaged and is kept as it is; operator action required",
+                    "a stored segment is damaged and will not be merged (run polywire doctor)",
                     segment=item.segment.name,
                     error=str(error),
                 )
@@ -563,7 +563,7 @@ def snapshot_name(start: int, count: int) -> str:
 
 
 def _too_many_keys(offset: int) -> Invalid:
-    return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
+    return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than one compaction pass can hold offset={offset}")
 
 
 def _ignore(_: BrokerError | None) -> None:

@@ -165,7 +165,10 @@ class Segment:
     def _found(self, info: SegmentInfo, partition: int) -> SegmentRun:
         run = info.find(partition)
         if run is None:
-            raise Missing(ErrorCode.PARTITION_MISSING, f"no run in segment partition={partition} segment={self.name!r}")
+            raise Missing(
+                ErrorCode.PARTITION_MISSING,
+                f"partition is not in the segment partition={partition} segment={self.name!r}",
+            )
         if len(self._cache.runs) >= RUNS_RECENT_MAX:
             self._cache.runs.clear()
         self._cache.runs[self.name, partition] = run
@@ -454,7 +457,7 @@ class Segment:
         if not run.first_offset <= offset < run.next_offset:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset not in segment partition={partition} offset={offset} segment={self.name!r}",
+                f"offset is not in the segment partition={partition} offset={offset} segment={self.name!r}",
             )
         return run
 

@@ -196,7 +196,7 @@ class _One:
     def lost(self) -> None:
         """See ``Asked``. Producers send anew, in its order, what a connection owes when it ends; behind a refusal they go on."""
         if self._writes:
-            self._session.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+            self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
         else:
             self._answer.refuse(lost())
 
@@ -299,7 +299,7 @@ class _StreamLink(CursusLink):
     def lost(self) -> None:
         """See ``LinkPeer`` and ``Asked``: a stream breaks off as if this broker had ended."""
         if self._is_pushing:
-            self._session.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+            self._session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
         else:
             self._session.stream_asked = None
             self._slot.refuse(lost())

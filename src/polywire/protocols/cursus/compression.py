@@ -64,9 +64,11 @@ def register(algorithm: Algorithm) -> None:
     if magic and (
         not 2 <= len(magic) <= MAGIC_BYTES_MAX or opening <= b"\x00\xf9" or opening.isalpha() or opening == b"\xba\x7c"
     ):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"this magic may begin an uncompressed frame magic={magic.hex()}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"magic is ambiguous: uncompressed frames can begin with it magic={magic.hex()}"
+        )
     if not algorithm.name:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "an algorithm needs a name")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "the algorithm needs a name")
     _algorithms[algorithm.name] = algorithm
     _openings.add(magic[:1])
 
@@ -107,7 +109,7 @@ def _expand_lz4(body: memoryview, limit: int) -> memoryview:
             return out[: cramjam.lz4.decompress_into(body, out)]
         except cramjam.DecompressionError as error:
             if "whole buffer" not in str(error):
-                raise PeerError(f"an lz4 frame is damaged: {error}", fatal=True) from None
+                raise PeerError(f"lz4 frame is damaged: {error}", fatal=True) from None
             if size >= limit:
                 raise _too_large() from None
             size = limit
@@ -117,7 +119,7 @@ def _expand_by(expand: Expand, what: str, body: memoryview, limit: int) -> bytes
     try:
         return expand(body, limit)
     except Damaged as error:
-        raise PeerError(f"a {what} is damaged: {error}", fatal=True) from None
+        raise PeerError(f"{what} is damaged: {error}", fatal=True) from None
     except TooFar:
         raise _too_large() from None
 

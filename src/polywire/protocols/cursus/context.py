@@ -102,7 +102,7 @@ class CursusSettings:
         if not 0 <= self.repeats_s <= REPEATS_S_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                f"repeats cannot be dropped for so long seconds={self.repeats_s} limit={REPEATS_S_MAX}",
+                f"deduplication time is out of range seconds={self.repeats_s} limit={REPEATS_S_MAX}",
             )
 
 

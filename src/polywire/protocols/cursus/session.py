@@ -198,7 +198,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if size > self._anybody_bytes_max and size > self._body_bytes_max():
             if self._is_nobody():
                 self.output.write(frame(encoded("ERROR: authentication_required")))
-            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+            raise PeerError(f"frame is too long bytes={size}", fatal=True)
         return PREFIX_BYTES + size
 
     def drained(self) -> None:

@@ -158,7 +158,7 @@ class Stream:
             self._waits_for = broker.wait(self._partition, self._offset, self._woken)
             return False
         if self._offset < log.first_offset:
-            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, "what comes next was removed")
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, "the next records were removed by retention")
         read = broker.fetch(
             self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=end
         )

@@ -244,7 +244,7 @@ class CarryingFluxSession:
         """A shard's process has ended: what it owes cannot be told from what it did."""
         link = self._links.forget(shard)
         if link is not None and not self._is_closed and any(part.rests_on(link) for part in self._order):
-            self._output.fail(PeerError("the process that has a topic has ended", fatal=True))
+            self._output.fail(PeerError("the process that owns a topic has exited", fatal=True))
 
     def _pump(self) -> None:
         """Write answers that are next in order, and go on with what had to wait."""

@@ -179,7 +179,7 @@ class Exports:
 
     def _give_up(self) -> None:
         """There is too much: part of it would mislead, so there is nothing until it may have become less."""
-        log.warning("too many groups to export, export files removed", files=FILES, limit=self._bytes_max)
+        log.warning("too many groups to export: export files removed", files=FILES, limit=self._bytes_max)
         self._let_go()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S
 
@@ -197,7 +197,7 @@ class Exports:
             self._has_failed = False
             return
         if not self._has_failed:
-            log.warning("group export failed, export files are stale", files=FILES, reason=written.message)
+            log.warning("group export failed: export files are stale", files=FILES, reason=written.message)
         self._has_failed = True
         self._changed.update(FILES)
         self._paused_until = max(self._paused_until, self._broker.clock.monotonic() + RETRY_S)

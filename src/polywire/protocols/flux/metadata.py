@@ -393,7 +393,7 @@ class FluxState:
         if under_replicated:
             log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)
         else:
-            log.info("partition has enough replicas in sync", topic=topic, partition=partition.number, isr=isr)
+            log.info("partition has enough in-sync replicas", topic=topic, partition=partition.number, isr=isr)
 
     def acknowledge(self, partition: Partition, follower: int, offset: int) -> Replication:
         """A follower holds everything up to ``offset``; wakes those who wait for it."""

@@ -164,7 +164,7 @@ class FluxSession(BarePipelined):
             request = parse(line, pipes=self.state.settings.pipes_in_arguments)
         except Refused as error:
             if is_http(line):
-                raise PeerError("an HTTP request on the FLUX wire", fatal=True) from None
+                raise PeerError("HTTP request on the FLUX port", fatal=True) from None
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
@@ -245,7 +245,7 @@ class FluxSession(BarePipelined):
     def ensure_topic(self, name: str) -> Topic:
         """The topic, made when it is missing (spec: flux#topics); what is done with it was asked for. Raises BrokerError."""
         if name.startswith("__"):
-            raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
         topic = self.broker.find_topic(name)
         if topic is None:
             self.broker.access.authorize(self.principal, Action.TOPIC_CREATE, TopicName.parse(name))

@@ -388,7 +388,7 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     expires_at_us = None if expiry_us in (0, _NEVER) else min(now_us + expiry_us, 2**62)
     user = _own(session)
     if user.configured and user.id == 0:
-        raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
+        raise Denied(ErrorCode.DENIED, "tokens need an authenticated user")
     raw = session.broker.access.create_token(
         user, name, expires_at_us, by=session.principal, done=partial(_completed, answer)
     )

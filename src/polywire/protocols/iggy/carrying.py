@@ -269,7 +269,7 @@ class CarryingIggySession(CarryingSession, IggySession):
             if until and self._holds(code, reply, answer, until, ask):
                 return
             if reply is None and code == Code.SEND:  # clients send anew what a connection owes when it ends
-                self.output.fail(PeerError("the process that has a topic has ended", fatal=True))
+                self.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
                 return
             if reply is not None and reply.status in _GONE:
                 self._places.pop(named, None)
@@ -359,7 +359,10 @@ class CarryingIggySession(CarryingSession, IggySession):
         """Links belong to who was logged in. Raises Denied for a user whom other processes do not know, Busy."""
         user = self.broker.access.find_user(principal.user_id)
         if user is None or not user.configured:
-            raise Denied(ErrorCode.LOGIN_FAILED, f"several processes know the users of --users user={principal.name!r}")
+            raise Denied(
+                ErrorCode.LOGIN_FAILED,
+                f"with several processes, users must be in the users file user={principal.name!r}",
+            )
         is_other = self.principal is not None and self.principal != principal
         super().logged_in(principal)
         if is_other:

@@ -214,7 +214,7 @@ class Directory:
         """Refuse a stream to whoever has made nearly all there may be, so that others can make some. Raises Busy(BUSY)."""
         owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
-            raise Busy(ErrorCode.BUSY, "too many streams of one user or address")
+            raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
         """Give a stream another name on this wire. Raises Refused 1012, 1013."""
@@ -245,7 +245,7 @@ class Directory:
         """End the topics that were made in a stream while it was emptied. Raises Busy(BUSY) where they are too many to do at once."""
         left = [topic for topic in stream.by_number.values() if self._lives(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
-            raise Busy(ErrorCode.BUSY, "topics were made in the stream meanwhile")
+            raise Busy(ErrorCode.BUSY, "another request created topics in the stream (retry)")
         for topic in left:
             self._broker.delete_topic(topic)
             self._forget(stream, topic)

@@ -46,7 +46,7 @@ class Recognition:
         if self.framed:
             self._candidates = (dialects.D3,)
         elif is_text(first):
-            raise PeerError("text was sent to an Iggy port, HTTP perhaps: check the port number", fatal=True)
+            raise PeerError("text (HTTP?) was sent to the Iggy port (check the port number)", fatal=True)
 
     @property
     def protocols(self) -> tuple[int, int]:

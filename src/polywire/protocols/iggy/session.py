@@ -139,13 +139,13 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         if self.recognition.framed is not True:
             if length < 4 or (length > NOBODY_FRAME_BYTES_MAX and length > self._length_max()):
                 self.output.write(HEAD.pack(errors.UNKNOWN_COMMAND if length < 4 else errors.TOO_BIG, 0))
-                raise PeerError(f"no frame of this wire length={length}", fatal=True)
+                raise PeerError(f"invalid frame length={length}", fatal=True)
             return 4 + length
         if len(data) - at < vsr.HEADER_BYTES:
             return 0
         head = vsr.parse_head(data[at:])
         if head.command != vsr.REQUEST or not vsr.HEADER_BYTES <= head.size <= self._length_max():
-            raise PeerError(f"no request command={head.command} size={head.size}", fatal=True)
+            raise PeerError(f"invalid request command={head.command} size={head.size}", fatal=True)
         return head.size
 
     # Requests

@@ -182,7 +182,7 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
     try:
         question = _QUESTIONS.decode(request.body)
     except msgspec.DecodeError as error:
-        raise PeerError(f"no question of this broker reason={error}", fatal=True) from None
+        raise PeerError(f"invalid request of another process reason={error}", fatal=True) from None
     try:
         match question:
             case Join():

@@ -61,7 +61,7 @@ class CarryingKafkaSession(KafkaSession):
     def check_here(self, topic: str) -> None:
         """See ``Peer``."""
         if self.shards.shard_of(topic) not in (None, self.shards.own):
-            raise NotOwner(ErrorCode.NOT_OWNER, f"another process has the topic name={topic!r}")
+            raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic!r}")
 
     def logged_in(self, principal: Principal) -> None:
         """This is who the peer is from now on, also for the others. Raises Busy."""

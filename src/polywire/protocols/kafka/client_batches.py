@@ -71,11 +71,11 @@ def decode_batches(data: Buffer, *, offset: int = 0) -> list[Record]:
         base, length, _, magic, crc = _FRONT.unpack_from(view, at)
         end = at + _LOG_BYTES + length
         if magic != _MAGIC or end < at + BATCH_HEAD_BYTES:
-            raise PeerError(f"no batch of version 2 magic={magic} bytes={length}", fatal=True)
+            raise PeerError(f"not a record batch of version 2 magic={magic} bytes={length}", fatal=True)
         if end > len(view):
             break
         if crc32c(view[at + _FRONT.size : end]) != crc:
-            raise PeerError("a batch does not have its checksum", fatal=True)
+            raise PeerError("batch checksum does not match", fatal=True)
         found += _decode_batch(view[at + _FRONT.size : end], base)
         at = end
     return [record for record in found if record.offset >= offset]
@@ -111,7 +111,7 @@ def _decode_batch(rest: memoryview, base: int) -> Iterator[Record]:
     try:
         reader = _Reader(expand(rest[_REST.size :], Codec(attributes & 7)))
     except (Refused, ValueError) as error:
-        raise PeerError(f"a batch cannot be expanded reason={error}", fatal=True) from None
+        raise PeerError(f"batch cannot be decompressed reason={error}", fatal=True) from None
     for _ in range(count):
         reader.varint()
         reader.take(1)
@@ -140,7 +140,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         """The next bytes."""
         if size > len(self._view) - self._at:
-            raise PeerError("a batch ends early", fatal=True)
+            raise PeerError("batch ends early", fatal=True)
         self._at += size
         return bytes(self._view[self._at - size : self._at])
 
@@ -154,7 +154,7 @@ class _Reader:
             if byte < 128:
                 return (found >> 1) ^ -(found & 1)
             if shift > 63:
-                raise PeerError("a varint is longer than it may be", fatal=True)
+                raise PeerError("varint is too long", fatal=True)
 
     def sized(self) -> bytes | None:
         """The next bytes behind their length."""

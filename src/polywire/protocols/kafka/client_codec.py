@@ -35,7 +35,7 @@ def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
     """The correlation id and the body of an answer, without its length. Raises PeerError for bytes that are none."""
     view = memoryview(frame)
     if len(view) < _I32.size:
-        raise PeerError(f"an answer ends early bytes={len(view)}", fatal=True)
+        raise PeerError(f"response ends early bytes={len(view)}", fatal=True)
     (correlation_id,) = _I32.unpack_from(view)
     at = _I32.size
     if schema.is_flexible(api, version) and api is not Api.API_VERSIONS:

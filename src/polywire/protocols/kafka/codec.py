@@ -38,19 +38,19 @@ def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[R
 def _head(frame: Buffer, served: Mapping[Api, Served]) -> tuple[Api, int, int, str | None, int]:
     view = memoryview(frame)
     if len(view) < HEAD_BYTES_MIN:
-        raise PeerError(f"a request ends early bytes={len(view)}", fatal=True)
+        raise PeerError(f"request ends early bytes={len(view)}", fatal=True)
     number, version, correlation_id, id_bytes = _HEAD.unpack_from(view)
     api = _APIS.get(number)
     versions = None if api is None else served.get(api)
     if api is None or versions is None:
-        raise PeerError(f"a request that is not served api={number} version={version}", fatal=True)
+        raise PeerError(f"unsupported request api={number} version={version}", fatal=True)
     at = HEAD_BYTES_MIN + max(id_bytes, 0)
     if id_bytes < -1 or at > len(view):
-        raise PeerError(f"a client id is longer than its request bytes={id_bytes}", fatal=True)
+        raise PeerError(f"client id is longer than the request bytes={id_bytes}", fatal=True)
     client_id = None if id_bytes < 0 else str(view[HEAD_BYTES_MIN:at], "utf-8", "replace")
     if not versions.answered_from <= version <= versions.last:
         if api is not Api.API_VERSIONS:
-            raise PeerError(f"a version that is not served api={api.name.lower()} version={version}", fatal=True)
+            raise PeerError(f"unsupported version api={api.name.lower()} version={version}", fatal=True)
         at = 0
     elif schema.is_flexible(api, version):
         at = skip_tags(view, at)

@@ -353,7 +353,7 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
         return found
     session.authorize(Action.CLUSTER_DESCRIBE)
     if asked.resource_type != BROKER or asked.resource_name not in ("", str(session.shared.node_id)):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings here")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings")
     if not asked.resource_name:
         return ()
     return [_Described(name, value, kind, STATIC_CONFIG, read_only=True) for name, value, kind in _of_broker(session)]
@@ -420,7 +420,7 @@ def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
     made: dict[str, str | None] = {}
     for one in asked.configs:
         if one.name in made or (one.value is None and one.config_operation != DELETE):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"a setting without value, or twice name={one.name[:255]!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"setting has no value, or is repeated name={one.name[:255]!r}")
         match one.config_operation:
             case 0:
                 made[one.name] = one.value
@@ -437,7 +437,7 @@ def _listed(asked: Any, settings: TopicSettings) -> str:
     """A list with words added or taken out. Raises Invalid(INVALID_REQUEST)."""
     config = TOPIC_CONFIGS.get(asked.name)
     if config is None or config.kind != LIST:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"no list name={asked.name[:255]!r}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={asked.name[:255]!r}")
     words = [word for word in given_of(settings).get(asked.name, config.default).split(",") if word]
     named = [word.strip() for word in asked.value.split(",")]
     if asked.config_operation == APPEND:
@@ -485,7 +485,7 @@ def _alter_one(
         session.authorize(Action.CLUSTER_ALTER)
         refuse(
             made,
-            Invalid(ErrorCode.INVALID_REQUEST, "only settings of topics can be changed"),
+            Invalid(ErrorCode.INVALID_REQUEST, "only topic settings can be changed"),
             WireError.INVALID_REQUEST,
         )
         gathering.settled()

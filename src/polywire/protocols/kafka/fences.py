@@ -53,4 +53,4 @@ class Fences:
         if len(self._latest) > GROUPS_MAX:
             del self._latest[next(iter(self._latest))]
         if latest != (start, number):
-            raise Conflict(ErrorCode.GENERATION_STALE, f"a later generation has stored positions group={group!r}")
+            raise Conflict(ErrorCode.GENERATION_STALE, f"a later generation has committed offsets group={group!r}")

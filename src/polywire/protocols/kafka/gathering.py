@@ -122,7 +122,7 @@ def _metadata(
 def _all_topics(bodies: Bodies) -> list[Any]:
     """Raises PeerError where a shard did not answer: a topic that is left out would be one that has ended."""
     if any(body is None for body in bodies.values()):
-        raise PeerError("a process that has topics does not answer", fatal=True)
+        raise PeerError("another process of the broker does not respond", fatal=True)
     return [topic for body in bodies.values() for topic in body.topics]
 
 
@@ -184,7 +184,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
     def made(bodies: Bodies) -> Any:
         body = bodies[own]
         if body is None:
-            raise PeerError("our own shard does not answer", fatal=True)
+            raise PeerError("the local shard does not respond", fatal=True)
         places.learn(bodies)
         if not body.error:
             body.brokers = places.told(schema.response(Api.DESCRIBE_CLUSTER).Brokers, "broker_id")

@@ -64,7 +64,7 @@ class LinkedKafkaSession(KafkaSession):
         found = self.broker.access.certified(context.user)
         if found is None:
             raise PeerError(
-                f"users are those of the file where there are several processes user={context.user!r}", fatal=True
+                f"unknown user: with --processes, define users in the users file user={context.user!r}", fatal=True
             )
         principal = Principal(found.user_id, found.name, found.login, peer=context.peer)
         try:

@@ -188,7 +188,7 @@ def _trim(session: KafkaSession, partition: Partition, offset: int, done: Comple
     if offset == READABLE_END:
         offset = partition.log.next_offset
     if offset < 0:
-        raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset is negative offset={offset}")
+        raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset must not be negative offset={offset}")
     session.broker.trim_partition(partition, offset, done=done)
 
 

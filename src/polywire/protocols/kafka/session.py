@@ -135,7 +135,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
         if not 0 <= size <= self._request_bytes_max():
-            raise PeerError(f"no frame of this wire length={size}", fatal=True)
+            raise PeerError(f"invalid frame length={size}", fatal=True)
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
@@ -214,7 +214,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if self._principal is not None and self._principal.user_id != principal.user_id:
             raise Denied(
                 ErrorCode.LOGIN_FAILED,
-                "a connection cannot log in as another user: open a new one"
+                "a connection cannot log in as another user (open a new connection)"
                 f" user={self._principal.name!r} asked={principal.name!r}",
             )
         self.output.identified(principal)
@@ -279,7 +279,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     def refuse_silently(self) -> None:
         """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""
-        error = PeerError("records without acknowledgement were not stored", fatal=True)
+        error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
 
     def worked(self) -> None:

@@ -79,12 +79,12 @@ class _Cursor:
 
 @cython.cfunc
 def _ends_early() -> object:
-    raise PeerError("a message ends early", fatal=True)
+    raise PeerError("message ends early", fatal=True)
 
 
 @cython.cfunc
 def _no_null(name: str) -> object:
-    raise PeerError(f"a field is null that may not be field={name}", fatal=True)
+    raise PeerError(f"field must not be null field={name}", fatal=True)
 
 
 @cython.cfunc
@@ -120,7 +120,7 @@ def _varint(c: _Cursor) -> cython.longlong:
             if x > 0xFFFFFFFF:
                 break
             return x
-    raise PeerError("a varint is longer than it may be", fatal=True)
+    raise PeerError("varint is too long", fatal=True)
 
 
 @cython.cfunc
@@ -128,7 +128,7 @@ def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longl
     """The length of what follows, or the count; -1 for null."""
     length: cython.longlong = _varint(c) - 1 if flexible else _number(c, size)
     if length < -1:
-        raise PeerError(f"a length is negative length={length}", fatal=True)
+        raise PeerError(f"length is negative length={length}", fatal=True)
     return length
 
 
@@ -148,7 +148,7 @@ def _text(c: _Cursor, step: Step, flexible: cython.bint) -> object:
     if length < 0:
         return None if step.nullable and not step.is_array else _no_null(step.name)
     if length > _TEXT_BYTES_MAX:
-        raise PeerError(f"a text is longer than it may be field={step.name} bytes={length}", fatal=True)
+        raise PeerError(f"string is too long field={step.name} bytes={length}", fatal=True)
     at = _take(c, length)
     try:
         if cython.compiled:
@@ -157,7 +157,7 @@ def _text(c: _Cursor, step: Step, flexible: cython.bint) -> object:
             text = bytes(c.lent.p[at : c.at]).decode()
         return text
     except UnicodeDecodeError:
-        raise PeerError(f"a text is not UTF-8 field={step.name}", fatal=True) from None
+        raise PeerError(f"string is not UTF-8 field={step.name}", fatal=True) from None
 
 
 @cython.cfunc

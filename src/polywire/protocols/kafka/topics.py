@@ -99,7 +99,7 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
         if topic_id != NO_ID:
             raise
         if name is None or not is_topic_name(name):
-            raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}") from None
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is invalid name={name!r}") from None
         if not may_create or not broker.settings.auto_create:
             raise
     session.authorize(Action.TOPIC_CREATE, broker.resource(name))
@@ -196,9 +196,9 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
             try:
                 session.authorize(Action.TOPIC_CREATE, session.broker.resource(name))
                 if not is_topic_name(name):
-                    raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}")
+                    raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is invalid name={name!r}")
                 if copies[name] > 1:
-                    raise Invalid(ErrorCode.INVALID_REQUEST, "it stands in the request twice")
+                    raise Invalid(ErrorCode.INVALID_REQUEST, "the topic is repeated in the request")
                 _create(session, gathering, asked, entry, validate_only=request.validate_only)
             except BrokerError as error:
                 refuse(entry, error)
@@ -215,7 +215,11 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
         raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
     wrong = _check_numbers(asked, session.shared)
     if wrong is not None:
-        refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "one broker keeps one copy of each partition"), wrong)
+        refuse(
+            entry,
+            Invalid(ErrorCode.INVALID_REQUEST, "the replication factor must be 1: each partition has one replica"),
+            wrong,
+        )
         return
     count = len(asked.assignments) or (
         broker.settings.partition_count if asked.num_partitions < 0 else asked.num_partitions
@@ -293,14 +297,14 @@ def _grow(
     """Add partitions to one topic, or find out whether they could be added. Raises BrokerError."""
     added = asked.count - len(topic.partitions)
     if added <= 0:
-        raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic has {len(topic.partitions)} partitions already")
+        raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic already has {len(topic.partitions)} partitions")
     given = asked.assignments
     if given is not None and (
         len(given) != added or any(list(one.broker_ids) != [session.shared.node_id] for one in given)
     ):
         refuse(
             entry,
-            Invalid(ErrorCode.INVALID_REQUEST, "every new partition is on this broker"),
+            Invalid(ErrorCode.INVALID_REQUEST, "new partitions must be assigned to this broker"),
             WireError.INVALID_REPLICA_ASSIGNMENT,
         )
     elif not validate_only:

@@ -290,7 +290,7 @@ class CarryingKafkaSession(CarryingSession, KafkaSession):
         """A process has ended: what it was sent may be stored, or not, and the wire has no word for that."""
         link = self._links.forget(shard)
         if link is not None and link.owes:
-            self._fail(PeerError("the process that has a topic has ended, or refuses a set", fatal=True))
+            self._fail(PeerError("the process that owns a topic has exited, or rejected a message set", fatal=True))
 
     # The end
 

@@ -70,11 +70,11 @@ class Expander:
         is_sound, records, wrappers, longest = survey(data, start, stop)
         is_stray = depth > 0 and 0 < stop - start < _I32.size  # dropping it silently would lose a message
         if not is_sound or is_stray:
-            raise PeerError("a message set is broken", fatal=True)
+            raise PeerError("message set is damaged", fatal=True)
         if not wrappers:
             return [PlainSet(data, start, stop, records, longest)]
         if depth == NESTING_MAX:
-            raise PeerError(f"wrappers are nested too deeply limit={NESTING_MAX}", fatal=True)
+            raise PeerError(f"compressed messages are nested too deeply limit={NESTING_MAX}", fatal=True)
         found: list[PlainSet] = []
         at = start
         while at < stop:
@@ -97,7 +97,7 @@ class Expander:
             else:
                 plain = unsnap(packed, self._left)
         except Damaged as error:
-            raise PeerError(f"a compressed set cannot be expanded reason={error}", fatal=True) from None
+            raise PeerError(f"compressed message set cannot be decompressed reason={error}", fatal=True) from None
         except TooFar:
             raise self._too_far() from None
         self._left -= max(len(plain), PART_BYTES_MIN)

@@ -144,7 +144,7 @@ class _Reader:
         """Position of the next ``size`` bytes."""
         at = self.at
         if size < 0 or size > self.stop - at:
-            raise PeerError(f"a request is shorter than its fields wanted={size} left={self.stop - at}", fatal=True)
+            raise PeerError(f"request is shorter than its fields wanted={size} left={self.stop - at}", fatal=True)
         self.at = at + size
         return at
 
@@ -161,7 +161,7 @@ class _Reader:
         """How many entries follow."""
         count = self.i16()
         if count < 0:
-            raise PeerError(f"a negative number of entries count={count}", fatal=True)
+            raise PeerError(f"number of entries is negative count={count}", fatal=True)
         return count
 
     def produce_entry(self) -> ProduceEntry:
@@ -179,7 +179,7 @@ def frame_length(data: Buffer, at: int) -> int:
     """Length of the frame at ``at`` without the four bytes that tell it. Raises PeerError for one that cannot be."""
     length: int = _I32.unpack_from(data, at)[0]
     if not 2 <= length <= FRAME_BYTES_MAX:
-        raise PeerError(f"a frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
+        raise PeerError(f"frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
     return length
 
 
@@ -207,7 +207,7 @@ def parse(data: Buffer, at: int, stop: int) -> Request:
             topic = reader.topic()
             return Offsets(topic, *_FETCH.unpack_from(data, reader.skip(16)))
         case _:
-            raise PeerError(f"no such request type={kind}", fatal=True)
+            raise PeerError(f"unknown request type={kind}", fatal=True)
 
 
 # Requests
@@ -238,7 +238,7 @@ def topic_name(topic: bytes) -> str:
     """The name that ``topic_bytes`` spells. Raises Invalid(INVALID_TOPIC) for what 0.7 refuses."""
     text = topic.decode("utf-8", "replace")
     if not names.is_simple(text) and any(char in _REFUSED for char in text):
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"a character that no topic's name has name={text!r}")
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name has an invalid character name={text!r}")
     return names.unescape(text)
 
 

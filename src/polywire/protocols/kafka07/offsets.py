@@ -56,9 +56,9 @@ class OffsetsReply:
                     ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}"
                 )
         except BrokerError as error:
-            raise PeerError(f"no offsets to tell: {error.message}", fatal=True) from None
+            raise PeerError(f"cannot list offsets: {error.message}", fatal=True) from None
         if request.count_max < 0:
-            raise PeerError(f"a negative number of offsets count={request.count_max}", fatal=True)
+            raise PeerError(f"number of offsets is negative count={request.count_max}", fatal=True)
         topic = self._broker.find_topic(name)
         partition = None if topic is None else topic.partitions[request.partition]
         if partition is None or partition.log.next_offset == 0:

@@ -45,7 +45,7 @@ def topic_name(topic: bytes) -> str:
     """A topic this wire may name. Raises Invalid(INVALID_TOPIC): a name 0.7 forbids, one our topics cannot have, or a reserved one."""
     name = messages.topic_name(topic)
     if name.startswith("__"):
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
     check_topic_name(TopicName.parse(name))
     return name
 
@@ -53,7 +53,7 @@ def topic_name(topic: bytes) -> str:
 def _check_length(name: str) -> None:
     """Refuse to make a topic with a name that 0.7 has no room for; there may be such all the same, from other wires."""
     if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"a name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
 
 class Producer:
@@ -141,7 +141,7 @@ class Producer:
                 raise plain
             longest, limit = max((part.longest for part in plain), default=0), self._broker.settings.record_bytes_max
             if longest > limit:
-                raise PeerError(f"a message is longer than a record may be bytes={longest} limit={limit}", fatal=True)
+                raise PeerError(f"message is too large bytes={longest} limit={limit}", fatal=True)
             number = random.randrange(len(topic.partitions)) if entry.partition == ANY_PARTITION else entry.partition
             for part in plain:
                 yield from self._take_set(part, topic.partitions[number], append)
@@ -174,4 +174,4 @@ class Producer:
                 )
             return self._broker.ensure_topic(text, by=peer.caller())
         except BrokerError as error:
-            raise PeerError(f"a set cannot be produced: {error.message}", fatal=True) from None
+            raise PeerError(f"message set cannot be produced: {error.message}", fatal=True) from None

@@ -211,7 +211,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def fetch(self, _: memoryview, request: Fetch) -> None:
         """FETCH and MULTIFETCH. Raises PeerError."""
         if any(entry.bytes_max < 0 for entry in request.entries):
-            raise PeerError("a negative fetch size", fatal=True)
+            raise PeerError("fetch size is negative", fatal=True)
         answering = FetchReply(
             self.broker, self._reply_buffers, self._read_cursors, request, self._answered, authorize=self._authorize
         )
@@ -228,7 +228,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         """OFFSETS is answered; when it failed, the wire has no word for that."""
         if isinstance(addresses, BrokerError):
             self._pending = None
-            self._fail(PeerError(f"no offsets to tell: {addresses.message}", fatal=True))
+            self._fail(PeerError(f"cannot list offsets: {addresses.message}", fatal=True))
         else:
             self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
 
@@ -353,7 +353,7 @@ def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedS
 
 
 def _not_stored(error: BrokerError) -> PeerError:
-    return PeerError(f"a set cannot be stored: {error.message}", fatal=True)
+    return PeerError(f"message set cannot be stored: {error.message}", fatal=True)
 
 
 def _nothing() -> None:

@@ -71,7 +71,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
     """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH): for all that clients may not send, and
     ``by_key`` for a batch with a producer, whose sequence means one partition."""
     if not payload:
-        raise Invalid(ErrorCode.INVALID_BATCH, "request has no batch")
+        raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
     at = 0
     while at < len(payload):
         length = validate(payload, at)
@@ -79,10 +79,11 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
         flags, columns, _ = _facts(batch)
         if flags & _REFUSED_FLAGS or columns & REFUSED_COLUMNS:
             raise Invalid(
-                ErrorCode.INVALID_BATCH, f"batch has what clients may not send flags={flags:#x} columns={columns:#x}"
+                ErrorCode.INVALID_BATCH,
+                f"batch has flags or columns that clients must not send flags={flags:#x} columns={columns:#x}",
             )
         if by_key and columns & _PRODUCER_BIT:
-            raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
+            raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must have a partition")
         yield batch
         at += length
 

@@ -145,7 +145,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
     def carry(self, shard: int, correlation: int, frame: bytes, carried: Carried) -> None:
         """Send a request to a shard. Raises Invalid."""
         if correlation == 0 or (shard, correlation) in self._carried:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         self._carried[shard, correlation] = carried
         self._links.to(shard).write(frame)
 
@@ -202,7 +202,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         self._login = frame
         for link in self._links:
             link.close()
-            self.link_lost(link.shard, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
+            self.link_lost(link.shard, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
 
 
 class _One:

@@ -58,11 +58,11 @@ def decode_prefix(
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(
-            f"broken frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True
+            f"invalid frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True
         )
     if length > length_max or head_bytes > head_bytes_max:
         raise PeerError(
-            f"frame too long length={length} length_max={length_max} head_bytes={head_bytes} "
+            f"frame is too long length={length} length_max={length_max} head_bytes={head_bytes} "
             f"head_bytes_max={head_bytes_max}",
             fatal=True,
         )

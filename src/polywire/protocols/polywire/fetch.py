@@ -184,11 +184,11 @@ class RangeFetch:
 def check_identity(partition: Partition, head: OffsetRange) -> None:
     """Refuse a request that means another life of the partition, or offsets lost with the end of an epoch. Raises Conflict, Invalid."""
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"not a range offset={head.offset} offset_end={head.offset_end}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")
     if head.incarnation not in (ANY_INCARNATION, partition.incarnation):
         raise Conflict(
             ErrorCode.TOPIC_REPLACED,
-            f"the partition was made again topic={head.name} partition={head.partition} "
+            f"the partition was deleted and created again topic={head.name} partition={head.partition} "
             f"incarnation={partition.incarnation} asked={head.incarnation}",
         )
     if head.epoch == ANY_EPOCH:
@@ -198,6 +198,6 @@ def check_identity(partition: Partition, head: OffsetRange) -> None:
     if asked > end:
         raise Conflict(
             ErrorCode.EPOCH_ENDED,
-            f"records were lost with the end of an epoch topic={head.name} partition={head.partition} "
+            f"records after the end of an epoch were lost topic={head.name} partition={head.partition} "
             f"epoch={head.epoch} end={end} asked={asked}",
         )

@@ -39,7 +39,7 @@ def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: m
     done = partial(_done, session, Verb.COMMIT, correlation)
     if request.member:
         if kind_of(request.kind) is not PositionKind.GROUP:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "a commit with a member is a group's")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "a commit with a member needs a group")
         broker.groups.commit(
             request.owner,
             request.name,
@@ -127,7 +127,7 @@ def _place(request: messages.Member) -> tuple[str, str, str, int]:
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
     """GROUPS: those that have members or positions, by topic and name. Raises Invalid."""
     if request.after and len(request.after) != 2:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     listing = _Listing(session.broker, request, partial(_sees, session))
     LongAnswer(session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
 

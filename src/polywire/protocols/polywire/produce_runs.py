@@ -116,7 +116,7 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
         batch: cython.Py_ssize_t = at + _batch_at(lent.p, at, lent.size - at)
         end: cython.Py_ssize_t = at + _PREFIX_BYTES + load_u32(lent.p, at)
         if validate(frames, batch) != end - batch:
-            raise Invalid(ErrorCode.INVALID_BATCH, f"a frame has something beside its batch position={at}")
+            raise Invalid(ErrorCode.INVALID_BATCH, f"frame has data after its batch position={at}")
         batches.append(frames[batch:end])
         store_u32(told.p, filled, load_u32(lent.p, at + 8))
         store_u32(told.p, filled + 4, small_records(lent.p, batch, end - batch))

@@ -263,7 +263,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def _greet(self, data: memoryview) -> int:
         given = bytes(data[: len(MAGIC)])
         if given[: len(NAME)] != NAME[: len(given)]:
-            raise PeerError(f"not the polywire wire opening={given.hex()}", fatal=True)
+            raise PeerError(f"not the polywire protocol opening={given.hex()}", fatal=True)
         if len(given) < len(MAGIC):
             return 0
         self._answers.append(MAGIC)
@@ -310,7 +310,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         """LOGIN: what the user before reads ends. Raises Busy."""
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
-                self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
+                self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
         if self.admission.log_in(request, partial(self._logged_in, correlation)):
             self.answer(Verb.LOGIN, correlation, Head())
         else:
@@ -333,7 +333,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
         """FETCH: begin one. Raises BrokerError when it is refused at once."""
         if correlation in self._fetches:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
         # What this connection sent before must be readable; an empty turn costs next to nothing.

@@ -75,7 +75,7 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     given = values_of(request.settings)
     for name in given:
         if TOPIC_SETTINGS[name].is_fixed:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} cannot be changed: records stay where they are")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} cannot be changed: existing records keep their partition")
     settings = replace(topic.settings, **given)
     settings.check()
     change = _Change(session, Verb.CONFIGURE_TOPIC, correlation)

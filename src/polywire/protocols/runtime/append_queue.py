@@ -137,4 +137,4 @@ def _is_full(error: BrokerError) -> bool:
 
 
 def _still_full(wait_s: float) -> Busy:
-    return Busy(ErrorCode.BUSY, f"the log has no room, nothing was stored waited_ms={int(wait_s * 1000)}")
+    return Busy(ErrorCode.BUSY, f"the log has no free space: nothing was stored waited_ms={int(wait_s * 1000)}")

@@ -73,5 +73,5 @@ class LinkedSession(FramedSession[Any]):
             return 0
         size = SIZE_BYTES + int.from_bytes(data[at : at + SIZE_BYTES], self.byte_order)
         if size > self.frame_bytes_max:
-            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+            raise PeerError(f"frame is too long bytes={size}", fatal=True)
         return size

@@ -74,7 +74,7 @@ class LinkFactory(ABC, Generic[_Factory]):
 def check_opening(opening: bytes, expected: bytes) -> None:
     """Let in who has the key that only processes of this broker know. Raises PeerError."""
     if not compare_digest(opening, expected):
-        raise PeerError("a link is for processes of this broker", fatal=True)
+        raise PeerError("only processes of this broker can connect here", fatal=True)
 
 
 class LinksOwner(Protocol):

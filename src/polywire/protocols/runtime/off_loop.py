@@ -105,7 +105,7 @@ class OffLoopQueue:
 
     def _prepare(self, work: OffLoopWork) -> None:
         """In the thread."""
-        result: Any = PeerError("a large request could not be prepared", fatal=True)
+        result: Any = PeerError("large request could not be prepared", fatal=True)
         try:
             assert work.prepare is not None, "it was looked at"
             result = work.prepare()

@@ -99,13 +99,15 @@ def make(directory: Path, *, topic: str, address: str) -> list[str]:
     if ":" in address.rpartition("://")[2].rpartition("@")[0]:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"a password does not belong into a file: say name@host:port, and put it into the variable {PASSWORD_VARIABLE}",
+            f"passwords are not written to files (use name@host:port and the variable {PASSWORD_VARIABLE})",
         )
     folder = directory.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"is there already, and not empty path={directory}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"directory exists and is not empty path={directory}")
     if not _NAME.fullmatch(folder.name) or '"' in topic + address:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot name a project name={folder.name!r} topic={topic!r}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"name cannot be used for a project name={folder.name!r} topic={topic!r}"
+        )
     facts = {
         "name": folder.name, "topic": topic, "address": address, "folder": str(folder), "storage": (folder / "storage").as_uri(),
     }  # fmt: skip

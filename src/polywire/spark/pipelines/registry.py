@@ -38,7 +38,7 @@ class Pipeline:
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"pipelines need Spark: pip install polywire[spark] missing={error.name}"
+                ErrorCode.INVALID_REQUEST, f"pipelines need Spark (pip install 'polywire[spark]') missing={error.name}"
             ) from error
         return function
 
@@ -102,7 +102,9 @@ def read_settings(function: Callable[..., Any], given: Mapping[str, str]) -> dic
             raise unknown("setting", name, list(known))
     missing = [name for name, setting in known.items() if setting.required and name not in given]
     if missing:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"settings are missing: --set {'=… --set '.join(missing)}=…")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"required settings are missing (use --set {'=… --set '.join(missing)}=…)"
+        )
     return {name: _value(known[name], text) for name, text in given.items()}
 
 
@@ -120,7 +122,7 @@ def _value(setting: Setting, text: str) -> Any:
         except ValueError:
             continue
     kinds = " or ".join(kind_name(kind) for kind in setting.kinds)
-    raise Invalid(ErrorCode.INVALID_REQUEST, f"a setting takes {kinds} setting={setting.name} got={text!r}")
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"setting needs {kinds} setting={setting.name} got={text!r}")
 
 
 def _alternatives(kind: Any) -> list[Any]:

@@ -58,7 +58,7 @@ def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
         return writer.foreachBatch(lambda batch, number: append_delta(batch, number, table))
     raise Invalid(
         ErrorCode.INVALID_REQUEST,
-        f"nothing here writes such tables: start Spark with its package on spark.jars"
+        f"no library for this table format (start Spark with its package on spark.jars"
         f"{', or pip install deltalake' if table.format is TableFormat.DELTA else ''} format={table.format.value}",
     )
 

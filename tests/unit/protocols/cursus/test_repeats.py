@@ -104,5 +104,5 @@ def test_what_was_not_stored_is_no_repeat() -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, REPEATS_S_MAX + 1, float("nan")])
 def test_a_time_out_of_range_is_refused(seconds: float) -> None:
-    with pytest.raises(Invalid, match="dropped for so long"):
+    with pytest.raises(Invalid, match="deduplication time is out of range"):
         CursusSettings(repeats_s=seconds)

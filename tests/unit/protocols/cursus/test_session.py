@@ -49,7 +49,7 @@ def test_a_frame_above_the_limit_ends_the_connection() -> None:
     peer = World().connect()
     peer.feed((64 * 1024 * 1024 + 1).to_bytes(4, "big"))
     assert peer.gave_up is not None
-    assert peer.gave_up.message == "a frame is too long bytes=67108865"
+    assert peer.gave_up.message == "frame is too long bytes=67108865"
 
 
 def test_an_announced_length_is_believed_as_far_as_bytes_have_come() -> None:

@@ -122,7 +122,7 @@ def test_a_bucket_that_takes_nothing_is_no_missing_replica(monkeypatch: pytest.M
     world = World()
     peer = world.connect()
     peer.ask("V1|1|PRODUCE|t a:1")
-    broken = Unavailable(ErrorCode.REPLICATION_TIMEOUT, "the bucket took nothing for too long")
+    broken = Unavailable(ErrorCode.REPLICATION_TIMEOUT, "the bucket accepted no writes for too long")
 
     def produce(*_: Any, done: Completion[int], **__: Any) -> None:
         done(broken)

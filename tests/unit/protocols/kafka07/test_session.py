@@ -195,7 +195,7 @@ def test_a_payload_up_to_the_largest_record_is_fine(peer: Dialogue, size: int) -
 def test_what_is_too_long_is_told_to_the_log(peer: Dialogue) -> None:
     peer.feed(encode_produce(b"t", 0, TOO_LONG))
     assert peer.gave_up is not None
-    assert peer.gave_up.message == f"a message is longer than a record may be bytes={LONGEST + 1} limit={LONGEST}"
+    assert peer.gave_up.message == f"message is too large bytes={LONGEST + 1} limit={LONGEST}"
 
 
 def test_multiproduce_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:

@@ -48,7 +48,7 @@ class SimulatedNames:
 
     def claim(self, full_name: str) -> None:
         if self._places.get(full_name, self._own) != self._own:
-            raise Busy(ErrorCode.BUSY, f"a topic of this name belongs to another shard name={full_name!r}")
+            raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
         """It stays ours."""
