@@ -345,11 +345,11 @@ def test_doctor_reports_a_batch_that_cannot_be_sealed(tmp_path: Path, monkeypatc
     rig.log.commit()
     rig.kill()
     monkeypatch.setattr(writer, "survey", lambda *_: -1)
-    with pytest.raises(Corrupt, match="the batch to seal does not exist"):
+    with pytest.raises(Corrupt, match="cannot seal an invalid batch"):
         rig.open()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with open_offline(tmp_path, Memory, RigLoop()) as offline:
         (broken,) = [finding for finding in examine(offline) if finding.severity is Severity.BROKEN]
-    assert "the batch to seal does not exist partition=1" in broken.message
+    assert "cannot seal an invalid batch partition=1" in broken.message
     assert broken.remedy is Remedy.BACKUP
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -13,7 +13,6 @@ from tools.english import ROOT, SUBJECT_CHARACTERS, findings, readable_files
 
 NOT_REWRITTEN: Final = (
     "src/polywire/broker/groups",
-    "src/polywire/cli",
     "src/polywire/client",
     "src/polywire/http",
     "src/polywire/protocols/cursus",

@@ -431,9 +431,7 @@ class Transactions:
         added = len(offsets) if held is None else len(offsets.keys() - held.offsets.keys())
         limits = self._settings
         if transaction.position_count + added > limits.transaction_positions_max:
-            raise Busy(
-                ErrorCode.BUSY, f"too many offsets in one transaction limit={limits.transaction_positions_max}"
-            )
+            raise Busy(ErrorCode.BUSY, f"too many offsets in one transaction limit={limits.transaction_positions_max}")
         if held is None and len(transaction.positions) >= limits.transaction_scopes_max:
             raise Busy(
                 ErrorCode.BUSY, f"too many groups and topics in one transaction limit={limits.transaction_scopes_max}"

@@ -103,7 +103,7 @@ def init(
     )
 )
 def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
-    """List the brokers of a bucket with their state (leads, standby, deposed or silent).
+    """List the brokers of a bucket: whether each is the leader, a standby, deposed or silent.
 
     Waits a few seconds for a heartbeat of every broker; a broker without one is silent. A standby takes over from a leader that is silent for
     8 seconds.

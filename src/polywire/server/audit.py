@@ -1,8 +1,11 @@
-"""The audit log: a line for every login, refusal and administration, in the process's log and, where one is named, in a file of its own.
+"""The audit log: a line for every login, denial and administrative change, in the process's log and in a separate file if one is configured.
 
-Promises: a line holds what happened, when, to whom and from where, and no secret; the file is its owner's alone, only ever appended to, and
-opened anew when the broker is told to reload; what repeats without end is counted instead of written; a file that cannot be written
-stops nobody, and is told of. Must not know: what the actions are.
+Guarantees:
+
+* A line says what happened, when, to which user and from which address. It contains no secret.
+* The file is readable by its owner only, is only appended to, and is reopened on SIGHUP.
+* Endless repetitions are counted instead of written.
+* A file that cannot be written is logged once and does not stop the broker.
 """
 
 from __future__ import annotations
@@ -19,24 +22,23 @@ from polywire.broker.audit import AuditEvent, Outcome
 from polywire.clock import Clock
 from polywire.types import host_of
 
-LINES_MAX: Final = 1_000  # in a window, of one user's (or address's) doing the same: a hundred a second are no person's
+LINES_MAX: Final = (
+    1_000  # per window, action, outcome and user (or address); a hundred a second are not typed by a person
+)
 WINDOW_S: Final = 10.0
-KEYS_MAX: Final = 4_096  # kinds of lines that are counted apart in a window; the others share one count
-_PRIVATE: Final = 0o600  # who logs in from where is nobody else's business
+KEYS_MAX: Final = 4_096  # separate counters per window; all other kinds of lines share one
+_PRIVATE: Final = 0o600
 
 log = structlog.get_logger("polywire.audit")
 
 
 class AuditLog:
-    """Where audit events go.
-
-    Invariant: ``_written`` counts the lines of each kind in the window that began at ``_begun``, those left out as well.
-    """
+    """Writes audit events. ``_written`` counts the lines of each kind since ``_begun``, including those that were dropped."""
 
     __slots__ = ("_begun", "_clock", "_failed", "_file", "_path", "_written")
 
     def __init__(self, clock: Clock, path: Path | None = None) -> None:
-        """path: the file, None for none. Raises OSError when it cannot be opened."""
+        """path: the file, or None. Raises OSError if it cannot be opened."""
         self._clock: Final = clock
         self._path: Final = path
         self._file = -1
@@ -46,7 +48,7 @@ class AuditLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Write into the file of that name from now on: the one before may have been moved away. Raises OSError."""
+        """Open the file again by its name, because log rotation may have moved it. Raises OSError."""
         if self._path is not None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             opened = os.open(self._path, flags, _PRIVATE)
@@ -54,15 +56,16 @@ class AuditLog:
             self._file = opened
 
     def close(self) -> None:
-        """Write no more into the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def record(self, event: AuditEvent) -> None:
-        """Keep an event."""
-        who = event.user if event.outcome is Outcome.ALLOWED else host_of(event.peer)
-        kind = event.action, event.outcome.value, who
+        """Write an event, unless there were too many like it in this window."""
+        # Denied requests count by address: their user names are whatever the client sent.
+        actor = event.user if event.outcome is Outcome.ALLOWED else host_of(event.peer)
+        kind = event.action, event.outcome.value, actor
         if kind not in self._written and len(self._written) >= KEYS_MAX:
             kind = "", "", ""
         count = self._written[kind] = self._written.get(kind, 0) + 1
@@ -77,23 +80,23 @@ class AuditLog:
             )
 
     def sweep(self, *, stopping: bool = False) -> None:
-        """Tell how many lines were left out of a window that has ended; to be called once a second."""
+        """Write how many lines were dropped in a window that has ended; call it once a second."""
         now = self._clock.monotonic()
         if now - self._begun < WINDOW_S and not stopping:
             return
         self._begun = now
         written, self._written = self._written, {}
-        for (action, outcome, who), count in written.items():
+        for (action, outcome, actor), count in written.items():
             if count > LINES_MAX:
-                self._write(action=action or "others", outcome=outcome, by=who, left_out=count - LINES_MAX)
+                self._write(action=action or "others", outcome=outcome, by=actor, left_out=count - LINES_MAX)
 
     def _write(self, **facts: object) -> None:
-        told = {name: value for name, value in facts.items() if value != ""}
-        log.info("audit", logger="polywire.audit", **told)
+        present = {name: value for name, value in facts.items() if value != ""}
+        log.info("audit", logger="polywire.audit", **present)
         if self._file < 0:
             return
         at = datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).isoformat(timespec="microseconds")
-        line = json.dumps({"timestamp": at, **told}) + "\n"
+        line = json.dumps({"timestamp": at, **present}) + "\n"
         try:
             os.write(self._file, line.encode())
         except OSError as error:

@@ -1,6 +1,6 @@
-"""What the processes of one data directory tell each other in memory that they share.
+"""State that the processes of a broker share in memory: how far each has started, and how many topics it has.
 
-Promises: each writes its own lines only, but for the last, which all do. Must not know: what they do with it.
+Each process writes only its own words, so that no lock is needed. The last word, the time of the last handover, is written by all of them.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import mmap
 from enum import IntEnum
 from typing import Final
 
-_WORDS: Final = 2  # of each process: how far it is, how many topics it has
+_WORDS: Final = 2  # of each process: its stage, and its number of topics
 _WORD_BYTES: Final = 8
 
 
 class Stage(IntEnum):
-    """How far a process has come since the first of its shard began."""
+    """How far the process of a shard has started."""
 
     STARTING = 0
     RECOVERED = 1
-    """The names of its topics are known to the others."""
+    """The other processes can find its topics."""
     SERVING = 2
 
 
 class Board:
-    """Made before the processes are, which inherit it. Guards: a stage never goes back, not even when a process is started again."""
+    """Created by the parent, and inherited by the processes. A stage never goes back, not even when a process is restarted."""
 
     __slots__ = ("_words", "count")
 
@@ -32,24 +32,26 @@ class Board:
         self._words: Final = memoryview(mmap.mmap(-1, (count * _WORDS + 1) * _WORD_BYTES)).cast("q")
 
     def reach(self, shard: int, stage: Stage) -> None:
-        """A process has come so far."""
+        """Record that a process has reached a stage."""
         self._words[shard * _WORDS] = max(self._words[shard * _WORDS], stage)
 
     def all_have(self, stage: Stage) -> bool:
-        """Whether every process has come so far."""
+        """Return whether every process has reached a stage."""
         return all(self._words[shard * _WORDS] >= stage for shard in range(self.count))
 
     def set_topics(self, shard: int, count: int) -> None:
-        """A shard has so many topics."""
+        """Record how many topics a shard has."""
         self._words[shard * _WORDS + 1] = count
 
     def fewest_topics(self) -> int:
-        """The shard that has the fewest topics, the first of several."""
+        """Return the shard with the fewest topics; of several, the first."""
         return min(range(self.count), key=lambda shard: self._words[shard * _WORDS + 1])
 
     def may_hand_over(self, now_s: float, pause_s: float) -> bool:
-        """Whether no process has handed its shard to another machine for so long; then this one does. Two that ask at the same moment may
-        both be told so: it is about clients that have to find their way, a few at a time."""
+        """Return whether this process may hand its shard to another machine: none has done so for ``pause_s`` seconds.
+
+        Two processes that call this at the same moment can both get True. That is harmless: the pause only spreads the reconnects of clients.
+        """
         now_us = int(now_s * 1_000_000)
         if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:
             return False

@@ -1,7 +1,4 @@
-"""Who this process is among those that may lead a shard of a bucket.
-
-Promises: a name is short and plain enough for what it is written into. Must not know: who else there is.
-"""
+"""The name of this process among the brokers of a bucket."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from polywire.server.config import ServeConfig
 
 
 def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Candidate:
-    """Who this process is; without a shard the only one of its machine. Raises Invalid."""
-    found = Candidate(_machine(config), shard, shards)
-    if len(found.name) > NODE_BYTES_MAX:
-        limit = NODE_BYTES_MAX - len(found.name) + len(found.machine)
+    """Return the identity of this process as a candidate for leadership of a shard. Raises Invalid if the node name is unusable."""
+    candidate = Candidate(_machine(config), shard, shards)
+    if len(candidate.name) > NODE_BYTES_MAX:
+        limit = NODE_BYTES_MAX - len(candidate.name) + len(candidate.machine)
         raise Invalid(
             ErrorCode.INVALID_NAME,
-            f"node name is invalid: with several processes, use at most {limit} plain characters name={found.machine!r}",
+            f"node name is invalid: with several processes, use at most {limit} plain characters name={candidate.machine!r}",
         )
-    return found
+    return candidate
 
 
 def _machine(config: ServeConfig) -> str:
-    """The machine's name among those of the bucket. Raises Invalid."""
+    """Return the node name: configured, or else the host name. Raises Invalid."""
     name = config.node or platform.node() or "node"
     if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
         raise Invalid(

@@ -1,10 +1,8 @@
-"""When Python looks for garbage that reference counting does not free, so that it never holds the loop for long (decision 0033).
+"""Schedule Python's garbage collections so that none blocks the event loop for long (decision 0033).
 
-A full collection looks at every object there is: 120 ms with half a million of them, each time their number has grown by a quarter. Most of
-these are the broker's state, which stays. So what a full collection leaves is set aside, and the next one looks at what came since.
-
-Promises: an object is looked at by one full collection while anybody is connected, and none looks at many. Must not know: what the objects
-are.
+A full collection visits every object: 120 ms for half a million of them, each time their number has grown by a quarter. Most objects are
+the broker's state and stay. So the survivors of a full collection are frozen (``gc.freeze``), and the next collection visits only newer
+objects. While clients are connected, an object is visited by at most one full collection.
 """
 
 from __future__ import annotations
@@ -13,33 +11,34 @@ import gc
 from collections.abc import Mapping
 from typing import Any, Final
 
-YOUNG_MAX: Final = 700  # objects made and not freed before the youngest are looked at, as Python has it
-YOUNGER_RUNS: Final = 5  # of these before those that stayed are, as well
-ALONE_S: Final = (
-    60  # without anybody connected before everything is looked at: whoever comes in that moment waits for it
-)
-MIDDLE_RUNS: Final = 1  # of those before a full collection: of some 10,000 objects, and of what they hold
+YOUNG_MAX: Final = 700  # new objects before a collection of the youngest generation; Python's own default
+YOUNGER_RUNS: Final = 5  # collections of the youngest generation before one of the middle generation
+# Seconds without a connection before a collection of everything. A client that connects at that moment waits for it.
+ALONE_S: Final = 60
+MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
 
 
 class Collector:
-    """Guards: after every full collection what is left is set aside; ``_set_aside``: since everything was looked at. ``_alone``: for how many
-    seconds nobody has been connected."""
+    """Freezes the survivors of every full collection.
 
-    __slots__ = ("_alone", "_before", "_set_aside")
+    _has_frozen: whether survivors were frozen since the last collection of everything. _alone: seconds without any connection.
+    """
+
+    __slots__ = ("_alone", "_before", "_has_frozen")
 
     def __init__(self) -> None:
         self._before = gc.get_threshold()
-        self._set_aside = False
+        self._has_frozen = False
         self._alone = 0
 
     def start(self) -> None:
-        """Set aside what start-up made; to be called before anybody is served."""
-        self._look_at_everything()
+        """Freeze the objects made at start-up. Call it before the first client is served."""
+        self._collect_everything()
         gc.set_threshold(YOUNG_MAX, YOUNGER_RUNS, MIDDLE_RUNS)
         gc.callbacks.append(self._collected)
 
     def stop(self) -> None:
-        """Leave everything as it was."""
+        """Restore Python's settings."""
         gc.callbacks.remove(self._collected)
         gc.set_threshold(*self._before)
         gc.unfreeze()
@@ -47,18 +46,21 @@ class Collector:
     def _collected(self, phase: str, info: Mapping[str, Any]) -> None:
         if phase == "stop" and info["generation"] == 2:
             gc.freeze()
-            self._set_aside = True
+            self._has_frozen = True
 
     def sweep(self, *, alone: bool) -> None:
-        """A second has passed. Look at everything, if nobody has been connected for long, and something was set aside since the last time:
-        objects that became garbage in a circle afterwards. Of what a peer makes and unmakes there is none."""
-        self._alone = self._alone + 1 if alone else 0
-        if self._alone >= ALONE_S and self._set_aside:
-            self._look_at_everything()
+        """Collect everything if no client has been connected for long; call it once a second.
 
-    def _look_at_everything(self) -> None:
+        This frees frozen objects that became cyclic garbage later. Objects that a client creates and deletes are not in cycles.
+        """
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone >= ALONE_S and self._has_frozen:
+            self._collect_everything()
+
+    def _collect_everything(self) -> None:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        gc.collect()  # leaves nothing: the next one comes when there is a quarter more than what the last one has left
-        self._set_aside = False
+        # Nothing is left to collect, but this resets Python's count of survivors, a quarter of which triggers the next full collection.
+        gc.collect()
+        self._has_frozen = False

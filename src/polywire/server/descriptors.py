@@ -1,7 +1,6 @@
-"""File descriptors, of which the system gives a process only so many: who may have how many of them.
+"""Divide the process's limit of file descriptors between the log and connections.
 
-Promises: however many peers connect, the log finds a descriptor when it has to write a segment or open one. Must not know: the log's files,
-connections.
+However many clients connect, the log can still open a descriptor to write or read a segment.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from typing import Final
 from polywire.errors import ErrorCode, Invalid
 from polywire.store.base import OPEN_BLOBS_MAX
 
-PROCESS: Final = 24  # standard streams, the loop's own, listeners, the lock of the data directory
-LOG: Final = 12  # a segment, a snapshot and a slot being written, their directories, what is being deleted
+PROCESS: Final = 24  # standard streams, the event loop, listeners, the lock of the data directory
+LOG: Final = 12  # a segment, a snapshot and a journal file being written, their directories, files being deleted
 PER_SLOT: Final = 2  # open, and mapped
-PER_BLOB: Final = 2  # open, and open past the page cache
-BLOBS_MIN: Final = 2  # one to read from, one to merge with
-BOUNDLESS: Final = 1 << 20  # counts as no limit: more than any of our own
-BLOB_SHARE: Final = 4  # of what is left, this part may go to segments
-CONNECTIONS_MIN: Final = 8  # with fewer, nobody could look what is wrong
+PER_BLOB: Final = 2  # open, and open with direct I/O
+BLOBS_MIN: Final = 2  # one to read, one to merge
+BOUNDLESS: Final = 1 << 20  # stands for "no limit": more than the broker can use
+BLOB_SHARE: Final = 4  # a quarter of the remaining descriptors may go to segments
+CONNECTIONS_MIN: Final = 8  # with fewer, an operator could not connect to find the problem
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Who may have how many. blobs: files of the log kept open. connections: open at once."""
+    """Limits. blobs: files of the log that stay open. connections: connections open at once."""
 
     blobs: int
     connections: int
 
 
 def share(limit: int, *, slots: int) -> Shares:
-    """Divide so many descriptors. ``slots``: files of the journal. Raises Invalid(INVALID_REQUEST) where they do not do."""
+    """Divide ``limit`` descriptors. slots: number of journal files. Raises Invalid(INVALID_REQUEST) if they are too few."""
     left = limit - PROCESS - LOG - PER_SLOT * slots
     blobs = min(max(left // (BLOB_SHARE * PER_BLOB), BLOBS_MIN), OPEN_BLOBS_MAX)
     connections = left - PER_BLOB * blobs
@@ -47,7 +46,7 @@ def share(limit: int, *, slots: int) -> Shares:
 
 
 def raise_limit() -> int:
-    """Have as many descriptors as the system lets us, and return how many."""
+    """Raise the process's limit of descriptors to the highest that the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

@@ -1,39 +1,37 @@
-"""What a connection has for a transport once its socket is gone.
+"""The transport of a closed connection.
 
-Transports keep their protocol for ever, and a protocol has its transport.
-
-Promises: with this in its place, a closed connection is freed at once, and never waits for a collection of garbage, which holds the loop.
-Must not know: what the connection was.
+A transport of asyncio refers to its protocol forever, and the protocol to its transport. Replacing the transport with this one breaks the
+cycle, so that reference counting frees a closed connection and no garbage collection has to, which would block the event loop.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-KEPT: Final = ("peername", "sockname")
+RETAINED: Final = ("peername", "sockname")
 
 
 class EndedTransport:
-    """Sends and reads nothing any more; still tells whose it was."""
+    """A closed transport that still knows the addresses of both ends, for log lines."""
 
     __slots__ = ("_extra",)
 
     def __init__(self, transport: Any) -> None:
-        self._extra = {name: transport.get_extra_info(name) for name in KEPT}
+        self._extra = {name: transport.get_extra_info(name) for name in RETAINED}
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is still known."""
+        """Return an address, or the default."""
         return self._extra.get(name, default)
 
     def is_closing(self) -> bool:
-        """It is closed."""
+        """Return True."""
         return True
 
     def get_write_buffer_size(self) -> int:
-        """Nothing waits."""
+        """Return 0."""
         return 0
 
     def close(self) -> None:
-        """It is closed."""
+        """Do nothing."""
 
     abort = close

@@ -50,7 +50,7 @@ from polywire.server.overview import Overview, WorkTimes
 from polywire.server.private import close_to_others, make_private
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.ready import withdraw_ready, write_ready
-from polywire.server.reload import Reload, users_taken
+from polywire.server.reload import Reload, users_loader
 from polywire.server.shard import Shard
 from polywire.server.shard_directories import DATA_MARKS
 from polywire.server.signals import Signals
@@ -161,7 +161,7 @@ async def serve(
         raise
     files = {
         "audit log": audit.reopen,
-        "users": users_taken(broker.access, config.users),
+        "users": users_loader(broker.access, config.users),
         "certificate": None if tls is None else tls.reload,
         "certificate of links": None if links is None else links.reload,
     }

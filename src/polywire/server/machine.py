@@ -1,7 +1,4 @@
-"""The machine that this process is on: how much memory it may count on, its own or what its control group leaves it, and its name.
-
-Promises: reads files of the system, and falls back to what is known without them. Must not know: what the memory is for, who asks for a name.
-"""
+"""The memory limit and the host name of this machine, as seen by this process."""
 
 from __future__ import annotations
 
@@ -13,31 +10,34 @@ from typing import Final
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 _GROUPS: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
-_UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # where the system does not say
+_MEMBERSHIP: Final = Path("/proc/self/cgroup")
+_UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # used if the system does not report its memory
 
 
-def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int:
-    """Bytes of memory that this process may use at most. groups, own: where version 2 of control groups shows itself."""
+def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
+    """Return how many bytes of memory this process can use: the machine's, or the limit of its control groups.
+
+    groups: mount point of control groups, version 2. membership: file that names the group of this process.
+    """
     try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
-        found = _UNKNOWN_BYTES
-    for directory in _own_groups(groups, own):
-        with suppress(OSError, ValueError):  # ValueError: "max"
-            found = min(found, int((directory / "memory.max").read_text()))
-    return found
+        limit = _UNKNOWN_BYTES
+    for directory in _group_directories(groups, membership):
+        with suppress(OSError, ValueError):  # ValueError for "max", which means no limit
+            limit = min(limit, int((directory / "memory.max").read_text()))
+    return limit
 
 
 def reached_at(host: str) -> str:
-    """By which name others reach what listens on a host."""
+    """Return the host at which other machines reach a listener on ``host``."""
     return socket.gethostname() if host in WILDCARDS else host
 
 
-def _own_groups(groups: Path, own: Path) -> list[Path]:
-    """The directory of this process's control group, and those above it: each sets a limit."""
+def _group_directories(groups: Path, membership: Path) -> list[Path]:
+    """Return the directory of this process's control group and of its parents, because each can set a limit."""
     with suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in membership.read_text().splitlines():
             number, _, path = line.partition("::")
             if number == "0":
                 inner = groups / path.lstrip("/")

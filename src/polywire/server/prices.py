@@ -1,7 +1,4 @@
-"""What a store asks for requests, as its operator says (``--bucket-prices``).
-
-Promises: a price is a number from 0 on, for 1,000 requests, in whatever currency. Must not know: requests, any store's list of prices.
-"""
+"""The option ``--bucket-prices``: what the object store charges for 1,000 requests, in any currency."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.http.process import PRICED_REQUESTS
 from polywire.store.metered import Charge
 
-PRICE_MAX: Final = 1_000.0  # a slip of the pen
+PRICE_MAX: Final = 1_000.0  # a larger price is a typing error
 _KINDS: Final = {charge.value: charge for charge in Charge}
 
 
-def parse_prices(given: str) -> Mapping[Charge, float]:
-    """Prices by kind of request, of ``put=0.005,get=0.0004``; kinds that are not named cost nothing. Raises Invalid(INVALID_REQUEST)."""
-    found: dict[Charge, float] = {}
-    for part in filter(None, (part.strip() for part in given.split(","))):
+def parse_prices(text: str) -> Mapping[Charge, float]:
+    """Parse ``put=0.005,get=0.0004`` into prices by kind of request; kinds that are not named are free. Raises Invalid(INVALID_REQUEST)."""
+    prices: dict[Charge, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
         charge = _KINDS.get(name.strip())
-        if charge is None or charge in found:
+        if charge is None or charge in prices:
             problem = "named twice" if charge is not None else f"none of {', '.join(_KINDS)}"
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 f"bucket prices are invalid (use put=0.005,get=0.0004): kind {name[:40]!r} is {problem}",
             )
-        found[charge] = _price(value, part)
-    return found
+        prices[charge] = _price(value, part)
+    return prices
 
 
 def _price(value: str, part: str) -> float:

@@ -1,7 +1,10 @@
-"""Who else on this machine may read what a broker keeps: nobody.
+"""File permissions: no other user of the machine can read the broker's data.
 
-Promises: files that are made are their owner's alone; a data directory that others may enter is closed to them and told of; a file of users
-that others may read is refused. Must not know: what is in any of them.
+Guarantees:
+
+* New files are accessible to their owner only.
+* A data directory that others can access is closed to them, with a warning.
+* A users file that others can access is rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 
 OTHERS: Final = 0o077
-FOUND_ON_DISKS: Final = "lost+found"  # in the uppermost directory of one that is new
+FOUND_ON_DISKS: Final = "lost+found"  # in the root directory of a new file system
 PRIVATE_DIRECTORY: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 ROOT_UID: Final = 0
@@ -26,26 +29,26 @@ log = structlog.get_logger("polywire.server")
 
 
 def make_private() -> None:
-    """What this process makes from now on is its owner's alone, unless it says otherwise."""
+    """Create files and directories for their owner only from now on, unless a mode is set explicitly."""
     os.umask(OTHERS)
 
 
 def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
-    """Make a directory, or take others' rights to it away where it is ours; what is not ours is told of.
+    """Create a directory for its owner only, or remove the permissions of other users. Logs a warning if another user owns it.
 
-    marks: patterns of names, any of which shows that the directory is what it is said to be, and not, say, the system's for temporary files.
-    Raises Invalid(INVALID_REQUEST) for a file, and for a directory of something else that others may enter; OSError.
+    marks: patterns of file names that identify the directory. Without a match the directory belongs to something else (/tmp, say), and
+    closing it would lock others out. Raises Invalid(INVALID_REQUEST) in that case and for a file; OSError.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"path is a file, or below one path={str(directory)!r}") from None
-    _refuse_foreign(directory, marks)
+    _check_marks(directory, marks)
     for path in (directory, *directory.glob("seed*"), *directory.glob("*/seed*")):
-        _tighten(path)
+        _restrict(path)
 
 
-def _refuse_foreign(directory: Path, marks: Collection[str]) -> None:
+def _check_marks(directory: Path, marks: Collection[str]) -> None:
     if not stat.S_IMODE(directory.stat().st_mode) & OTHERS:
         return
     held = min((path.name for path in directory.iterdir() if path.name != FOUND_ON_DISKS), default=None)
@@ -57,12 +60,12 @@ def _refuse_foreign(directory: Path, marks: Collection[str]) -> None:
         )
 
 
-def _tighten(path: Path) -> None:
-    found = path.stat()
-    mode = stat.S_IMODE(found.st_mode)
+def _restrict(path: Path) -> None:
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
     if not mode & OTHERS:
         return
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         log.warning(
             "other users of this machine can access the data, and its permissions cannot be changed",
             path=str(path),
@@ -76,13 +79,13 @@ def _tighten(path: Path) -> None:
 
 
 def check_secret(path: Path) -> None:
-    """Refuse a file with hashes of passwords that others may read or write. The group may read what root owns: so systems hand out secrets.
+    """Raise Invalid(INVALID_REQUEST) if other users can read or write a file of password hashes. Raises OSError.
 
-    Raises Invalid(INVALID_REQUEST), OSError.
+    The group may read a file that root owns: container platforms mount secrets like that.
     """
-    found = path.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    allowed = stat.S_IRGRP if found.st_uid == ROOT_UID != os.geteuid() else 0
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    allowed = stat.S_IRGRP if status.st_uid == ROOT_UID != os.geteuid() else 0
     if mode & OTHERS & ~allowed:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
@@ -91,7 +94,7 @@ def check_secret(path: Path) -> None:
 
 
 def warn_of_readable(path: Path) -> None:
-    """Tell of a key that others may read. Raises OSError."""
+    """Log a warning if other users can read a private key. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (OTHERS & ~stat.S_IRGRP):
         log.warning(

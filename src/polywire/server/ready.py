@@ -1,6 +1,6 @@
-"""The file that says that listeners accept, and where.
+"""The ready file, which exists while all listeners accept connections and contains their addresses.
 
-Promises: it is whole or not there. Must not know: what listens.
+Readers never see a partial file, because it is renamed into place.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 from polywire.server.config import Address
 
-READY_MODE: Final = 0o644  # where a broker listens is no secret
+READY_MODE: Final = 0o644  # listener addresses are not secret
 
 
 def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
-    """Say where every listener accepts, if anybody wants to know; nobody ever sees half of it."""
+    """Write the addresses of all listeners to the ready file, if one is configured."""
     if path is None:
         return
     ready = {name: {"host": address.host, "port": address.port} for name, address in addresses.items()}
@@ -28,6 +28,6 @@ def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
 
 
 def withdraw_ready(path: Path | None) -> None:
-    """The file promises that listeners accept, which they do no longer."""
+    """Remove the ready file, because the listeners no longer accept connections."""
     if path is not None:
         path.unlink(missing_ok=True)

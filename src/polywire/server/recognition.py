@@ -1,7 +1,4 @@
-"""Who a new peer is before it has said who: the wire it speaks, and the names of both ends of its socket.
-
-Promises: a wire is recognised as soon as its first bytes can be no other's. Must not know: sockets, any one wire.
-"""
+"""Detect the protocol of a new connection from its first bytes, and format the addresses of its ends."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from polywire.protocols.runtime.session import SessionFactory
 from polywire.types import spell_address
 
 _MAPPED: Final = "::ffff:"  # prefix of an IPv4 address in IPv6 notation
-PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
+PREFIX_BYTES_MAX: Final = 64  # enough to detect every protocol
 
 
 def recognise(factories: Sequence[SessionFactory], received: memoryview) -> SessionFactory | None:
-    """Find out which wire begins with these bytes; None when more are needed. Raises PeerError when none does."""
+    """Return the factory of the protocol that begins with these bytes, or None if more bytes are needed.
+
+    Raises PeerError if no protocol begins with them.
+    """
     prefix, undecided = bytes(received[:PREFIX_BYTES_MAX]), False
     for factory in factories:
         known = factory.recognise(prefix)
@@ -31,12 +31,12 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
 
 
 def format_address(name: Any) -> str:
-    """The address of a socket's end, for logs."""
+    """Format the address of a socket's end, for logs."""
     return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name)
 
 
 def host_and_port(name: Any) -> tuple[str, int]:
-    """Host and port of a socket's end; an IPv4 address of a socket that accepts both families is spelled as IPv4."""
+    """Return host and port of a socket's end. IPv4 addresses in IPv6 notation become plain IPv4."""
     if not isinstance(name, tuple):
         return "localhost", 0
     host: str = name[0]
@@ -44,5 +44,5 @@ def host_and_port(name: Any) -> tuple[str, int]:
 
 
 def is_loopback(name: Any) -> bool:
-    """Whether an end of a socket is on this machine."""
+    """Return whether an end of a socket is on this machine."""
     return not isinstance(name, tuple) or ip_address(host_and_port(name)[0].partition("%")[0]).is_loopback

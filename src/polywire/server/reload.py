@@ -1,7 +1,10 @@
-"""SIGHUP: take up the users file, the certificate and the audit log's file anew, while everybody is served.
+"""Reload the users file, the certificate and the audit log's file on SIGHUP, without interrupting service.
 
-Promises: what cannot be taken up is told of and stays as it was; a broker that has users keeps some; nobody but whose user changed is
-disconnected. Must not know: any wire, signals.
+Guarantees:
+
+* A file that cannot be loaded is logged, and its previous content remains in use.
+* Reloading never turns authentication off.
+* Only connections of changed or removed users are closed.
 """
 
 from __future__ import annotations
@@ -19,29 +22,29 @@ from polywire.server.users import load_users
 log = structlog.get_logger("polywire.server")
 
 
-Take = Callable[[], object]
-"""Takes a file up. Raises BrokerError, OSError; then what was there before goes on."""
+Load = Callable[[], object]
+"""Loads a file. Raises BrokerError, OSError, and then leaves the previous state in use."""
 
 
 class Reload:
-    """What a process takes up anew when it is told to."""
+    """Reloads the files of a process."""
 
     __slots__ = ("_files",)
 
-    def __init__(self, files: Mapping[str, Take | None]) -> None:
-        """files: what each is, in this order; None where there is none."""
+    def __init__(self, files: Mapping[str, Load | None]) -> None:
+        """files: how to load each file, by what it is, in this order; None for a file that is not configured."""
         self._files: Final = files
 
     def __call__(self) -> None:
-        """Take up what has changed."""
-        for what, take in self._files.items():
-            if take is not None:
-                self._try(what, take)
+        """Reload all files."""
+        for what, load in self._files.items():
+            if load is not None:
+                self._try(what, load)
         log.info("reloaded")
 
-    def _try(self, what: str, take: Take) -> None:
+    def _try(self, what: str, load: Load) -> None:
         try:
-            take()
+            load()
         except BrokerError as error:
             log.error("reload failed: the previous state remains in use", what=what, reason=error.message)
         except OSError as error:
@@ -53,6 +56,6 @@ class Reload:
             )
 
 
-def users_taken(access: Access, users: Path | None) -> Take | None:
-    """Takes up the file of users, where there is one."""
+def users_loader(access: Access, users: Path | None) -> Load | None:
+    """Return how to load the users file, or None if none is configured."""
     return None if users is None else lambda: access.configure(load_users(users))

@@ -1,7 +1,4 @@
-"""Where the shards of a data directory lie: the first is the directory itself, the others are below ``shards`` (decision 0072).
-
-Promises: a directory is never served with fewer shards than it has. Must not know: processes, what a shard is.
-"""
+"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards`` (decision 0072)."""
 
 from __future__ import annotations
 
@@ -15,28 +12,28 @@ from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
 DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
-"""Names by which a data directory is known; one that was copied or restored may have no mark."""
+"""Entries that identify a data directory. A copied or restored one can lack the mark file."""
 
-NAMES: Final = "names"  # below it, the links by which names are found
+NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name (``server.placement``)
 
 
 def directory_of(data_dir: Path, shard: int) -> Path:
-    """Where a shard lies."""
+    """Return the directory of a shard."""
     return data_dir / SHARDS / shard_name(shard) if shard else data_dir
 
 
 def count_shards(data_dir: Path) -> int:
-    """How many shards a directory has; 1 for one that has yet to be made."""
+    """Return how many shards a data directory has; 1 if it does not exist yet."""
     return next(number for number in range(1, SHARDS_MAX + 1) if not directory_of(data_dir, number).is_dir())
 
 
 def check_alone(data_dir: Path) -> None:
-    """Refuse a directory whose topics lie in several shards. Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) if the data directory has several shards."""
     check_count(data_dir, 1)
 
 
 def check_count(data_dir: Path, count: int) -> None:
-    """Refuse to serve a directory with so few processes. Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``: some topics would not be served."""
     found = count_shards(data_dir)
     if found > count:
         raise Invalid(

@@ -1,7 +1,7 @@
-"""Signals that tell a process to stop or to look at its files anew, for as long as it lives.
+"""Signals that stop a process or make it reload its files, across several event loops.
 
-Promises: one that comes while nobody listens is kept for who does next; behind the first ``Signals`` none ends the process by itself.
-Must not know: what is done about them.
+A loop's own signal handlers are not enough: when a loop ends, it restores the default action, which kills the process. A broker of a bucket
+runs one loop after another, and a signal that arrives between two of them must not be lost.
 """
 
 from __future__ import annotations
@@ -14,49 +14,48 @@ from typing import Final
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
-Told = Callable[[signal.Signals], object]
-"""Called on the loop."""
+OnStop = Callable[[signal.Signals], object]
+"""Called on the event loop."""
 
 
 class Signals:
-    """Make it in the main thread. Guards: ``_kept`` has what came while nobody listened. A loop's own handlers would not do where one loop
-    follows another: what a loop that has ended gives a signal back is its usual meaning, which is death."""
+    """Must be created in the main thread. ``_pending`` is a stop signal that arrived while no handler was set."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Told | None = None
+        self._stop: OnStop | None = None
         self._reload: Callable[[], object] | None = None
-        self._kept: signal.Signals | None = None
-        self._before = {number: signal.signal(number, self._came) for number in (*STOPPING, signal.SIGHUP)}
+        self._pending: signal.Signals | None = None
+        self._before = {number: signal.signal(number, self._received) for number in (*STOPPING, signal.SIGHUP)}
 
-    def listen(self, stop: Told, reload: Callable[[], object] | None = None) -> None:
-        """Have these called on the running loop from now on; stop at once when a signal has come meanwhile, reload for SIGHUP."""
+    def listen(self, stop: OnStop, reload: Callable[[], object] | None = None) -> None:
+        """Call ``stop`` or ``reload`` (for SIGHUP) on the running loop from now on. A pending stop signal is handled at once."""
         self._loop, self._stop, self._reload = asyncio.get_running_loop(), stop, reload
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            stop(kept)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            stop(pending)
 
     def keep(self) -> None:
-        """Nobody listens until ``listen`` is called again."""
+        """Remove the handlers; a stop signal is pending until ``listen`` is called again."""
         self._loop = self._stop = self._reload = None
 
     def end(self) -> None:
-        """Give signals back the meaning they had."""
+        """Restore the previous signal handlers."""
         self.keep()
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _came(self, number: int, _: FrameType | None) -> None:
-        """Between two instructions of whatever runs: told on the loop, which may not be in a state to be told now."""
+    def _received(self, number: int, _: FrameType | None) -> None:
+        """Python calls it between two instructions of any code, so the handler runs later, on the loop."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell, signal.Signals(number))
+            self._loop.call_soon_threadsafe(self._handle, signal.Signals(number))
         elif number in STOPPING:
-            self._kept = signal.Signals(number)
+            self._pending = signal.Signals(number)
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _handle(self, number: signal.Signals) -> None:
         if number in STOPPING:
             if self._stop is None:
-                self._kept = number
+                self._pending = number
             else:
                 self._stop(number)
         elif self._reload is not None:

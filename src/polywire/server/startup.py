@@ -1,6 +1,6 @@
-"""Begins what one process is to serve: a data directory, a bucket, or one of several shards of either.
+"""Start what one process serves: a data directory, a bucket, or one of several shards of either.
 
-Promises: nothing of a bucket is imported where there is none. Must not know: how anything is served.
+The modules for buckets are imported only if there is a bucket, because they need optional packages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def run(config: ServeConfig) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Set up logging, serve until a signal stops the process, and return the exit code."""
 
     return lifecycle.run_logged(config, lambda lines: run_alone(config, lines))
 
 
 def run_alone(config: ServeConfig, lines: LineLimit) -> int:
-    """Serve with one process, whose log is set up. Raises BrokerError when it cannot start."""
+    """Serve with a single process until a signal stops it. Raises BrokerError if it cannot start."""
     check_alone(config.data_dir)
     if not config.bucket:
         return lifecycle.run_once(lambda: lifecycle.serve(config, lines))
@@ -36,7 +36,7 @@ def run_alone(config: ServeConfig, lines: LineLimit) -> int:
 
 
 def run_shard(config: ServeConfig, shard: Shard, make_watch: Callable[[], BucketWatch] | None = None) -> int:
-    """Serve one of several shards, until told to stop; returns the exit code. make_watch: of a bucket, what is known of it."""
+    """Serve one of several shards until a signal stops the process, and return the exit code. make_watch: for a shard of a bucket."""
 
     def serving(lines: LineLimit) -> int:
         if make_watch is None:

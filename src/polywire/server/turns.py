@@ -1,6 +1,6 @@
-"""A broker of a bucket, turn by turn: it stands by while another leads, then serves, and stands by again once it is deposed.
+"""The life of a broker with a bucket: it is a standby while another broker leads, then leads, and is a standby again once it is deposed.
 
-Promises: a bucket that does not answer ends only who was of no use yet. Must not know: how anybody leads, any wire.
+An unreachable bucket ends the process only at its first start. A broker that has been a standby waits until the bucket responds again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ log = structlog.get_logger("polywire.server")
 
 
 def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
-    """Serve until told to stop, however often another broker leads; returns the exit code. shard: this process's, where it is one of
-    several. Raises BrokerError when it cannot start."""
+    """Serve until a signal stops the process, as leader or standby, and return the exit code.
+
+    shard: the shard of this process if there are several. Raises BrokerError if the process cannot start.
+    """
     signals, code, deposed = Signals(), lifecycle.EXIT_DEPOSED, False
     if shard is None:
-        watch.undrain()  # of several processes their parent has
+        watch.undrain()  # with several processes, their parent has done this
     while code == lifecycle.EXIT_DEPOSED:
         if deposed:
             watch.deposed()
         serving = partial(serve_in_turn, config, lines, watch, signals, deposed=deposed, shard=shard)
         code, deposed = lifecycle.run_once(serving), True
     if watch.candidate.shard == FIRST:
-        watch.undrain()  # the machine ends
+        watch.undrain()  # a drain ends with the broker
     return code
 
 
@@ -50,9 +52,9 @@ async def serve_in_turn(
     deposed: bool,
     shard: Shard | None = None,
 ) -> int:
-    """Stand by while another broker leads the log in the bucket, then serve. Raises BrokerError when it cannot start.
+    """Wait as a standby while another broker leads the log in the bucket, then lead it, and return the exit code.
 
-    deposed: another has just begun to.
+    deposed: whether this process has just lost leadership. Raises BrokerError if it cannot start.
     """
     presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
     try:
@@ -76,15 +78,14 @@ async def serve_in_turn(
         await standby.stop()
         await asyncio.to_thread(presence.end)
         if standby.is_stopping and await asyncio.to_thread(is_left_opening):
-            os._exit(
-                lifecycle.EXIT_OK
-            )  # threads that wait for the bucket would hold up the end, and nothing of theirs is kept
+            # A normal exit would wait for threads that are blocked in requests to the bucket. Nothing they do is needed any more.
+            os._exit(lifecycle.EXIT_OK)
 
 
 async def _serve(
     config: ServeConfig, lines: LineLimit, others: lifecycle.Others, shard: Shard | None, *, has_waited: bool
 ) -> int:
-    """Serve; a bucket that does not answer is no reason to end for who stood by already. Raises BrokerError."""
+    """Serve as the leader. An unreachable bucket makes a former standby a standby again (NotOwner). Raises BrokerError."""
     try:
         return await lifecycle.serve(config, lines, others, shard)
     except Unavailable as error:

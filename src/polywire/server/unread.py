@@ -1,7 +1,4 @@
-"""What lies unread in a socket.
-
-Promises: asking reads nothing, and never fails. Must not know: connections, whose the socket is.
-"""
+"""The number of unread bytes in a socket."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 
 def unread_bytes(transport: Any) -> int:
-    """How much has arrived that the loop has not read yet; 0 when the socket is gone."""
+    """Return how many bytes have arrived that the event loop has not read yet; 0 if the socket is closed."""
     try:
         return int.from_bytes(ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4)), byteorder)
     except (AttributeError, OSError, ValueError):

@@ -155,7 +155,10 @@ def check_blob_name(name: str) -> None:
 
 def blob_newer(name: str, version: int) -> Corrupt:
     """Return the error for a blob whose checksum is right and whose version is unknown."""
-    return Corrupt(ErrorCode.NEWER_FORMAT, f"a newer Polywire wrote this, and reads it version={version} name={name!r}")
+    return Corrupt(
+        ErrorCode.NEWER_FORMAT,
+        f"a newer version of Polywire wrote this (start that version) version={version} name={name!r}",
+    )
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:

@@ -141,8 +141,8 @@ def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, s
         if found.importing:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
-                "an import of something else was begun in this bucket, or this directory has been written to since: that one must be"
-                " brought to its end, or its objects removed"
+                "the bucket has an incomplete import of another directory, or this directory has changed since (complete that"
+                " import, or delete its objects)"
                 f" begun={found.source} now={source}",
             )
         mine = msgspec.structs.replace(found, source=source, importing=True)

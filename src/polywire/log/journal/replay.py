@@ -149,9 +149,14 @@ class Player:
                 continue
             end = ends[incarnation] if ends[incarnation] >= 0 else kept
             if end != partition.next_offset:
-                raise Corrupt(ErrorCode.CORRUPT, f"segments end early partition={incarnation} offset={end}")
+                raise Corrupt(
+                    ErrorCode.CORRUPT, f"segments end before the journal begins partition={incarnation} offset={end}"
+                )
             if partition.runs.entry(0)[0] > kept:
-                raise Corrupt(ErrorCode.CORRUPT, f"segments begin late partition={incarnation} offset={kept}")
+                raise Corrupt(
+                    ErrorCode.CORRUPT,
+                    f"segments begin after the first retained offset partition={incarnation} offset={kept}",
+                )
 
     def _hand_out_staged(self, run: SegmentRun, item: Sealed) -> None:
         expires_at_us = self._expiries.get((run.token, item.number))
@@ -162,7 +167,7 @@ class Player:
             header = bytes(item.segment.stored(position, min(position + HEADER_BYTES, run.stop)))
             if not check_header(header, 0) or position + (length := _length(header)[0]) > run.stop:
                 raise Corrupt(
-                    ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r} position={position}"
+                    ErrorCode.CORRUPT, f"staged batches are damaged segment={item.segment.name!r} position={position}"
                 )
             batch = StagedBatch(run.token, run.partition, header, length)
             batch.location, batch.position = item.location, position
@@ -209,7 +214,8 @@ class Player:
             case _:
                 raise Corrupt(
                     ErrorCode.NEWER_FORMAT,
-                    f"a newer version of Polywire wrote this journal entry kind={entry.kind} sequence={group.sequence}",
+                    "a newer version of Polywire wrote this journal entry (start that version)"
+                    f" kind={entry.kind} sequence={group.sequence}",
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
@@ -229,7 +235,7 @@ class Player:
         if offset != partition.next_offset or address != partition.next_address:
             raise Corrupt(
                 ErrorCode.CORRUPT,
-                f"journal has a hole partition={partition.incarnation} offset={offset} expected={partition.next_offset}",
+                f"the journal has a gap partition={partition.incarnation} offset={offset} expected={partition.next_offset}",
             )
         if epoch != partition.last_epoch:
             partition.begin_epoch(epoch)
@@ -315,7 +321,7 @@ def put_in_order(
             continue
         if offset != at:
             raise Corrupt(
-                ErrorCode.CORRUPT, f"segments have a hole partition={partition.incarnation} offset={at} next={offset}"
+                ErrorCode.CORRUPT, f"segments have a gap partition={partition.incarnation} offset={at} next={offset}"
             )
         at, newest = stop, item.number
         partition.add_run(location, offset, size, address, time_us)

@@ -77,7 +77,7 @@ class Slot:
             self.file.lock()
         except BlockingIOError:
             raise Unavailable(
-                ErrorCode.STORAGE_FAILED, f"another process writes this journal path={str(self.path)!r}"
+                ErrorCode.STORAGE_FAILED, f"another process is writing this journal path={str(self.path)!r}"
             ) from None
 
     def find(self, pattern: bytes, start: int) -> int:
