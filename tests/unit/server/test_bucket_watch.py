@@ -27,7 +27,7 @@ def test_who_leads_tells_and_who_stands_by_does_not(tmp_path: Path) -> None:
     view = watch.view()
     assert view is not None
     assert (view.shard, view.led, view.deposed, view.put_bytes) == (SHARD, 1, 0, 3)
-    assert view.nodes == [BucketNode("one", "leads", 3), BucketNode("two", "stands by", None)]
+    assert view.nodes == [BucketNode("one", "leads", 3), BucketNode("two", "standby", None)]
     assert [charge.cost for charge in view.charges] == [None] * 4
     watch.deposed()
     assert watch.view() is None
