@@ -1,4 +1,4 @@
-"""The examples are short, run, and print what they say."""
+"""Run the client examples and check what they print."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PRINTED: Final = {
     "client_send": "stored in partition",
     "client_consume": "records of partition",
     "client_sync": "three",
-    "client_kafka": "written by a client of Kafka's wire",
-    "client_testing": "it counts",
+    "client_kafka": "written over the Kafka protocol",
+    "client_testing": "passed",
 }
 
 
