@@ -1,5 +1,6 @@
 """Polywire: a durable log broker that speaks six protocols over one log.
- The client's names load on first use, so that a broker starts without them. With ``POLYWIRE_PURE=1`` in the environment
+
+The client's names load on first use, so that a broker starts without them. With ``POLYWIRE_PURE=1`` in the environment
 all modules run from their Python source.
 
 Example:

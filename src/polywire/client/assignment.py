@@ -1,7 +1,9 @@
-"""Which partitions a consumer has, and how far it got in each.
+"""The partitions assigned to a consumer, and its progress in each.
 
-Promises: a position counts only what was handed out, and one that may be stored only what was handed out before; a partition that comes
-back to its consumer goes on where it was, unless somebody else went further meanwhile. Must not know: connections, when to store.
+Guarantees:
+
+* A position covers delivered records only; an offset to commit covers finished records only.
+* A partition that is assigned again continues at its position, unless another member has committed a later offset.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ LATEST: Final = "latest"
 
 
 def checked_start(start: object) -> Start:
-    """Where to begin, looked at. Raises Invalid(INVALID_REQUEST), which says what was expected."""
+    """Return a start after checking it. Raises Invalid(INVALID_REQUEST) with what was expected."""
     if start in (EARLIEST, LATEST):
         return start
     if isinstance(start, datetime) and start.tzinfo is not None:
@@ -38,7 +40,7 @@ def checked_start(start: object) -> Start:
 
 
 async def first_offset(wire: WireClient, topic: str, partition: int, start: Start) -> int:
-    """The offset that a start means in a partition. Raises Missing, and Invalid where the wire cannot tell."""
+    """Return the offset of a start in a partition. Raises Missing, and Invalid if the protocol cannot report it."""
     if isinstance(start, datetime):
         return await wire.offset_at(topic, partition, (start - EPOCH) // MICROSECOND)
     if isinstance(start, int):
@@ -53,10 +55,10 @@ async def first_offset(wire: WireClient, topic: str, partition: int, start: Star
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """One partition that is being consumed.
+    """An assigned partition.
 
-    position: behind the last record handed out. fetched: behind the last one fetched. done: up to where the application has come back for
-    more. stored: the position this consumer stored last. chunks: fetched and not handed out. consumed: set while no chunk waits.
+    position: offset after the last delivered record. fetched: offset after the last fetched record. done: offset after the last finished
+    record. stored: last committed offset. chunks: fetched records that are not delivered yet. consumed: set if there are no chunks.
     """
 
     topic: str
@@ -70,26 +72,26 @@ class Part:
 
     @classmethod
     def at(cls, topic: str, partition: int, offset: int) -> Part:
-        """A partition that begins at an offset."""
+        """Create a partition at an offset."""
         part = cls(topic, partition, offset, offset, offset, offset)
         part.consumed.set()
         return part
 
     def move(self, offset: int) -> None:
-        """Go on at another offset; what was fetched is fetched again."""
+        """Move to another offset, and drop fetched records."""
         self.position = self.fetched = self.done = offset
         self.chunks.clear()
         self.consumed.set()
 
     def put(self, records: list[Record], next_offset: int) -> None:
-        """Keep what was fetched."""
+        """Add fetched records."""
         self.fetched = next_offset
         if records:
             self.chunks.append(records)
             self.consumed.clear()
 
     def take(self) -> list[Record]:
-        """The first chunk, to be handed out."""
+        """Remove and return the first chunk."""
         chunk = self.chunks.popleft()
         if not self.chunks:
             self.consumed.set()
@@ -97,7 +99,7 @@ class Part:
 
 
 class Assignment:
-    """The partitions a consumer has now, by topic and number."""
+    """The partitions assigned to a consumer, by topic and number."""
 
     __slots__ = ("_lost", "_parts", "_turn")
 
@@ -110,32 +112,32 @@ class Assignment:
         return iter(list(self._parts.values()))
 
     def find(self, topic: str, partition: int) -> Part | None:
-        """The partition, None when it is another's."""
+        """Return the partition, or None if it is not assigned."""
         return self._parts.get((topic, partition))
 
     def add(self, part: Part) -> None:
-        """Take a partition on."""
+        """Add a partition."""
         self._parts[part.topic, part.partition] = part
 
     def keep(self, chosen: set[tuple[str, int]]) -> None:
-        """Give up all partitions but these; what was fetched of others is forgotten."""
+        """Remove all partitions but these, with their fetched records."""
         self._lost |= self.uncommitted().keys() - chosen
-        self._parts = {place: part for place, part in self._parts.items() if place in chosen}
+        self._parts = {key: part for key, part in self._parts.items() if key in chosen}
 
     def overtake(self, part: Part, stored: int) -> None:
-        """Go on where another member got to."""
+        """Move to the offset that another member has committed."""
         if part.position != part.stored:
             self._lost.add((part.topic, part.partition))
         part.move(stored)
         part.stored = stored
 
     def take_lost(self) -> set[tuple[str, int]]:
-        """Partitions that went to others with handed out records not stored; each is told once."""
+        """Return the partitions that were lost with uncommitted records. Each is returned once."""
         lost, self._lost = self._lost, set()
         return lost
 
     def next_part(self) -> Part | None:
-        """A partition with something to hand out, each in its turn."""
+        """Return a partition with fetched records, in turn, or None."""
         waiting = [part for part in self._parts.values() if part.chunks]
         if not waiting:
             return None
@@ -143,9 +145,9 @@ class Assignment:
         return waiting[self._turn % len(waiting)]
 
     def uncommitted(self) -> dict[tuple[str, int], int]:
-        """Positions that are not stored yet, by topic and partition."""
-        return {place: part.position for place, part in self._parts.items() if part.position != part.stored}
+        """Return the positions that are not committed yet, by topic and partition."""
+        return {key: part.position for key, part in self._parts.items() if part.position != part.stored}
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Positions by topic and partition."""
-        return {place: part.position for place, part in self._parts.items()}
+        """Return all positions, by topic and partition."""
+        return {key: part.position for key, part in self._parts.items()}

@@ -1,7 +1,6 @@
-"""What every client offers, whatever wire it speaks.
+"""The interface that the clients of all protocols share.
 
-Promises: one vocabulary for all wires; what a wire cannot do is declared in ``abilities`` and refused before anything is sent.
-Must not know: any one wire's bytes.
+Operations that a protocol does not support are missing in ``abilities`` and are rejected before anything is sent.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ class Ability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """Where a partition begins and ends, in offsets: ``first_offset`` inclusive, ``next_offset`` exclusive.
+    """Range of a partition: ``first_offset`` inclusive, ``next_offset`` exclusive.
 
-    incarnation: which life of the partition, another one after its topic was deleted and made again. epoch: which start of the broker the
-    bounds were told in. Both are 0 on wires that do not tell them.
+    incarnation: number of the partition, which is never reused, also if its topic is deleted and created again. epoch: start of the broker
+    that reported the bounds. Both are 0 over protocols that do not report them.
     """
 
     partition: int
@@ -61,7 +60,7 @@ class PartitionBounds:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as clients see it; ``name`` is the full name, ``id`` 16 bytes or empty where the wire has none."""
+    """A topic. ``name`` is the full name; ``id`` is 16 bytes, or empty if the protocol has none."""
 
     name: str
     id: bytes
@@ -69,12 +68,12 @@ class TopicInfo:
 
     @property
     def partitions(self) -> int:
-        """How many partitions the topic has."""
+        """The number of partitions."""
         return self.partition_count
 
 
 def renamed(partitions: int, partition_count: int | None) -> int:
-    """Return the number of partitions, given under its name or its former one, which is deprecated."""
+    """Return the number of partitions, and warn if it was passed under its deprecated name."""
     if partition_count is None:
         return partitions
     warnings.warn("partition_count is deprecated: use partitions", DeprecationWarning, stacklevel=3)
@@ -83,7 +82,7 @@ def renamed(partitions: int, partition_count: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Where a record went."""
+    """Partition and offset of a stored record."""
 
     partition: int
     offset: int
@@ -91,20 +90,20 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member's place in a group."""
+    """Generation of a group and the partitions of a member."""
 
     generation: int
     partitions: tuple[int, ...]
 
 
 class TopicClient(Protocol):
-    """Topics over one wire, and where their partitions begin and end."""
+    """Topics over one protocol."""
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic.
+        """Create a topic.
 
         Args:
-            topic: full name, any text without control characters; the first dot ends the stream. Stream and topic have 1 to 255 bytes each.
+            topic: full name: text without control characters. The first dot ends the stream. Stream and topic have 1 to 255 bytes each.
             partition_count: 1 or more.
 
         Raises:
@@ -123,10 +122,10 @@ class TopicClient(Protocol):
         """
 
     async def topics(self) -> list[TopicInfo]:
-        """Return the topics this peer may see, by name."""
+        """Return the topics that this user may see, in order of their names."""
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends, by number.
+        """Return the first and next offset of each partition, in order of their numbers.
 
         Args:
             topic: full name.
@@ -136,11 +135,11 @@ class TopicClient(Protocol):
         """
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset whose record was appended at a time or after it; the next offset where there is none.
+        """Return the offset of the first record that was appended at or after a time, or the next offset if there is none.
 
         Args:
             topic: full name.
-            partition: its number, from 0.
+            partition: number of the partition, from 0.
             time_us: microseconds since 1970.
 
         Raises:
@@ -149,69 +148,68 @@ class TopicClient(Protocol):
 
 
 class RecordClient(Protocol):
-    """Records over one wire: written and read."""
+    """Records over one protocol."""
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records in order, and return where each went, in their order.
+        """Append records in order, and return the partition and offset of each.
 
         Args:
             topic: full name.
-            records: what to append; offset and append time are the broker's to give.
-            partition: where all of them go; None: the wire's own function of the key chooses for each.
-            level: what the acknowledgement means: MEMORY, WRITTEN (survives the broker) or SYNCED (survives a power loss).
+            records: records to append; the broker sets offset and append time.
+            partition: partition for all records; None chooses one for each record with the protocol's hash of the key.
+            level: durability of the acknowledgement: MEMORY, WRITTEN (survives a crash of the broker) or SYNCED (survives power loss).
 
         Raises:
-            Invalid: RECORD_TOO_LARGE, or a record holds what the wire cannot carry.
+            Invalid: RECORD_TOO_LARGE, or a record has content that the protocol does not support.
             Missing: PARTITION_MISSING.
-            Busy: over a limit, or the disk is full; nothing of the refused request was stored.
-            Unavailable: the connection was lost; nobody knows what was stored.
+            Busy: a limit is reached, or the disk is full; nothing of the rejected request was stored.
+            Unavailable: the connection was lost, and it is unknown what was stored.
         """
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on, in order; none where nothing can be read yet.
+        """Return records from an offset on, in order; an empty list if there are none yet.
 
         Args:
             topic: full name.
-            partition: its number, from 0.
-            offset: of the first record wanted; compaction may have left only later ones.
-            records_max: most records to return; the default is what the wire hands out at once. Fewer may come although there are more: ask
-                again behind the last one.
-            wait_ms: how long to wait, in milliseconds, for the first record, where the wire can (``Ability.LONG_POLL``).
+            partition: number of the partition, from 0.
+            offset: offset of the first record; after compaction, the first one can be later.
+            records_max: maximum number of records. Fewer can be returned although there are more: fetch again after the last one.
+            wait_ms: milliseconds to wait for the first record, if the protocol supports it (``Ability.LONG_POLL``).
 
         Raises:
             Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE: below the first offset or above the next one.
-            Corrupt: stored bytes are damaged; the message tells the ``next_offset`` to go on at.
+            Corrupt: stored data is damaged; the message has the ``next_offset`` to continue at.
         """
 
 
 class GroupClient(Protocol):
-    """Groups over one wire: their members and their positions."""
+    """Consumer groups over one protocol."""
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group that shares a topic's partitions, or come back as the same one.
+        """Join a group that shares the partitions of a topic, or rejoin it as the same member.
 
         Args:
-            group: the group's name.
+            group: name of the group.
             topic: full name.
-            member: a name of the caller's choosing, another one for each member.
-            assignor: how the group's partitions are dealt out from now on; None: as before, round robin at first.
+            member: unique name of the member.
+            assignor: assignor of the group from now on; None leaves it unchanged, which is round robin at first.
 
         Raises:
-            Busy: the group has as many members as it may have.
+            Busy: the group has the maximum number of members.
         """
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, and return one's place. Members not heard of for ten seconds are dropped.
+        """Send a heartbeat and return the assignment. The broker removes members after ten seconds of silence.
 
         Args:
-            group: the group's name.
+            group: name of the group.
             topic: full name.
-            member: the name given to ``join``.
-            generation: as the last ``join`` returned it.
+            member: name passed to ``join``.
+            generation: generation returned by the last ``join``.
 
         Raises:
             Conflict: GENERATION_STALE: the group has changed, join again.
@@ -219,13 +217,13 @@ class GroupClient(Protocol):
         """
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; others get its partitions.
+        """Leave a group. Other members get the partitions.
 
         Args:
-            group: the group's name.
+            group: name of the group.
             topic: full name.
-            member: the name given to ``join``.
-            generation: as the last ``join`` returned it.
+            member: name passed to ``join``.
+            generation: generation returned by the last ``join``.
 
         Raises:
             Conflict: GENERATION_STALE.
@@ -235,15 +233,15 @@ class GroupClient(Protocol):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's position: the next offset to read. It may go back.
+        """Commit an offset of a group: the next offset to read. It may be lower than before.
 
         Args:
-            group: the group's name.
+            group: name of the group.
             topic: full name.
-            partition: its number, from 0.
-            offset: one more than the offset of the last record that needs not be read again.
-            member: who commits; then a commit from before the group's last change is refused. Empty: nothing is checked.
-            generation: of that member, as the last ``join`` returned it.
+            partition: number of the partition, from 0.
+            offset: next offset to read.
+            member: member that commits; commits of an older generation are then rejected. Empty disables the check.
+            generation: generation returned by the last ``join`` of that member.
 
         Raises:
             Conflict: GENERATION_STALE, PARTITION_NOT_ASSIGNED.
@@ -251,32 +249,32 @@ class GroupClient(Protocol):
         """
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Return a group's next offset to read, None when it never committed (0 where the wire cannot tell).
+        """Return the committed offset of a group, or None if there is none (0 over protocols that cannot report that).
 
         Args:
-            group: the group's name.
+            group: name of the group.
             topic: full name.
-            partition: its number, from 0.
+            partition: number of the partition, from 0.
         """
 
 
 class WireClient(TopicClient, RecordClient, GroupClient, Protocol):
-    """An asynchronous client of one broker over one wire; ``client.connect.connect`` makes one.
+    """An asynchronous client of one broker over one protocol. ``client.connect.connect`` creates one.
 
-    Applications use ``polywire.Client``, which outlives a connection.
+    It ends with its connection; applications use ``polywire.Client``, which reconnects.
 
-    Methods raise the kinds of ``polywire.errors``: Unavailable when the connection is lost (nobody knows then whether what was asked was
-    done), Denied without the permission, Invalid(INVALID_REQUEST), before anything is sent, for what the wire cannot do (``abilities``).
+    Methods raise the kinds of ``polywire.errors``: Unavailable if the connection is lost, in which case the outcome is unknown; Denied
+    without the permission; and Invalid(INVALID_REQUEST), before anything is sent, if the protocol does not support the operation.
 
     Example:
         client = await connect("127.0.0.1:9555")
-        [place] = await client.produce("orders", [Record(b"hello", key=b"a")])
-        [record] = await client.fetch("orders", place.partition, place.offset, records_max=1)
+        [stored] = await client.produce("orders", [Record(b"hello", key=b"a")])
+        [record] = await client.fetch("orders", stored.partition, stored.offset, records_max=1)
     """
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this wire can do."""
+        """Features that the protocol supports."""
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable. Calling it again does nothing."""
+        """Close the connection. Pending calls fail with Unavailable. A second call does nothing."""

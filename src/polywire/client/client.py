@@ -1,7 +1,7 @@
-"""``polywire.connect(url)`` and ``Client``: a broker, whatever wire it is spoken to over, for as long as the application lives.
+"""``polywire.connect(url)`` and ``Client``: a connection to a broker over any protocol.
 
-Promises: what only asks is asked again after a lost connection; what changes something is not, and Unavailable says that nobody knows.
-Must not know: any one wire's bytes.
+Guarantees: read-only calls are retried after a lost connection. Calls that change something are not; they raise ``Unavailable`` if their
+outcome is unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Client:
         self.url: Final = url
         self._link: Final = Link(url, connect_s=connect_s, reconnect_s=reconnect_s)
         self._producer: Producer | None = None
-        self._made: list[Producer | Consumer] = []
+        self._children: list[Producer | Consumer] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,8 +61,8 @@ class Client:
     async def close(self) -> None:
         """Flush and close producers and consumers, then the connection. Calling it again does nothing. Raises their errors."""
         try:
-            while self._made:
-                await self._made.pop().close()
+            while self._children:
+                await self._children.pop().close()
         finally:
             await self._link.close()
 
@@ -74,9 +74,9 @@ class Client:
                 await producer.send_many("orders", ["one", "two"])
         """
         check_options("producer", options, ProducerOptions.__annotations__)
-        made = Producer(self.url, **options)
-        self._made.append(made)
-        return made
+        producer = Producer(self.url, **options)
+        self._children.append(producer)
+        return producer
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Return a consumer of the topics. Options are those of ``Consumer``; others raise TypeError.
@@ -87,9 +87,9 @@ class Client:
                     print(record.key, record.value)
         """
         check_options("consumer", options, ConsumerOptions.__annotations__)
-        made = Consumer(self.url, *topics, **options)
-        self._made.append(made)
-        return made
+        consumer = Consumer(self.url, *topics, **options)
+        self._children.append(consumer)
+        return consumer
 
     async def send(
         self,
@@ -103,7 +103,8 @@ class Client:
         """Send one record and return its position once it is stored; see ``Producer.send_and_wait``. For many records, use a producer.
 
         Example:
-            place = await client.send("orders", "hello", key="a")
+            stored = await client.send("orders", "hello", key="a")
+            print(stored.partition, stored.offset)
         """
         if self._producer is None:
             self._producer = self.producer()
@@ -121,8 +122,8 @@ class Client:
         Raises:
             Missing: TOPIC_MISSING, PARTITION_MISSING, OFFSET_OUT_OF_RANGE.
         """
-        found = await self._link.read(lambda wire: wire.fetch(topic, partition, offset, records_max=records_max))
-        return [from_stored(record, topic, partition) for record in found]
+        records = await self._link.read(lambda wire: wire.fetch(topic, partition, offset, records_max=records_max))
+        return [from_stored(record, topic, partition) for record in records]
 
     async def create_topic(self, topic: str, partitions: int = 3, *, partition_count: int | None = None) -> None:
         """Create a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT).
@@ -144,7 +145,7 @@ class Client:
         return await self._link.read(lambda wire: wire.topics())
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition, by number. Raises Missing(TOPIC_MISSING)."""
+        """Return the first and the next offset of each partition, in order of their numbers. Raises Missing(TOPIC_MISSING)."""
         return await self._link.read(lambda wire: wire.bounds(topic))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -153,7 +154,7 @@ class Client:
 
 
 class Connecting:
-    """What ``connect`` returns: awaited, or entered with ``async with``, it is a connected ``Client``."""
+    """Result of ``connect``: await it, or enter it with ``async with``, to get a connected ``Client``."""
 
     __slots__ = ("_client",)
 
@@ -178,7 +179,7 @@ class Connecting:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Never:
-            """Tell who takes it for a client what it is."""
+            """Raise an error that explains how to connect."""
             raise AttributeError(
                 f"not connected yet: enter it with 'async with polywire.connect(...) as client', or await it, and then use {name!r};"
                 " without asyncio there is polywire.connect_sync"

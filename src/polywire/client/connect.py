@@ -1,7 +1,4 @@
-"""``connect(url)``: the client of a broker by the scheme of its URL.
-
-Promises: a URL that cannot be meant is refused with the schemes there are. Must not know: any wire's bytes.
-"""
+"""``connect(url)``: connect to a broker with the client of the URL's scheme."""
 
 from __future__ import annotations
 
@@ -20,27 +17,26 @@ from polywire.errors import ErrorCode, Invalid, Unavailable
 
 DEFAULT_SCHEME: Final = "polywire"
 MEMORY_SCHEME: Final = "memory"
-MEMORY_MODULE: Final = "polywire.testing.thread"  # by its name: a client without tests needs no broker
+MEMORY_MODULE: Final = "polywire.testing.thread"  # imported on demand: a client does not need the broker's code
 LOGIN_SCHEMES: Final = ("polywire", "kafka", "iggy")
-MECHANISM_OPTION: Final = "?mechanism="  # of kafka://
+MECHANISM_OPTION: Final = "?mechanism="  # kafka:// only
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 
 async def connect(url: str) -> WireClient:
-    """Return a connected client for ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire.
+    """Return a connected client for ``scheme://host:port``, or ``host:port`` for the `polywire` protocol.
 
-    Of several brokers, ``scheme://host:port,host:port``, it is the first that answers.
+    Of several brokers, ``scheme://host:port,host:port``, the first that answers is used.
 
     Args:
-        url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
-            (``client.tls``).
-            ``polywire://name:password@host:port`` logs in (``client.login``), and so does ``kafka://``, with ``?mechanism=SCRAM-SHA-256`` and
-            the like behind it by another mechanism than usual (``client.kafka``), and ``iggy://``, which speaks today's dialect then
-            (``client.iggy_today``). ``memory://name`` is a broker in this process, for tests.
+        url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS (``client.tls``).
+            ``polywire://name:password@host:port`` logs in (``client.login``). So do ``kafka://``, where ``?mechanism=SCRAM-SHA-256`` selects
+            the mechanism (``client.kafka``), and ``iggy://``, which then uses today's dialect (``client.iggy_today``). ``memory://name`` is a
+            broker in this process, for tests.
 
     Raises:
-        Invalid: INVALID_REQUEST: another scheme, a broken address, or a login on a wire that has none.
-        Unavailable: nobody answers.
+        Invalid: INVALID_REQUEST: unknown scheme, invalid address, or a login over a protocol that has none.
+        Unavailable: no broker answered.
         Denied: LOGIN_FAILED.
 
     Example:
@@ -64,7 +60,7 @@ async def connect(url: str) -> WireClient:
 
 
 async def _connect(scheme: str, address: str) -> WireClient:
-    """A client of one broker."""
+    """Connect to one broker."""
     login, address = split_login(address)
     mechanism = None
     if scheme.removesuffix(SCHEME_SUFFIX) == "kafka":
@@ -102,7 +98,7 @@ async def _connect(scheme: str, address: str) -> WireClient:
 
 
 async def _open_iggy(host: str, port: int, tls: SSLContext | None, login: Login | None) -> WireClient:
-    """In the documented dialect, or in today's, which alone has logins."""
+    """Connect with today's dialect if there is a login, which the documented dialect of 2023 does not have."""
     if login is not None:
         from polywire.client.iggy_today import IggyTodayClient
 

@@ -1,11 +1,14 @@
-"""``Consumer``: records of one or more topics as they come, alone or shared with the other members of a group.
+"""``Consumer``: reads topics, alone or as a member of a group.
 
-A consumer lives in sessions. A session begins with a connection and, with a group, a membership; it fetches until the connection is lost
-or the group changes, and then the next one goes on where the application is.
+A consumer runs a sequence of sessions. A session starts with a connection and, in a group, a membership. It fetches until the connection is
+lost or the group changes; the next session continues at the application's position.
 
-Promises: records of a partition come in order; a consumer that lives on after its broker was killed goes on without a gap and without a
-record twice; a position is stored only of records that the application has come back from. What is fetched ahead has a limit. Must not know:
-any one wire's bytes.
+Guarantees:
+
+* Records of a partition are delivered in order.
+* After a restart of the broker, delivery continues without gaps or duplicates.
+* An offset is committed only when the application has finished the record: when it has asked for the next one.
+* Prefetched data has a size limit.
 """
 
 from __future__ import annotations
@@ -26,27 +29,27 @@ from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 
-WAIT_MS: Final = 1000  # length of one long poll
-POLL_INTERVAL_S: Final = 0.05  # between fetches on wires that cannot wait
-HEARTBEAT_S: Final = 3.0  # members are forgotten after ten
+WAIT_MS: Final = 1000  # duration of a long poll
+POLL_INTERVAL_S: Final = 0.05  # between fetches over protocols without long polls
+HEARTBEAT_S: Final = 3.0  # the broker removes members after 10 seconds of silence
 COMMIT_INTERVAL_S: Final = 1.0
 BUFFER_BYTES: Final = 32 << 20
 FETCH_BYTES_MIN: Final = 64 << 10
-FETCH_BYTES_MAX: Final = 512 << 10  # what a processor's cache holds, with the records made of it
-FETCHES_MAX: Final = 32  # open at a time; the broker takes 64 of a connection
-SHARED_WAIT_MS: Final = 100  # length of a long poll where partitions take turns at it
+FETCH_BYTES_MAX: Final = 512 << 10  # fits the processor's cache together with the decoded records
+FETCHES_MAX: Final = 32  # concurrent fetches; the broker accepts 64 per connection
+SHARED_WAIT_MS: Final = 100  # duration of a long poll if partitions take turns
 BATCH_RECORDS: Final = 10_000
-COMMIT_SESSIONS_MAX: Final = 10  # in which one position is tried to be stored
-LEAVES_MAX: Final = 5  # tries to leave a group that changes again and again; a member that is silent is put out anyway
-LOST_NAMED_MAX: Final = 20  # partitions that a refused commit names
+COMMIT_SESSIONS_MAX: Final = 10  # sessions in which a commit is retried
+LEAVES_MAX: Final = 5  # attempts to leave a group that keeps changing; the broker removes a silent member anyway
+LOST_NAMED_MAX: Final = 20  # partitions named in the error of a rejected commit
 
 
 class _SessionOver(Exception):
-    """The group has changed: join again."""
+    """The group has changed, so the consumer must join again."""
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """Keyword arguments of ``Consumer``, which says what they mean."""
+    """Keyword arguments of ``Consumer``."""
 
     group: str | None
     member: str | None
@@ -145,7 +148,7 @@ class Consumer:
         return cast("Record", await self._cursor.__anext__())
 
     async def _next_record(self) -> Record:
-        """The first record of the next ones."""
+        """Return the first record of the next chunk."""
         if not await self._next_chunk(None):
             raise StopAsyncIteration
         self._cursor.row = 1
@@ -224,7 +227,7 @@ class Consumer:
                 refused.add((topic, partition))
         refused |= self._assignment.take_lost()
         if refused:
-            raise _another_members(refused)
+            raise _not_owned(refused)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of an assigned partition. Raises Missing(PARTITION_MISSING) for other partitions."""
@@ -238,10 +241,10 @@ class Consumer:
     def _cannot_seek(self, topic: str, partition: int) -> Missing:
         facts = f"topic={topic!r} partition={partition}"
         if self._task is None:
-            cause = "this consumer has no partitions before it is started: await start() or use async with, then seek"
+            cause = "the consumer has no partitions before it is started (await start() or use async with, then seek)"
         else:
             numbers = [str(number) for name, number in sorted(self._assignment.positions()) if name == topic]
-            cause = "this consumer does not have the partition: seek in one that it has"
+            cause = "the partition is not assigned to this consumer"
             facts += f" assigned={listed(numbers)} topics={listed(self._topics)}"
         return Missing(ErrorCode.PARTITION_MISSING, f"{cause} {facts}")
 
@@ -276,9 +279,7 @@ class Consumer:
 
     async def _farewell(self, wire: WireClient, *, commit_last: bool) -> None:
         self._mark()
-        with suppress(
-            Conflict, Missing, _SessionOver
-        ):  # the group went on without it: what was not stored is another's
+        with suppress(Conflict, Missing, _SessionOver):  # the group has changed: other members own the partitions now
             for part in self._assignment if self._auto_commit else ():
                 await self._store(wire, part, part.position if commit_last else part.done)
         if self._is_grouped(wire):
@@ -286,8 +287,8 @@ class Consumer:
                 await self._leave(wire, topic, generation)
 
     async def _leave(self, wire: WireClient, topic: str, generation: int) -> None:
-        """Leave the group, also when it has changed meanwhile: others would wait for a member that is gone."""
-        with suppress(Missing):  # it is none any more
+        """Leave the group, also if it has changed: the others would wait for this member until its timeout."""
+        with suppress(Missing):  # the broker has already removed this member
             for _ in range(LEAVES_MAX):
                 try:
                     await wire.leave(self._group or "", topic, self._member, generation)
@@ -296,10 +297,10 @@ class Consumer:
                 else:
                     return
 
-    # What is handed out
+    # Delivery to the application
 
     async def _next_chunk(self, timeout_s: float | None) -> bool:
-        """Go on to the next records that were fetched; False when none came in time or the consumer was closed."""
+        """Move to the next fetched records. Return False after the timeout, or if the consumer was closed."""
         self._leave_chunk()
         if self._task is None:
             await self.start()
@@ -313,7 +314,7 @@ class Consumer:
         return True
 
     async def _next_part(self) -> Part | None:
-        """A partition with something to hand out; None when the consumer was closed."""
+        """Wait for a partition with fetched records. Return None if the consumer was closed."""
         while (part := self._assignment.next_part()) is None:
             if self._failure is not None:
                 raise self._failure
@@ -324,7 +325,7 @@ class Consumer:
         return part
 
     def _leave_chunk(self) -> None:
-        """The application came back for more: it has done with what it was given."""
+        """Note that the application asks for more, so it has finished the records it got."""
         self._mark()
         if self._part is not None:
             self._part.done = self._part.position
@@ -334,19 +335,19 @@ class Consumer:
         self._hold(None, [])
 
     def _hold(self, part: Part | None, records: list[Record]) -> None:
-        """Begin to hand these out."""
+        """Set the records to deliver next."""
         self._part, self._batch = part, (0, 0)
         self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
-        """Bring the positions of the partition that is being handed out up to date."""
+        """Update the positions of the current partition from the row of the cursor."""
         row, records = self._cursor.row, self._cursor.records
         if self._part is None or not row:
             return
         first, stop = self._batch
-        given = records[first if stop == row else row - 1]
+        unfinished = records[first if stop == row else row - 1]
         self._part.position = records[row - 1].offset + 1
-        self._part.done = max(self._part.done, given.offset)
+        self._part.done = max(self._part.done, unfinished.offset)
 
     # Sessions
 
@@ -362,7 +363,7 @@ class Consumer:
         return self._wire
 
     async def _run(self) -> None:
-        """One session after the other, until something happens that another one cannot mend."""
+        """Run sessions until an error occurs that a new session cannot fix."""
         try:
             while True:
                 await self._one_session(await self._link.wire())
@@ -372,7 +373,7 @@ class Consumer:
             self._in_session.set()
 
     async def _one_session(self, wire: WireClient) -> None:
-        """One session, and a pause behind one that failed. Raises Unavailable when none has begun for ``reconnect_s``."""
+        """Run a session, and pause if it failed. Raises Unavailable if none has started for ``reconnect_s``."""
         now = asyncio.get_running_loop().time()
         try:
             await self._session(wire)
@@ -391,7 +392,7 @@ class Consumer:
             self._in_session.clear()
 
     async def _session(self, wire: WireClient) -> None:
-        """Fetch until the connection is lost or the group changes. Raises what ended it."""
+        """Fetch until the connection is lost or the group changes. Raises the reason."""
         self._over = asyncio.Event()
         await self._assign(wire)
         self._wire = wire
@@ -409,7 +410,7 @@ class Consumer:
         raise _SessionOver
 
     async def _assign(self, wire: WireClient) -> None:
-        """Find out which partitions are this consumer's, and where it goes on in each."""
+        """Determine the assigned partitions and the position in each."""
         if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no consumer groups url={self._link.url}")
         chosen: set[tuple[str, int]] = set()
@@ -436,7 +437,7 @@ class Consumer:
             offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
             self._assignment.add(Part.at(topic, partition, offset))
         elif stored is not None and stored != part.stored and stored > part.position:
-            # Another member had it meanwhile, and got further.
+            # Another member owned the partition in the meantime and committed a later offset.
             self._assignment.overtake(part, stored)
             if part is self._part:
                 self._drop_current()
@@ -444,32 +445,32 @@ class Consumer:
     async def _fetch(
         self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
     ) -> None:
-        """Keep one chunk of a partition ready, for ever."""
+        """Keep one chunk of a partition prefetched, without end."""
         waits = Ability.LONG_POLL in wire.abilities
         while True:
             await part.consumed.wait()
-            asked = part.fetched
+            offset = part.fetched
             async with slots:
                 if isinstance(wire, PolywireClient):
                     payloads, next_offset = await wire.fetch_batches(
-                        part.topic, part.partition, asked, bytes_max=bytes_max, wait_ms=wait_ms
+                        part.topic, part.partition, offset, bytes_max=bytes_max, wait_ms=wait_ms
                     )
                     records = [
                         record
                         for payload in payloads
-                        for record in decode_batches(payload, part.topic, part.partition, asked)
+                        for record in decode_batches(payload, part.topic, part.partition, offset)
                     ]
                 else:
                     found = await wire.fetch(
                         part.topic,
                         part.partition,
-                        asked,
+                        offset,
                         wait_ms=wait_ms if waits else 0,
                     )
                     records = [from_stored(record, part.topic, part.partition) for record in found]
-                    next_offset = records[-1].offset + 1 if records else asked
-            if part.fetched != asked:
-                continue  # the application went elsewhere meanwhile
+                    next_offset = records[-1].offset + 1 if records else offset
+            if part.fetched != offset:
+                continue  # the application has called seek
             part.put(records, next_offset)
             if records:
                 self._news.set()
@@ -477,17 +478,17 @@ class Consumer:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _keep_up(self, wire: WireClient) -> None:
-        """Store positions and give signs of life, whatever the application does meanwhile."""
+        """Commit offsets and send heartbeats in the background."""
         loop = asyncio.get_running_loop()
-        heard_at = loop.time()
+        heartbeat_at = loop.time()
         while True:
             await asyncio.sleep(min(self._commit_interval_s, HEARTBEAT_S) if self._auto_commit else HEARTBEAT_S)
             if self._auto_commit:
                 self._mark()
                 for part in self._assignment:
                     await self._store(wire, part, part.done)
-            if self._is_grouped(wire) and loop.time() - heard_at >= HEARTBEAT_S:
-                heard_at = loop.time()
+            if self._is_grouped(wire) and loop.time() - heartbeat_at >= HEARTBEAT_S:
+                heartbeat_at = loop.time()
                 await self._heartbeat(wire)
 
     async def _heartbeat(self, wire: WireClient) -> None:
@@ -498,7 +499,7 @@ class Consumer:
             raise _SessionOver from error
 
     async def _store(self, wire: WireClient, part: Part, offset: int) -> None:
-        """Store a position that is not stored yet. Raises _SessionOver when the group has changed."""
+        """Commit an offset unless it is committed already. Raises _SessionOver if the group has changed."""
         if offset == part.stored:
             return
         member, generation = "", -1
@@ -517,7 +518,7 @@ class Consumer:
         part.stored = offset
 
     async def _commit(self, topic: str, partition: int, offset: int) -> None:
-        """Store a position in this session or, if it ends meanwhile, in a later one in which the partition is still ours."""
+        """Commit an offset in this session, or in a later one in which this consumer still owns the partition."""
         for _ in range(COMMIT_SESSIONS_MAX):
             wire = await self._session_begun()
             part = self._assignment.find(topic, partition)
@@ -533,17 +534,17 @@ class Consumer:
             except GONE:
                 self._in_session.clear()
                 await self._link.lost(wire)
-        raise _another_members({(topic, partition)})
+        raise _not_owned({(topic, partition)})
 
 
-def _another_members(lost: set[tuple[str, int]]) -> Conflict:
+def _not_owned(lost: set[tuple[str, int]]) -> Conflict:
     named = ", ".join(f"topic={topic} partition={partition}" for topic, partition in sorted(lost)[:LOST_NAMED_MAX])
     return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member now owns these partitions: {named}")
 
 
 @runtime_checkable
 class _CountsPartitions(Protocol):
-    """A wire that tells how many partitions a topic has, and can list neither topics nor bounds."""
+    """A protocol client that reports the partition count of a topic, but neither lists topics nor bounds."""
 
     async def partition_count(self, topic: str) -> int: ...
 
@@ -560,14 +561,14 @@ async def _partition_count(wire: WireClient, topic: str) -> int:
 
 
 async def _until_one_fails(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once until one of them raises; the others are ended then."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    """Run coroutines concurrently until one raises, and cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    # A change of the group is mended by joining again; whatever else went wrong with it shows again then.
+    # Prefer a change of the group: joining again fixes it, and any other error then occurs again.
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     raise next((failure for failure in failures if isinstance(failure, _SessionOver)), failures[0])

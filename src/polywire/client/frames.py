@@ -1,7 +1,9 @@
-"""Topics for Polars and DuckDB, made of the same record batches as Arrow tables.
+"""Read topics with Polars and DuckDB, from the same record batches as Arrow tables.
 
-Promises: Polars' lazy frames and DuckDB's tables are filled in bounded memory; a lazy frame reads the columns that a query uses, and stops
-when it has enough. Must not know: connections, how batches are read.
+Guarantees:
+
+* Lazy frames of Polars and tables of DuckDB are filled in bounded memory.
+* A lazy frame reads only the columns that the query uses, and stops when it has enough rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One partition's records on their way into the broker: gathered into batches, sent ahead of their answers, sent again when in doubt.
+"""Send the records of one partition: collect batches, pipeline them, and retry those without a response.
 
-On the `polywire` wire a lane is an idempotent producer: its batches carry a producer's name and consecutive sequences, and one that is sent
-again is stored once. On other wires one batch at a time is under way, and one in doubt is sent again, so that it may be stored twice.
+Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequences, so a retry is stored once. Over
+other protocols, one batch at a time is in flight, and a retry may be stored twice.
 
-Promises: batches are stored in the order in which they were begun; each is settled once. Must not know: how records find their
-partition, memory limits.
+Guarantees: batches are stored in the order of their creation, and each is settled once.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from polywire.records import columns
 from polywire.records.columns import RECORD_BYTES_MAX
 from polywire.types import Level
 
-WINDOW: Final = 5  # batches under way; the broker remembers where more than these lie
-RECORD_OVERHEAD_BYTES: Final = 64  # what a record costs beside its key and value
+WINDOW: Final = 5  # batches in flight; fewer than the responses that the broker remembers for a producer
+RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
 PRODUCER_ID_BYTES: Final = 16
-PAUSE_MIN_S: Final = 0.05  # before something is sent again, where the broker does not say after how long
-PAUSE_MAX_S: Final = 5.0  # whatever it says
+PAUSE_MIN_S: Final = 0.05  # first pause before a retry, if the broker names none
+PAUSE_MAX_S: Final = 5.0  # upper limit, also for pauses that the broker names
 
-KEY_BYTES_SHOWN: Final = 60  # of a record's key, in an error
+KEY_BYTES_SHOWN: Final = 60  # bytes of a record's key in an error message
 
-ANY_PARTITION: Final = -1  # the wire chooses
+ANY_PARTITION: Final = -1  # the protocol chooses
 NO_OFFSET: Final = -1
 
 
@@ -73,7 +72,7 @@ class Batch:
     reported: int = 0
 
     def records(self) -> list[columns.Record]:
-        """The records as the clients of other wires take them."""
+        """Return the records in the form that protocol clients use."""
         return [
             to_stored(self.others[row]) if row in self.others else columns.Record(value, key)
             for row, (value, key) in enumerate(zip(self.values, self.keys, strict=True))
@@ -81,12 +80,13 @@ class Batch:
 
 
 class Lane:
-    """Batches of one partition. Guards: sequences follow each other without gaps, also behind a batch that was refused."""
+    """Batches of one partition. Invariant: sequences have no gaps, also after a rejected batch."""
 
     __slots__ = (
         "_batch_bytes",
         "_failing_since",
         "_idempotent",
+        "_in_flight",
         "_level",
         "_linger_s",
         "_link",
@@ -97,7 +97,6 @@ class Lane:
         "_producer_id",
         "_queue",
         "_task",
-        "_under_way",
         "_wake",
         "partition",
         "topic",
@@ -125,7 +124,7 @@ class Lane:
         self._on_settled: Final = on_settled
         self._loop: Final = asyncio.get_running_loop()
         self._queue: Final[deque[Batch]] = deque()
-        self._under_way: Final[deque[Batch]] = deque()
+        self._in_flight: Final[deque[Batch]] = deque()
         self._wake: Final = asyncio.Event()
         self._failing_since: float | None = None
         self._pause_s = PAUSE_MIN_S
@@ -134,35 +133,35 @@ class Lane:
         self._task.add_done_callback(self._ended)
 
     def open_batch(self, size: int) -> Batch:
-        """The batch that records of so many bytes join: the last one, if they still fit and it was not sent before."""
+        """Return the batch for records of this size: the last one if they fit and it was never sent, otherwise a new one."""
         last = self._queue[-1] if self._queue else None
         if last is None or last.sequence >= 0 or (last.values and last.size + size > self._batch_bytes):
             now = self._loop.time()
             self._queue.append(Batch(self._loop.create_future(), now + self._linger_s))
             self._loop.call_at(now + self._linger_s, self._wake.set)
-            self._wake.set()  # the batch before it goes now
+            self._wake.set()  # send the batch before it now
         return self._queue[-1]
 
     def wake(self) -> None:
-        """Look whether something is ready to go."""
+        """Check whether a batch is ready to be sent."""
         self._wake.set()
 
     def flush(self) -> None:
-        """Send what is there without waiting for more."""
+        """Send all batches without waiting for more records."""
         for batch in self._queue:
             batch.due_at = 0.0
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop; what was not settled fails."""
-        requests = [self._task, *(batch.reply for batch in self._under_way if batch.reply is not None)]
+        """Stop. Batches without an outcome fail."""
+        requests = [self._task, *(batch.reply for batch in self._in_flight if batch.reply is not None)]
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
         self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody may wait for a lane that fell over; what it fell over is reported by asyncio."""
+        """Fail all batches if the task of this lane has failed, and report the exception to asyncio."""
         if not task.cancelled() and task.exception() is not None:
             self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
             self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
@@ -171,25 +170,25 @@ class Lane:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._under_way and _answered(self._under_way[0]):
-                error = _refusal(self._under_way[0])
+            while self._in_flight and _answered(self._in_flight[0]):
+                error = _refusal(self._in_flight[0])
                 if error is not None:
                     await self._recover(error)
                     break
                 self._failing_since, self._pause_s = None, PAUSE_MIN_S
                 self._link.answered()
-                self._settle(self._under_way.popleft())
+                self._settle(self._in_flight.popleft())
             if self._ready():
                 await self._send()
 
     def _ready(self) -> bool:
-        if not self._queue or len(self._under_way) >= (WINDOW if self._idempotent else 1):
+        if not self._queue or len(self._in_flight) >= (WINDOW if self._idempotent else 1):
             return False
         first = self._queue[0]
         return len(self._queue) > 1 or first.size >= self._batch_bytes or first.due_at <= self._loop.time()
 
     async def _send(self) -> None:
-        """Send what is ready over one connection, in order."""
+        """Send all ready batches over one connection, in order."""
         try:
             wire = await self._link.wire()
         except BrokerError as error:
@@ -200,7 +199,7 @@ class Lane:
             if batch.sequence < 0:
                 batch.sequence = self._next_sequence
                 self._next_sequence += len(batch.values)
-            self._under_way.append(batch)
+            self._in_flight.append(batch)
             work: Coroutine[Any, Any, None]
             if isinstance(wire, PolywireClient):
                 work = self._append(wire, batch)
@@ -234,23 +233,23 @@ class Lane:
         batch.places = [(place.partition, place.offset) for place in places]
 
     async def _recover(self, error: BrokerError) -> None:
-        """Make everything under way ready to be sent again, as it was: what was stored is answered as it was, too."""
-        await asyncio.wait([batch.reply for batch in self._under_way if batch.reply is not None])
-        for batch in self._under_way:
+        """Queue all batches in flight again with their sequences: the broker repeats its response for stored ones."""
+        await asyncio.wait([batch.reply for batch in self._in_flight if batch.reply is not None])
+        for batch in self._in_flight:
             _refusal(batch)
             batch.reply = None
-        self._queue.extendleft(reversed(self._under_way))
-        self._under_way.clear()
+        self._queue.extendleft(reversed(self._in_flight))
+        self._in_flight.clear()
         self._wake.set()
         if isinstance(error, (*GONE, Busy)) and self._may_try_again():
             await asyncio.sleep(self._next_pause_s(error))
             return
         first = self._queue[0]
-        # The broker lost what came before, with its power; nothing of this batch is stored under the sequence it has.
+        # The broker lost earlier batches in a power loss, so nothing of this batch is stored under its sequence.
         forgotten = error.code is ErrorCode.SEQUENCE_GAP and first.sequence > 0
         if not forgotten:
             self._queue.popleft()
-        # What follows a refused batch would leave a gap; under a new name it does not.
+        # Batches after a rejected one would leave a gap in the sequences; a new producer id starts again at 0.
         self._begin_producer()
         if not forgotten:
             self._settle(first, error)
@@ -269,7 +268,7 @@ class Lane:
         return pause_s
 
     def _begin_producer(self) -> None:
-        """Take a new name, under which sequences count from 0."""
+        """Take a new producer id, with sequences from 0."""
         self._producer_id = secrets.token_bytes(PRODUCER_ID_BYTES)
         self._next_sequence = 0
         for batch in self._queue:
@@ -288,8 +287,8 @@ class Lane:
         self._on_settled(batch, delivery)
 
     def _fail_all(self, error: BrokerError) -> None:
-        batches = [*self._under_way, *self._queue]
-        self._under_way.clear()
+        batches = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
         self._queue.clear()
         self._begin_producer()
         for batch in batches:
@@ -297,7 +296,7 @@ class Lane:
 
 
 def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
-    """The error for a batch that is too large, which names its largest record."""
+    """Return the error for a batch that is too large; it names the largest record."""
     sizes = [len(value or b"") + len(key or b"") for value, key in zip(batch.values, batch.keys, strict=True)]
     size = max(sizes)
     key = batch.keys[sizes.index(size)]
@@ -315,8 +314,8 @@ def _answered(batch: Batch) -> bool:
 
 
 def _refusal(batch: Batch) -> BrokerError | None:
-    """The error that a batch was answered with. Raises what is no answer."""
-    assert batch.reply is not None, "it is under way"
+    """Return the error in the response to a batch. Raises exceptions that are no response."""
+    assert batch.reply is not None, "the batch is in flight"
     error = batch.reply.exception()
     if error is not None and not isinstance(error, BrokerError):
         raise error

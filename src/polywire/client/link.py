@@ -1,8 +1,11 @@
-"""The way to a broker: one connection at a time, made anew with back-off when it is lost.
+"""One connection to a broker, reopened with back-off after it is lost.
 
-Promises: everybody who asks while there is no connection waits for the same one; a broker that is back within ``reconnect_s`` is found, and
-what waiting does not mend is not tried again: a login that is refused, TLS that fails, a port that hangs up at once, again and again, and has
-never answered. Must not know: any one wire, what is asked.
+Guarantees:
+
+* All callers that need a connection wait for the same attempt.
+* A broker that is back within ``reconnect_s`` is found.
+* Errors that a retry cannot fix are not retried: rejected logins, TLS failures, and ports that never answered and keep closing connections at
+  once.
 """
 
 from __future__ import annotations
@@ -18,31 +21,25 @@ from polywire.client.login import split_login
 from polywire.client.unreachable import is_hanging_up, is_silent, silent
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
-CONNECT_S: Final = 10.0  # a broker that is started beside its clients, and the address of none at all soon noticed
-RECONNECT_S: Final = 60.0  # a broker's restart with a long recovery
+CONNECT_S: Final = 10.0  # enough for a broker that starts together with its clients; a wrong address is noticed soon
+RECONNECT_S: Final = 60.0  # enough for a restart with a long recovery
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-BACKOFF_JITTER: Final = 0.25  # of a pause: clients of a broker that comes back do not all come at once
-HANG_UPS_MAX: Final = (
-    5  # in a row, of a port that never answered: another wire's, or one with TLS, and not a broker that restarts
-)
-AT_ONCE_S: Final = 1.0  # a broker that stands by holds connections for longer, until somebody leads
+BACKOFF_JITTER: Final = 0.25  # share of a pause, so that clients do not all reconnect at the same moment
+HANG_UPS_MAX: Final = 5  # in a row, by a port that never answered: another protocol or TLS, not a broker that restarts
+AT_ONCE_S: Final = 1.0  # a standby without a leader holds connections for longer
 
-ATTEMPT_S_MIN: Final = (
-    1.0  # for one attempt, however little time is left: a loaded broker takes some tenths to accept a login
-)
-IN_PROCESS: Final = (
-    "memory://"  # a broker for tests, which is started when it is first asked for: that is no wait for a peer
-)
+ATTEMPT_S_MIN: Final = 1.0  # minimum for one attempt: a loaded broker needs some tenths of a second to accept a login
+IN_PROCESS: Final = "memory://"  # a broker for tests; connecting starts it, which must not count against a timeout
 
 GONE: Final = (Unavailable, NotOwner)
-"""The broker is gone, or leads no longer and has not done what it was asked: whoever leads now is found by connecting anew."""
+"""The broker is gone, or is not the leader any more and did not execute the request. Reconnecting finds the current leader."""
 
 T = TypeVar("T")
 
 
 class Link:
-    """The connection of one client, producer or consumer. Guards: there is at most one connection, and none once it is closed."""
+    """The connection of a client, producer or consumer. Invariant: there is at most one, and none after ``close``."""
 
     __slots__ = (
         "_closed",
@@ -57,12 +54,12 @@ class Link:
     )
 
     def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
-        """Remember where the broker is.
+        """Create a link that is not connected yet.
 
         Args:
             url: as for ``connect``.
-            connect_s: limits the search for a broker that is not there yet, in seconds.
-            reconnect_s: limits each search for one that is gone, in seconds.
+            connect_s: seconds to retry the first connection.
+            reconnect_s: seconds to retry after a lost connection.
         """
         self.url: Final = url
         self._connect_s: Final = connect_s
@@ -76,21 +73,21 @@ class Link:
 
     @property
     def is_mistaken(self) -> bool:
-        """Whether what listens there has hung up at once so often, and never answered, that it will not be what was meant."""
+        """Whether the port has closed so many connections at once, without ever answering, that it must be the wrong one."""
         return not self._is_answered and self._hang_ups >= HANG_UPS_MAX
 
     def answered(self) -> None:
-        """Remember that a broker is there which understands what it is asked."""
+        """Note that the broker has answered a request."""
         self._is_answered = True
 
     async def open(self) -> None:
-        """Connect, to a broker that is there within ``connect_s``. Raises Invalid, Unavailable, Denied."""
+        """Connect, with retries for ``connect_s``. Raises Invalid, Unavailable, Denied."""
         await self._search(self._connect_s)
 
     async def wire(self) -> WireClient:
-        """Return the connection, made anew if it was lost.
+        """Return the connection, and reconnect if it was lost.
 
-        Raises Unavailable when the broker was not reached in time or the link is closed, Denied and Invalid.
+        Raises Unavailable if the broker was not reached in time or the link is closed, Denied and Invalid.
         """
         if self._wire is not None:
             return self._wire
@@ -101,14 +98,14 @@ class Link:
         return await asyncio.shield(self._opening)
 
     async def lost(self, wire: WireClient) -> None:
-        """Forget a connection that failed; somebody may have replaced it already."""
+        """Drop a failed connection, unless it has been replaced already."""
         if wire is self._wire:
             self._wire = None
             self._hang_ups += self._is_at_once()
         await wire.close()
 
     async def close(self) -> None:
-        """Close the connection, and make no other. Calling it again does nothing."""
+        """Close the connection for good. A second call does nothing."""
         self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None and not opening.done():
@@ -119,7 +116,7 @@ class Link:
             await wire.close()
 
     async def read(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
-        """Do something that may safely be done twice, again if the connection is lost meanwhile. Raises what it raises."""
+        """Run an operation that is safe to repeat, and retry it if the connection is lost. Raises its errors."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.reconnect_s
         pause_s = 0.0
@@ -139,7 +136,7 @@ class Link:
             pause_s = _longer(pause_s)
 
     async def once(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
-        """Do something that must not be done twice. Raises Unavailable when nobody knows whether it was done, NotOwner when it was not."""
+        """Run an operation that must not be repeated. Raises Unavailable if its outcome is unknown, NotOwner if it was not executed."""
         wire = await self.wire()
         try:
             result = await work(wire)
@@ -150,11 +147,11 @@ class Link:
         return result
 
     def _is_at_once(self) -> bool:
-        """Whether the connection that failed now was only just tried."""
+        """Return whether the failed connection was opened only a moment ago."""
         return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
 
     async def _attempt(self, limit_s: float) -> WireClient:
-        """Connect once. A port that says nothing is given up at the end of the search, not at that of the wire's own wait."""
+        """Connect once, within the limit of the whole search instead of the protocol's own timeout."""
         if self.url.startswith(IN_PROCESS):
             return await connect(self.url)
         try:
@@ -181,5 +178,5 @@ class Link:
 
 
 def _longer(pause_s: float) -> float:
-    """The pause after this one."""
+    """Return the next pause."""
     return min(max(2 * pause_s, BACKOFF_MIN_S), BACKOFF_MAX_S)

@@ -1,7 +1,11 @@
-"""``Producer``: records in, batches out, and what became of them.
+"""``Producer``: collects records into batches, chooses partitions, and reports deliveries.
 
-Promises: memory for records that were not acknowledged has a limit, and who is over it waits; no record is given up without its receipt,
-``flush`` and the callback saying so. Must not know: any one wire's bytes, how a batch is sent again.
+Guarantees:
+
+* Unacknowledged records use a limited amount of memory; above the limit, ``send`` waits.
+* Every failed record is reported by its receipt, by ``flush`` and by the callback.
+
+Retries are the work of ``lane``.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, 
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
 
-LINGER_MS: Final = 5.0  # Kafka's producer waits as long since version 4
+LINGER_MS: Final = 5.0  # the default of Kafka's producer since version 4
 BATCH_BYTES: Final = 1 << 20
-BATCH_BYTES_LIMIT: Final = 8 << 20  # a record of the largest size still fits behind it
+BATCH_BYTES_LIMIT: Final = 8 << 20  # leaves space in a batch for one more record of the largest size
 BUFFER_BYTES: Final = 32 << 20
-METADATA_S: Final = 60.0  # after this the broker is asked again how many partitions a topic has
+METADATA_S: Final = 60.0  # how long the partition count of a topic is cached
 HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
     KeyHash.FNV32: fnv1a_32,
     KeyHash.FNV64: fnv1a_64,
@@ -92,16 +96,16 @@ class Receipts:
 
 @dataclass(slots=True)
 class _Topic:
-    """What choosing a partition takes; ``partition_count`` is 0 where the wire chooses."""
+    """What is needed to choose a partition. ``partition_count`` is 0 if the protocol chooses."""
 
     partition_count: int
     key_hash: KeyHash
-    asked_at: float
+    fetched_at: float
     sticky: int = 0
 
 
 class ProducerOptions(TypedDict, total=False):
-    """Keyword arguments of ``Producer``, which says what they mean."""
+    """Keyword arguments of ``Producer``."""
 
     linger_ms: float
     batch_bytes: int
@@ -211,11 +215,11 @@ class Producer:
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
             Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
-            Unavailable: the broker cannot be reached, or the producer is closed.
+            Unavailable: the broker is not reachable, or the producer is closed.
 
         Example:
             receipt = await producer.send("orders", "hello", key="a")
-            place = await receipt
+            stored = await receipt
         """
         if not isinstance(value, Record):
             record = Record(value, key, headers)
@@ -278,7 +282,7 @@ class Producer:
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type, or the numbers of keys and values differ. Nothing was sent.
             Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
-            Unavailable: the broker cannot be reached, or the producer is closed.
+            Unavailable: the broker is not reachable, or the producer is closed.
 
         Example:
             receipts = await producer.send_many("orders", [b"one", b"two"], keys=["a", "b"])
@@ -341,7 +345,7 @@ class Producer:
             lane.flush()
 
     async def _capacity(self, size: int) -> None:
-        """Wait until so many bytes more may be held; something of any size is taken when nothing else is held."""
+        """Wait for buffer space. If the buffer is empty, a record of any size is accepted."""
         while self._buffered and self._buffered + size > self._buffer_bytes:
             self._flush_lanes()
             self._settled.clear()
@@ -371,7 +375,7 @@ class Producer:
         keys: Sequence[bytes | None],
         size: int,
     ) -> None:
-        """Put records into a batch; one that is full goes, and what has no key goes elsewhere from then on."""
+        """Add records to a batch. A full batch is sent, and records without a key then use the next partition."""
         batch.values += values
         batch.keys += keys
         batch.size += size
@@ -388,7 +392,7 @@ class Producer:
         keys: Sequence[bytes | None],
         others: dict[int, Record],
     ) -> list[tuple[Batch, int, int]]:
-        """Put records into batches, as many as it takes; returns (batch, first row, count) of each."""
+        """Add records to as many batches as needed. Return (batch, first row, count) of each."""
         parts: list[tuple[Batch, int, int]] = []
         waiting = [(0, len(values))] if values else []
         while waiting:
@@ -430,7 +434,7 @@ class Producer:
     async def _rows_by_partition(
         self, topic: str, keys: Sequence[bytes | None], partition: int | None
     ) -> list[tuple[int, list[int] | None]]:
-        """Which records go to which partition; None: all."""
+        """Return the rows for each partition. None stands for all rows."""
         known = await self._topic(topic)
         if partition is not None or not known.partition_count or not any(key is not None for key in keys):
             where = await self._partition(topic, None, partition)
@@ -442,12 +446,12 @@ class Producer:
         return list(chosen.items())
 
     async def _topic(self, topic: str) -> _Topic:
-        """What is known of a topic, asked about anew once a minute: it may have grown."""
+        """Return the metadata of a topic. It is fetched again every minute, because partitions can be added."""
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "producer is closed")
         known = self._topics.get(topic)
         now = asyncio.get_running_loop().time()
-        if known is None or now - known.asked_at > METADATA_S:
+        if known is None or now - known.fetched_at > METADATA_S:
             if self._knows_partitions(await self._link.wire(), topic):
                 known = await self._link.read(lambda wire: self._ask_topic(wire, topic))
             else:
@@ -457,7 +461,7 @@ class Producer:
         return known
 
     def _knows_partitions(self, wire: WireClient, topic: str) -> bool:
-        """Whether batches of partitions are made here, as on our own wire, or the wire's client sees to that."""
+        """Return whether this producer chooses partitions, as over `polywire`, instead of the protocol's client."""
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
         self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
@@ -466,18 +470,18 @@ class Producer:
         return isinstance(wire, PolywireClient)
 
     async def _ask_topic(self, wire: WireClient, topic: str) -> _Topic:
-        assert isinstance(wire, PolywireClient), "a URL has one wire"
+        assert isinstance(wire, PolywireClient), "a URL has one protocol"
         try:
             description = await wire.describe(topic)
         except Missing:
             if not self._create:
                 raise
-            with suppress(Conflict):  # somebody else makes it at the same time
+            with suppress(Conflict):  # another client created it at the same time
                 await wire.create_topic(topic)
             description = await wire.describe(topic)
         named = description.settings.get("key_hash")
-        asked_at = asyncio.get_running_loop().time()
-        return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, asked_at)
+        fetched_at = asyncio.get_running_loop().time()
+        return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, fetched_at)
 
 
 def _checked(partition: object) -> int:

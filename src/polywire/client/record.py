@@ -1,7 +1,9 @@
-"""Records as applications write and read them, and on their way into and out of stored batches.
+"""``Record``, the record of the client API, and its conversion from and to stored batches.
 
-Promises: text becomes UTF-8 where it is handed in, and what cannot be a key, a value or a header is refused there; a batch is read and
-built with a few calls for all its records. Must not know: connections, any wire.
+Guarantees:
+
+* Text is encoded as UTF-8 when a record is created, and invalid keys, values and headers are rejected then.
+* A batch is decoded or built with a few calls for all its records.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ Text: TypeAlias = str | bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
 NO_HEADERS: Final[Headers] = MappingProxyType({})
-EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
-PRODUCER_EPOCH: Final = 0  # every producer has a name of its own, so there is never another epoch
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit of a decompressed body
+PRODUCER_EPOCH: Final = 0  # each producer has an id of its own, so it never needs a second epoch
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 INT_BYTES: Final = 8
 
 _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
-# Batches with other columns than keys and values are read and built record by record.
+# Batches with other columns than keys and values are decoded and built record by record.
 _PLAIN_COLUMNS: Final = sum(
     1 << column
     for column in (
@@ -165,13 +167,13 @@ def _as_time_us(given: object) -> int | None:
 
 
 def to_stored(record: Record) -> columns.Record:
-    """The same record as wires' clients take it."""
+    """Convert a record to the form that protocol clients use."""
     headers = tuple(_header(name, value) for name, value in record.headers.items())
     return columns.Record(record.value, record.key, headers=headers, origin_time_us=record.origin_time_us)
 
 
 def from_stored(record: columns.Record, topic: str, partition: int) -> Record:
-    """The same record as applications see it."""
+    """Convert a record from the form that protocol clients use."""
     headers = {header.key.decode(errors="replace"): typed(header.value, header.value_kind) for header in record.headers}
     return _make(
         (
@@ -195,7 +197,7 @@ def encode_batch(
     producer_id: bytes | None,
     base_sequence: int,
 ) -> bytearray:
-    """A stored batch of records, by column; ``others`` are whole records, by row, where they have more than key and value.
+    """Build a stored batch from columns. ``others`` are the records with more than a key and a value, by row.
 
     Raises Invalid(INVALID_BATCH), Invalid(RECORD_TOO_LARGE).
     """
@@ -209,7 +211,7 @@ def encode_batch(
     made: dict[int, Buffer] = {Column.VALUE_OFFSETS: _offsets(values), Column.VALUE_BYTES: b"".join(values)}  # type: ignore[arg-type]
     if None not in keys:
         made[Column.KEY_OFFSETS] = _offsets(keys)
-        made[Column.KEY_BYTES] = b"".join(keys)  # type: ignore[arg-type]  # none is missing
+        made[Column.KEY_BYTES] = b"".join(keys)  # type: ignore[arg-type]  # no key is None
     if producer_id is None:
         return from_columns(made, len(values))
     made[Column.PRODUCER_ID] = producer_id
@@ -217,7 +219,7 @@ def encode_batch(
 
 
 def decode_batches(payload: Buffer, topic: str, partition: int, offset: int) -> list[Record]:
-    """The records of whole stored batches back to back, from an offset on. Raises Invalid(INVALID_BATCH)."""
+    """Decode the records of consecutive stored batches, beginning at an offset. Raises Invalid(INVALID_BATCH)."""
     found: list[Record] = []
     view = memoryview(payload)
     for at in walk(payload).tolist():
@@ -250,7 +252,7 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 
 
 def _header(name: str, value: HeaderValue) -> Header:
-    """One typed header. Raises Invalid(INVALID_REQUEST) for a number that no kind can hold."""
+    """Return a header of the kind that fits its value. Raises Invalid(INVALID_REQUEST) for an integer that is too large."""
     key = name.encode()
     match value:
         case None:

@@ -1,7 +1,9 @@
-"""Topics as tables: Arrow record batches, one Arrow table, or a frame of pandas, without Spark.
+"""Read topics as Arrow record batches, Arrow tables or pandas frames, without Spark.
 
-Promises: what is read lies between bounds that are taken once, at the beginning, so a topic that grows meanwhile is read to an end; ``scan``
-holds a few MiB whatever the topic has. Must not know: asyncio, which tool takes the tables.
+Guarantees:
+
+* The bounds of a read are taken once at its start, so reading a growing topic ends.
+* ``scan`` needs a few MiB of memory, however large the topic is.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ def scan(
     times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
     with closing(connect(address)) as connection:
         for partition in connection.bounds([topic], times_us=times):
-            told = iter(partition.time_offsets)
-            first, last = (_offset(bound, partition, told) for bound in (start, end))
+            time_offsets = iter(partition.time_offsets)
+            first, last = (_offset(bound, partition, time_offsets) for bound in (start, end))
             yield from _partition(connection, partition, first, last, schema)
 
 
@@ -110,14 +112,14 @@ def read_pandas(
         print(frame.groupby("key").size())
     """
     try:
-        import pandas  # noqa: F401 - whether it is there
+        import pandas  # noqa: F401 - check that it is installed
     except ImportError as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, "data frames need pandas (pip install pandas)") from error
     return read_arrow(address, topic, columns=columns, start=start, end=end, text=text).to_pandas()
 
 
 def schema_of(columns: Sequence[str], *, text: bool) -> pa.Schema:
-    """Types of columns. Raises Invalid(INVALID_REQUEST)."""
+    """Return the schema of columns. Raises Invalid(INVALID_REQUEST)."""
     unknown = [column for column in columns if column not in TYPES]
     if unknown or not columns:
         raise Invalid(
@@ -131,10 +133,10 @@ def _time_us(bound: datetime) -> int:
     return (bound - EPOCH) // MICROSECOND
 
 
-def _offset(bound: Bound, partition: PartitionRange, told: Iterator[int]) -> int:
-    """What a bound means in a partition, within what is there."""
+def _offset(bound: Bound, partition: PartitionRange, time_offsets: Iterator[int]) -> int:
+    """Return the offset of a bound in a partition, within the retained records."""
     if isinstance(bound, datetime):
-        return next(told)
+        return next(time_offsets)
     if isinstance(bound, int):
         return min(max(bound, partition.first_offset), partition.next_offset)
     return partition.first_offset if bound == EARLIEST else partition.next_offset

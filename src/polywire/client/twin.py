@@ -1,6 +1,6 @@
-"""The blocking twins of ``Client``, ``Producer`` and ``Consumer``: the same calls, for programs without asyncio.
+"""Blocking versions of ``Client``, ``Producer`` and ``Consumer``, for programs without asyncio.
 
-Promises: calls may come from any thread; one thread of a client's own does the work of all that it makes. Must not know: any wire.
+Calls may come from any thread. Each client has one thread that does the work for its producers and consumers, too.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SyncConsumer:
         self._thread.run(self._consumer.start())
 
     def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
-        """Return the next records, all of one partition, as soon as there are any; see ``Consumer.batch``."""
+        """Wait for records and return them. All are of one partition; see ``Consumer.batch``."""
         return self._thread.run(self._consumer.batch(records_max, timeout_s=timeout_s))
 
     def batches(self, records_max: int = BATCH_RECORDS) -> Iterator[Sequence[Record]]:
@@ -169,15 +169,15 @@ class SyncConsumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of an assigned partition; see ``Consumer.seek``."""
-        self._thread.run(_called(lambda: self._consumer.seek(topic, partition, offset)))
+        self._thread.run(_call(lambda: self._consumer.seek(topic, partition, offset)))
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
         """The next offset of each assigned partition, by topic and partition."""
-        return self._thread.run(_called(lambda: self._consumer.positions))
+        return self._thread.run(_call(lambda: self._consumer.positions))
 
     def close(self, *, commit_last: bool = True) -> None:
-        """Store positions, leave the group, and end the connection; see ``Consumer.close``."""
+        """Commit offsets, leave the group, and close the connection; see ``Consumer.close``."""
         if not self._thread.ended:
             self._thread.run(self._consumer.close(commit_last=commit_last))
 
@@ -225,11 +225,11 @@ class SyncClient:
 
     def producer(self, **options: Unpack[ProducerOptions]) -> SyncProducer:
         """Return a producer. Options are those of ``Producer``."""
-        return SyncProducer(self._thread, self._thread.run(_called(lambda: self._client.producer(**options))))
+        return SyncProducer(self._thread, self._thread.run(_call(lambda: self._client.producer(**options))))
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
         """Return a consumer of the topics. Options are those of ``Consumer``."""
-        return SyncConsumer(self._thread, self._thread.run(_called(lambda: self._client.consumer(*topics, **options))))
+        return SyncConsumer(self._thread, self._thread.run(_call(lambda: self._client.consumer(*topics, **options))))
 
     def send(
         self,
@@ -266,7 +266,7 @@ class SyncClient:
         return self._thread.run(self._client.topics())
 
     def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition, by number. Raises Missing(TOPIC_MISSING)."""
+        """Return the first and the next offset of each partition, in order of their numbers. Raises Missing(TOPIC_MISSING)."""
         return self._thread.run(self._client.bounds(topic))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -284,5 +284,5 @@ def connect_sync(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float =
     return SyncClient(url, connect_s=connect_s, reconnect_s=reconnect_s)
 
 
-async def _called(work: Callable[[], T]) -> T:
-    return work()
+async def _call(function: Callable[[], T]) -> T:
+    return function()
