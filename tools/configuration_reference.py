@@ -34,14 +34,14 @@ TOPICS: Final[Mapping[str, Sequence[str]]] = {
     "Iggy": ("iggy-dialect",),
 }  # fmt: skip
 GUIDES: Final[Mapping[str, str]] = {
-    "Listeners": "[Deploy a broker](../operate/deploy.md)",
-    "TLS": "[Secure a broker](../operate/secure.md#encrypt-with-tls), [TLS between machines](../operate/cluster.md#tls-between-machines)",
-    "Users and audit": "[Secure a broker](../operate/secure.md)",
-    "Storage": "[Guarantees](../concepts/durability.md), [size a broker](../operate/size.md)",
-    "Topics and retention": "A topic can override retention: [settings of a topic](limits.md#a-topic)",
-    "Limits": "[Settings and limits](limits.md)",
-    "Bucket": "[Operate a cluster](../operate/cluster.md)",
-    "Processes": "[Choose a topology](../operate/topology.md)",
+    "Listeners": "[deploy a broker](../operate/deploy.md)",
+    "TLS": "[secure a broker](../operate/secure.md#encrypt-with-tls), [TLS between machines](../operate/cluster.md#tls-between-machines)",
+    "Users and audit": "[secure a broker](../operate/secure.md)",
+    "Storage": "[durability](../concepts/durability.md), [size a broker](../operate/size.md)",
+    "Topics and retention": "[settings of a topic](limits.md#a-topic), which override retention",
+    "Limits": "[limits](limits.md)",
+    "Bucket": "[operate a cluster](../operate/cluster.md)",
+    "Processes": "[choose a topology](../operate/topology.md)",
 }
 
 
@@ -81,6 +81,6 @@ def configuration_page(options: Callable[[], Iterator[Row]]) -> Iterator[str]:
     for title, names in TOPICS.items():
         yield from ["", f"## {title}", ""]
         if title in GUIDES:
-            yield from [f"{GUIDES[title]}.", ""]
+            yield from [f"See {GUIDES[title]}.", ""]
         shown = [(rows[name][0], rows[name][1], rows[name][3]) for name in names]
         yield from table(("option", "default", "meaning"), shown)

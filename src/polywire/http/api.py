@@ -40,8 +40,8 @@ from polywire.types import KeyHash, Level, PositionKind, TopicName
 
 TOPICS_MAX: Final = 2_000  # topics of one list
 GROUPS_MAX: Final = 1_000  # groups of one list, and pairs of a group and a topic in metrics
-MEMBERS_MAX: Final = 1_000  # members of one group, as many as there may be
-PARTITIONS_MAX: Final = 10_000  # partitions of one topic, as many as there may be
+MEMBERS_MAX: Final = 1_000  # members of one group
+PARTITIONS_MAX: Final = 10_000  # partitions of one topic
 CONNECTIONS_MAX: Final = 1_000  # clients of one list
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
@@ -59,43 +59,43 @@ class Api:
         self._round_robin = 0
 
     def table(self) -> Sequence[Endpoint]:
-        """Every endpoint."""
+        """Return every endpoint."""
         records = {
-            "offset": "first offset; earliest without any other",
-            "time": "instead: the first record stored at or after this ISO 8601 time",
-            "tail": "instead: so many of the newest records",
-            "key": "only records of this key",
-            "limit": f"records at most, up to {RECORDS_MAX}",
-            "whole": "1: values are not cut short",
+            "offset": "first offset; by default the earliest",
+            "time": "instead of offset: from this append time on (ISO 8601)",
+            "tail": "instead of offset: number of newest records",
+            "key": "only records with this key",
+            "limit": f"maximum number of records, up to {RECORDS_MAX}",
+            "whole": "1 returns values in full",
         }
         produced = {
             "value": "text, or null",
-            "value_base64": "bytes instead",
+            "value_base64": "base64, instead of value",
             "key": "text",
-            "key_base64": "bytes instead",
-            "headers": "object of texts",
-            "partition": "by the key, or in turn, without",
+            "key_base64": "base64, instead of key",
+            "headers": "object with string values",
+            "partition": "by default selected by key, or round-robin",
         }
         reset = {
             "to": "earliest, latest, an offset or an ISO 8601 time",
-            "partition": "this one only",
-            "dry_run": "true shows what would be moved",
+            "partition": "only this partition",
+            "dry_run": "true shows the changes without making them",
         }
         one = "/topics/{topic}"
         return [
-            Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "What the broker does", self._overview),
-            Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "How the process was started", self._settings),
+            Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "State of the broker", self._overview),
+            Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "Effective settings", self._settings),
             Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections),
-            Endpoint("GET", "/topics", Action.TOPIC_LIST, "Topics that one may see", self._topics),
-            Endpoint("POST", one, Action.TOPIC_CREATE, "Make a topic", self._create, {"partitions": "how many"}),
-            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "A topic and its partitions", self._topic),
+            Endpoint("GET", "/topics", Action.TOPIC_LIST, "List topics", self._topics),
+            Endpoint("POST", one, Action.TOPIC_CREATE, "Create a topic", self._create, {"partitions": "count"}),
+            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "Describe a topic and its partitions", self._topic),
             Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
-            Endpoint("POST", f"{one}/records", Action.PRODUCE, "Store one record", self._produce, produced),
+            Endpoint("POST", f"{one}/records", Action.PRODUCE, "Produce a record", self._produce, produced),
             Endpoint(
                 "POST",
                 f"{one}/resend",
                 Action.FETCH,
-                "Store a record once more, as it is, in its partition",
+                "Produce a stored record again, in its partition",
                 self._resend,
                 {"partition": "of the record", "offset": "of the record"},
                 also=Action.PRODUCE,
@@ -103,9 +103,11 @@ class Api:
             Endpoint(
                 "GET", f"{one}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
             ),
-            Endpoint("GET", "/groups", Action.GROUP_LIST, "Groups that one may see, with their lag", self._groups),
-            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "A group of a topic", self._group),
-            Endpoint("POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Move a group", self._reset, reset),
+            Endpoint("GET", "/groups", Action.GROUP_LIST, "List groups with their lag", self._groups),
+            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "Describe a group", self._group),
+            Endpoint(
+                "POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
+            ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Users(self._broker).table(),
         ]

@@ -30,10 +30,10 @@ from polywire.records.header_values import text_of
 from polywire.records.rows import Rows
 from polywire.types import PositionKind
 
-LETTERS_MAX: Final = 1_000  # letters of one redrive
-LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # of a redrive's letters, headers included; one is always taken
+LETTERS_MAX: Final = 1_000  # records of one redrive
+LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # records of one redrive, headers included; one is always sent
 TARGETS_MAX: Final = 100  # topics named in one request
-TARGET_BYTES_MAX: Final = 511  # of a topic's name: stream, dot and topic. A header that is longer names none
+TARGET_BYTES_MAX: Final = 511  # name of a topic; a longer header is ignored
 _PREFIX: Final = b"dead."
 _DIGITS_MAX: Final = 9
 
@@ -94,18 +94,18 @@ class DeadLetters:
     def table(self) -> Sequence[Endpoint]:
         """Every endpoint."""
         fields = {
-            "topics": "list of those that letters may be sent to",
-            "partition": "with offset: this letter only; positions stay where they are",
-            "offset": "of that letter",
+            "topics": "list of topics that records may return to",
+            "partition": "with offset: redrive only this record; no offset is committed",
+            "offset": "offset of that record",
         }
         one = "/topics/{topic}"
         return [
-            Endpoint("GET", f"{one}/dead-letters", Action.FETCH, "What a redrive would send, and where", self._look),
+            Endpoint("GET", f"{one}/dead-letters", Action.FETCH, "Preview a redrive", self._look),
             Endpoint(
                 "POST",
                 f"{one}/redrive",
                 Action.FETCH,
-                f"Send dead letters back to where they were, {LETTERS_MAX} at most; takes the right to produce there, too",
+                f"Redrive at most {LETTERS_MAX} dead letters; also needs produce for their topics",
                 self._send,
                 fields,
                 also=Action.OFFSET_COMMIT,

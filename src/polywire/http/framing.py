@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers of a request: browsers send one or two KiB
-BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # of a request's body: a record of the largest usual size, spelled in base64
-HEADERS_MAX: Final = 100  # of a request: browsers send twenty
+HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers
+BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
+HEADERS_MAX: Final = 100  # headers of a request
 _END: Final = b"\r\n\r\n"
 _DIGITS_MAX: Final = 15  # of a length
 

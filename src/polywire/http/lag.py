@@ -21,7 +21,7 @@ from polywire.records.header import read_header
 from polywire.types import PositionKind
 
 TIME_READ_BYTES: Final = 1  # one batch is always read
-LAGS_MAX: Final = 50_000  # partitions of groups in one answer: each may take the read of a batch, some 20 µs
+LAGS_MAX: Final = 50_000  # partitions of all groups in one response; each may read a batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,15 +76,15 @@ def _process_families() -> Iterator[Metric]:
     info.add_metric([VERSION, f"{sys.version_info.major}.{sys.version_info.minor}"], 1)
     yield info
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    yield _counter("process_cpu_seconds", "Processor time used.", usage.ru_utime + usage.ru_stime)
+    yield _counter("process_cpu_seconds", "CPU time used.", usage.ru_utime + usage.ru_stime)
     yield _gauge(
-        "process_resident_memory_bytes", "Memory in use, mapped files included.", _resident_bytes(usage.ru_maxrss)
+        "process_resident_memory_bytes", "Resident memory, including mapped files.", _resident_bytes(usage.ru_maxrss)
     )
     descriptors = Path("/dev/fd")
     if descriptors.exists():
         yield _gauge("process_open_fds", "Open file descriptors.", len(os.listdir(descriptors)))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield _gauge("process_max_fds", "File descriptors that may be open.", soft)
+    yield _gauge("process_max_fds", "Limit of open file descriptors.", soft)
 
 
 def _resident_bytes(highest: int) -> int:
@@ -97,7 +97,9 @@ def _resident_bytes(highest: int) -> int:
 
 def _connection_families(process: Process) -> Iterator[Metric]:
     connections = GaugeMetricFamily("polywire_connections", "Open connections.", labels=["wire"])
-    accepted = CounterMetricFamily("polywire_connections_accepted", "Connections since the start.", labels=["wire"])
+    accepted = CounterMetricFamily(
+        "polywire_connections_accepted", "Connections accepted since the start.", labels=["wire"]
+    )
     received = CounterMetricFamily("polywire_received_bytes", "Bytes received from clients.", labels=["wire"])
     sent = CounterMetricFamily("polywire_sent_bytes", "Bytes sent to clients.", labels=["wire"])
     for wire, traffic in sorted(process.traffic().items()):
@@ -107,16 +109,20 @@ def _connection_families(process: Process) -> Iterator[Metric]:
         received.add_metric(label, traffic.received_bytes)
         sent.add_metric(label, traffic.sent_bytes)
     yield from (connections, accepted, received, sent)
-    yield _gauge("connections_max", "Connections that may be open at once.", process.connections_max)
-    yield _counter("connections_refused", "Connections turned away because none more may be open.", process.refused)
-    yield _gauge("receive_buffer_bytes", "Memory in which unfinished requests lie.", process.receive_buffer_bytes)
+    yield _gauge("connections_max", "Limit of open connections.", process.connections_max)
+    yield _counter("connections_refused", "Connections rejected because of the limit.", process.refused)
+    yield _gauge("receive_buffer_bytes", "Memory that holds incomplete requests.", process.receive_buffer_bytes)
 
 
 async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
     labels = ["topic"]
     partitions = GaugeMetricFamily("polywire_topic_partitions", "Partitions of a topic.", labels=labels)
-    appended = CounterMetricFamily("polywire_topic_records", "Records ever stored in a topic.", labels=labels)
-    kept = GaugeMetricFamily("polywire_topic_retained_records", "Records between first and next offset.", labels=labels)
+    appended = CounterMetricFamily(
+        "polywire_topic_records", "Records stored in a topic since it was created.", labels=labels
+    )
+    kept = GaugeMetricFamily(
+        "polywire_topic_retained_records", "Records between the first and the next offset.", labels=labels
+    )
     stored = GaugeMetricFamily("polywire_topic_stored_bytes", "Bytes of a topic on disk.", labels=labels)
     topics = broker.topics(internal=True)
     others = [0, 0, 0, 0]
@@ -135,7 +141,7 @@ async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
             others = [a + b for a, b in zip(others, sums, strict=True)]
     if len(topics) > TOPICS_MAX:
         _add((partitions, appended, kept, stored), "(others)", others)
-    return [_gauge("topics", "Topics, the broker's own included.", len(topics)), partitions, appended, kept, stored]
+    return [_gauge("topics", "Topics, including internal ones.", len(topics)), partitions, appended, kept, stored]
 
 
 def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None:
@@ -166,20 +172,20 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
         records.add_metric(names, lag.records)
         seconds.add_metric(names, lag.seconds)
     return [
-        _gauge("groups", "Pairs of a group and a topic with series of their own.", len(lags)),
-        _gauge("groups_left_out", "1 where there are more than have series.", more),
+        _gauge("groups", "Pairs of group and topic that have series.", len(lags)),
+        _gauge("groups_left_out", "1 if there are more pairs of group and topic than series.", more),
         records,
         seconds,
     ]
 
 
 def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:
-    yield _gauge("congested", "1 while producers wait because sealing or syncing is behind.", broker.congested)
-    yield _counter("batches", "Batches taken from clients since the start.", broker.appended)
-    yield _gauge("stopping", "1 once no further request is taken.", process.stopping)
+    yield _gauge("congested", "1 while producers wait because sealing or syncing cannot keep up.", broker.congested)
+    yield _counter("batches", "Batches received from clients since the start.", broker.appended)
+    yield _gauge("stopping", "1 while the broker is stopping.", process.stopping)
     work = HistogramMetricFamily(
         "polywire_log_work_seconds",
-        "Time that work of the log beside the loop took: sync of the journal, seal and merge of segments, reads of cold ones.",
+        "Duration of background work of the log.",
         labels=["work"],
     )
     for name, durations in sorted(process.work().items()):
@@ -187,7 +193,7 @@ def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:
     yield work
     requests = HistogramMetricFamily(
         "polywire_request_seconds",
-        "Time from receiving a request to writing its answer, waiting for records included; of a sample, weighed by what it stands for.",
+        "Time from receiving a request to writing its response, sampled.",
         labels=["wire", "kind"],
     )
     for labels, durations in sorted(process.requests().items()):

@@ -29,13 +29,13 @@ from polywire.records.lookup import record_at_offset
 from polywire.records.rows import Rows
 
 READ_BYTES: Final = 256 * 1024  # asked for at once; one batch is read whole
-READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # read by one request: two of the largest batches
-READERS_MAX: Final = 4  # requests that read at once: each holds one batch, 16 MiB, twice where it is compressed
+READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # batches read by one request
+READERS_MAX: Final = 4  # concurrent requests that read records; each holds one batch in memory
 RECORDS_MAX: Final = 500  # records of one page
-PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # of the JSON of a page's records: some milliseconds of encoding
-SHOWN_BYTES_MAX: Final = 4 * 1024  # of a key, a value or a part of a header, unless the whole is asked for
-HEADERS_BYTES_MAX: Final = 16 * 1024  # of the JSON of one record's headers, unless the whole is asked for
-LOOKED_AT_MAX: Final = 20_000  # records compared with a key before the page is answered as it is
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # JSON of the records of one page
+SHOWN_BYTES_MAX: Final = 4 * 1024  # key, value or part of a header, unless `whole=1`
+HEADERS_BYTES_MAX: Final = 16 * 1024  # JSON of the headers of one record, unless `whole=1`
+LOOKED_AT_MAX: Final = 20_000  # records compared with a key per request
 
 
 _P = ParamSpec("_P")

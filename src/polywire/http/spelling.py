@@ -24,7 +24,7 @@ from polywire.records.header_values import text_of, typed
 
 PIECE_BYTES: Final = 192 * 1024  # decoded at once: below a millisecond. A multiple of 3, so that pieces of base64 join
 SHORT_BYTES: Final = 4 * 1024  # text up to this size is text, however many control characters JSON has to escape
-LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # of a list in an answer: 2,000 topics with the longest names take half of it
+LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a list
 _AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
 _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 

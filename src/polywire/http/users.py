@@ -22,7 +22,7 @@ from polywire.http.spelling import Listing
 
 USERS_MAX: Final = 1_000  # users of one list
 WORDS_MAX: Final = 1_000  # permissions of one user
-EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # of a token
+EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # lifetime of a token, in seconds
 
 
 class Users:
@@ -33,35 +33,42 @@ class Users:
 
     def table(self) -> Sequence[Endpoint]:
         """Every endpoint."""
-        permissions = {"permissions": "list of words as polywire user add takes them; none: the user may do nothing"}
-        new = {"password": "of the user", **permissions, "active": "false: may not log in yet"}
-        password = {"password": "the new one", "old": "the one until now, needed for one's own"}
-        expiry = {"expires_in_s": "seconds until it ends; without, it does not"}
+        permissions = {"permissions": "list of words, as for polywire user add; an empty list grants nothing"}
+        new = {"password": "password of the user", **permissions, "active": "false disables the user"}
+        password = {"password": "new password", "old": "current password; required for your own"}
+        expiry = {"expires_in_s": "seconds until the token expires; by default it never does"}
         one, token = "/users/{user}", "/tokens/{token}"
         alter = Action.USER_ALTER
         return [
-            Endpoint("GET", "/users", Action.USER_DESCRIBE, "Users", self._users),
-            Endpoint("GET", one, Action.USER_DESCRIBE, "A user and what it may do", self._user, is_own=True),
-            Endpoint("POST", one, Action.USER_CREATE, "Make a user", self._create, new),
-            Endpoint("DELETE", one, Action.USER_DELETE, "End a user, its logins and its tokens", self._delete),
-            Endpoint("POST", f"{one}/permissions", alter, "Replace what a user may do", self._grant, permissions),
+            Endpoint("GET", "/users", Action.USER_DESCRIBE, "List users", self._users),
+            Endpoint("GET", one, Action.USER_DESCRIBE, "Describe a user", self._user, is_own=True),
+            Endpoint("POST", one, Action.USER_CREATE, "Create a user", self._create, new),
+            Endpoint("DELETE", one, Action.USER_DELETE, "Delete a user, its logins and its tokens", self._delete),
             Endpoint(
-                "POST", f"{one}/active", alter, "Let a user log in, or not", self._activate, {"active": "true or false"}
+                "POST", f"{one}/permissions", alter, "Replace the permissions of a user", self._grant, permissions
+            ),
+            Endpoint(
+                "POST", f"{one}/active", alter, "Enable or disable a user", self._activate, {"active": "true or false"}
             ),
             Endpoint(
                 "POST",
                 f"{one}/password",
                 alter,
-                "Replace a password, which ends the user's logins and tokens",
+                "Replace a password; ends the user's logins and tokens",
                 self._change_password,
                 password,
                 is_own=True,
             ),
-            Endpoint("GET", "/self", Action.SELF_DESCRIBE, "Who asks, and what it may do", self._self),
+            Endpoint("GET", "/self", Action.SELF_DESCRIBE, "Describe the authenticated user", self._self),
             Endpoint(
-                "POST", token, Action.TOKEN_CREATE, "A token of one's own, shown this once", self._new_token, expiry
+                "POST",
+                token,
+                Action.TOKEN_CREATE,
+                "Create a token of your own; only this response contains it",
+                self._new_token,
+                expiry,
             ),
-            Endpoint("DELETE", token, Action.TOKEN_DELETE, "End a token of one's own", self._delete_token),
+            Endpoint("DELETE", token, Action.TOKEN_DELETE, "Delete a token of your own", self._delete_token),
         ]
 
     async def _users(self, asked: Asked) -> Any:
