@@ -55,7 +55,7 @@ def bucket(*, requests: int, price: float | None = 0.005) -> dict[str, Any]:
         "cache_bytes": 0,
         "put_bytes": 1000 * requests,
         "got_bytes": 0,
-        "nodes": [{"name": "one", "state": "leads", "epoch": 3}, {"name": "two", "state": "stands by", "epoch": None}],
+        "nodes": [{"name": "one", "state": "leads", "epoch": 3}, {"name": "two", "state": "standby", "epoch": None}],
         "requests": [
             {"verb": "create", "outcome": "done", "requests": requests, "seconds": requests * 0.04, "p99_s": 0.05},
             {"verb": "read", "outcome": "failed", "requests": 1, "seconds": 99.0, "p99_s": None},
@@ -72,7 +72,7 @@ def test_the_bucket_view_has_rates_and_costs() -> None:
     before.responses["overview"]["bucket"] = bucket(requests=280)
     rows = view(before, now)
     assert rows["bucket"][0]["put_bytes_per_s"] == 10_000
-    assert [row["state"] for row in rows["brokers"]] == ["leads", "stands by"]
+    assert [row["state"] for row in rows["brokers"]] == ["leads", "standby"]
     assert [(row["requests_per_s"], row["mean_ms"], row["p99_ms"]) for row in rows["requests"]] == [
         (10, 40, 50),
         (0, None, None),
@@ -82,7 +82,7 @@ def test_the_bucket_view_has_rates_and_costs() -> None:
     console = Console(width=200, record=True, file=StringIO())
     console.print(Group(*_tables(rows)))
     text = console.export_text()
-    assert all(word in text for word in ("9.8 KiB", "stands by", "129.6", "–"))
+    assert all(word in text for word in ("9.8 KiB", "standby", "129.6", "–"))
     now.responses["overview"]["bucket"] = bucket(requests=30, price=None)
     assert "cost" not in view(before, now)["charges"][0]
 

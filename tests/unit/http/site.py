@@ -80,7 +80,7 @@ def bucket_view(*, priced: bool = True) -> BucketView:
             BucketCharge("put", 2000, 0.005 if priced else None),
             BucketCharge("get", 10, 0.0 if priced else None),
         ],
-        nodes=[BucketNode("one", "leads", 3), BucketNode("two", "stands by", None)],
+        nodes=[BucketNode("one", "leads", 3), BucketNode("two", "standby", None)],
     )
 
 

@@ -217,7 +217,7 @@ def test_the_overview_tells_of_the_bucket(site: Site) -> None:
     site.process.view = bucket_view()
     told = get(site, "/overview").json["bucket"]
     assert (told["node"], told["epoch"], told["unstored_bytes"], told["unstored_seconds"]) == ("one", 3, 4096, 0.25)
-    assert told["nodes"][1] == {"name": "two", "state": "stands by", "epoch": None}
+    assert told["nodes"][1] == {"name": "two", "state": "standby", "epoch": None}
     assert [(one["requests"], one["p99_s"]) for one in told["requests"]] == [(2, 0.05), (1, None)]
     assert told["charges"][0] == {"kind": "put", "requests": 2000, "price": 0.005, "cost": 0.01}
 

@@ -113,7 +113,7 @@ def test_a_bucket_is_told_where_there_is_one(site: Site) -> None:
     assert found[f"{name}_unstored_bytes", "0000"] == 4096
     assert found[f"{name}_unstored_seconds", "0000"] == 0.25
     assert found[f"{name}_journal_objects", "0000"] == 9
-    assert found[f"{name}_node", "stands by", "two"] == 1
+    assert found[f"{name}_node", "standby", "two"] == 1
     assert found[f"{name}_changes_total", "leading"] == 2
     assert found[f"{name}_request_seconds_count", "create", "done"] == 2
     assert found[f"{name}_request_seconds_count", "failed", "read"] == 1
