@@ -23,7 +23,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/polywire",
     "src/polywire/protocols/runtime",
     "src/polywire/server",
-    "src/polywire/spark",
     "src/polywire/testing",
     "docs/decisions",
     "docs/develop",

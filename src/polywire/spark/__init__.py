@@ -1,10 +1,7 @@
-"""Polywire for Spark: the data source ``polywire``, a session that is set up for it, and ready-made pipelines.
+"""Polywire for Spark: the data source ``polywire``, a session set up for it, and ready-made pipelines.
 
-Needs the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in sessions made by others: Spark finds the top-level
-module ``pyspark_polywire`` by itself.
-
-Promises: importing this package alone imports neither pyspark nor pyarrow, so its pure parts stay light. Must not know:
-broker, server.
+Needs the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in other sessions: Spark finds the
+top-level module ``pyspark_polywire``. Importing this package alone imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Avro values in Spark, without a registry and without Spark's own Avro package (which is not on PyPI).
+"""Decode Avro values in Spark without a registry and without Spark's own Avro package, which is not on PyPI.
 
-Promises: a value that cannot be read gives the reason instead of a row, and so do bytes left over behind a record; nothing is guessed.
-Must not know: topics, tables.
+A value that cannot be read, or has bytes left after its record, gives the reason instead of a row.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.spark.schema import value_columns
 
 SINGLE_OBJECT: Final = b"\xc3\x01"  # Avro's specification, "single-object encoding": then 8 bytes of fingerprint
-REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the number of a schema in a registry
+REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the id of a schema in a registry
 FILE_RECORDS_MAX: Final = 1_000_000  # of one value that is an Avro file
 NESTING_MAX: Final = 64  # Spark has no recursive types
 
@@ -55,7 +54,10 @@ _WIDENED: Final[list[tuple[set[str], DataType]]] = [
 
 
 def spark_schema(schema: str) -> StructType:
-    """Spark's columns for an Avro record. Raises Invalid(INVALID_REQUEST) for what has none: another type at the top, wide unions."""
+    """Return Spark's columns for an Avro record.
+
+    Raise Invalid(INVALID_REQUEST) if it has none: no record at the top, wide unions.
+    """
     try:
         document = json.loads(schema)
     except ValueError as error:
@@ -64,13 +66,13 @@ def spark_schema(schema: str) -> StructType:
 
 
 def datum_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """A function of a binary column: ``row`` of ``kind``, or ``error``."""
+    """Return a function of a binary column: ``row`` of ``kind``, or ``error``."""
     result = StructType().add("row", kind).add("error", StringType())
     return _udf(result, lambda value: _read_datum(schema, value))
 
 
 def file_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """A function of a binary column of whole Avro files: ``rows`` of ``kind``, or ``error``."""
+    """Return a function of a binary column of whole Avro files: ``rows`` of ``kind``, or ``error``."""
     result = StructType().add("rows", ArrayType(kind)).add("error", StringType())
     return _udf(result, lambda value: _read_file(schema, value))
 
@@ -81,7 +83,7 @@ def _udf(result: StructType, read: Callable[[bytes], dict[str, Any]]) -> Callabl
     def decode(values: pa.Array) -> pa.Array:  # type: ignore[type-arg]
         return pa.array([None if value is None else read(value) for value in values.to_pylist()], arrow)
 
-    # PySpark wants real types here, not their text.
+    # PySpark needs real types here, not their text.
     decode.__annotations__ = {"values": pa.Array, "return": pa.Array}
     made: Callable[[Column], Column] = arrow_udf(decode, result)  # type: ignore[call-overload]
     return made
@@ -105,7 +107,7 @@ def _read_datum(schema: str, value: bytes) -> dict[str, Any]:
 
 
 def _attempt(fastavro: Any, stream: io.BytesIO, start: int, parsed: Any) -> tuple[Any, str | None]:
-    """A record and no reason, or none and why."""
+    """Return a record and no reason, or no record and the reason."""
     stream.seek(start)
     try:
         row = fastavro.schemaless_reader(stream, parsed, None)
@@ -133,7 +135,7 @@ def _read_file(schema: str, value: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _prepared(schema: str) -> tuple[Any, bytes]:
-    """The parsed schema and its fingerprint as single-object encoding has it."""
+    """Return the parsed schema and its fingerprint for single-object encoding."""
     from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
     document = json.loads(schema)

@@ -1,11 +1,11 @@
-"""Record values as columns: JSON, Avro, text, and the conventions of the wires.
+"""Parse record values into columns: JSON, Avro, text, and the conventions of the protocols.
 
-Every parser takes the source's columns and gives the fields of the value, then the place of the record: ``_key``, ``_value`` (the bytes as
-they came), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_headers`` where the source has them, and ``_corrupt``: why the value
-could not be read, null where it could.
+Every parser takes the source's columns and returns the fields of the value, then the record's origin: ``_key``,
+``_value`` (the original bytes), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_headers`` if the source has
+them, and ``_corrupt``: why the value could not be read, null if it could.
 
-Promises: a parser gives a row for every record, so nothing is dropped silently; a value that cannot be read has null fields, its bytes and
-the reason. A record without a value (a deletion) is not corrupt. Must not know: sinks, pipelines.
+A parser returns a row for every record, so nothing is dropped silently. A value that cannot be read has null fields,
+its bytes and the reason. A record without a value (a deletion) is not corrupt.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ PLACE: Final = (
     "offset",
     "timestamp",
     "headers",
-)  # of the source, each kept with a ``_``
-FIELDS_EXPLAINED: Final = 100  # each costs an expression of the plan, and parsing again where a value is corrupt
-FIELD_CHARS_SHOWN: Final = 60  # of a wrong value, in the reason
-_MALFORMED: Final = "_malformed"  # where Spark's JSON reader puts what it could not read
+)  # of the source, each with a leading ``_``
+FIELDS_EXPLAINED: Final = 100  # each costs an expression of the plan, and another parse if a value is corrupt
+FIELD_CHARS_SHOWN: Final = 60  # of a wrong value in the reason
+_MALFORMED: Final = "_malformed"  # column for input that Spark's JSON reader could not read
 
 # Numbers in headers are little endian; names are those of ``records.columns.HeaderKind``.
 _NUMBERS: Final = {
@@ -56,22 +56,22 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
     Args:
         records: with a column ``value``, as the source has them.
-        schema: in Spark's words (``id long, carrier string``). A field of another type makes its record corrupt, an absent one is null,
-        one that
-            the schema does not name is left in ``_value``.
+        schema: in Spark's notation (``id long, carrier string``). A field of another type makes its record corrupt. An
+            absent field is null. Fields that the schema does not name are only in ``_value``.
 
     Raises:
         Invalid: no schema, or a name in it begins with ``_``.
 
     Example:
-        parsed = parse_json(spark.readStream.format("polywire").option("subscribe", "orders").load(), "id long, carrier string")
+        parsed = parse_json(spark.readStream.format("polywire").option("subscribe", "orders").load(), "id long, carrier
+        string")
     """
     kind = read_schema(schema)
     text = f.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
-    told = StructType([*kind.fields]).add(_MALFORMED, "string")
-    parsed = records.withColumn("_parsed", f.when(f.is_valid_utf8(text), f.from_json(text, told, options)))
-    # What is no object at all leaves nothing, or a struct of which every field is null and nothing was found malformed.
+    with_malformed = StructType([*kind.fields]).add(_MALFORMED, "string")
+    parsed = records.withColumn("_parsed", f.when(f.is_valid_utf8(text), f.from_json(text, with_malformed, options)))
+    # Input that is no object gives null, or a struct of nulls without a malformed field.
     reason = (
         f.when(f.col("value").isNull(), None)
         .when(~f.is_valid_utf8(text), "not UTF-8")
@@ -82,7 +82,10 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
 
 def _malformed(text: Column, kind: StructType) -> Column:
-    """Why a text that begins as an object is not JSON of this schema: the first field of another type, or no JSON at all."""
+    """Return why a text that begins as an object does not match the schema.
+
+    That is the first field of another type, or that it is invalid JSON.
+    """
     fields = f.from_json(text, "map<string, string>")
 
     def is_wrong(name: str, type_: DataType) -> Column:
@@ -139,7 +142,7 @@ def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
 
 
 def parse_text(records: DataFrame) -> DataFrame:
-    """Return values as a column ``text``, as wires that carry text have them (FLUX, Cursus); what is not UTF-8 is corrupt."""
+    """Return values as a column ``text``, for protocols that carry text (FLUX, Cursus); invalid UTF-8 is corrupt."""
     text = f.col("value").cast("string")
     parsed = records.withColumn("_parsed", f.struct(f.when(f.is_valid_utf8(text), text).alias("text")))
     reason = f.when(~f.is_valid_utf8(text), "not UTF-8")
@@ -185,7 +188,7 @@ def header_text(headers: str, name: str) -> Column:
 
 
 def header_number(headers: str, name: str, kind: str) -> Column:
-    """Return a header that a wire with typed headers (Iggy) wrote as a number; null where it has another width.
+    """Return a header that a protocol with typed headers (Iggy) wrote as a number; null if it has another width.
 
     Args:
         headers: name of the column.
@@ -212,7 +215,7 @@ def header_number(headers: str, name: str, kind: str) -> Column:
         )
 
     result = DoubleType() if is_float else LongType()
-    # PySpark wants real types here, not their text.
+    # PySpark needs real types here, not their text.
     read.__annotations__ = {"values": pa.Array, "return": pa.Array}
     number: Column = arrow_udf(read, result)(header(headers, name))  # type: ignore[call-overload]
     return number
@@ -229,7 +232,7 @@ def corrupt(parsed: DataFrame) -> DataFrame:
 
 
 def table_columns(parsed: DataFrame) -> DataFrame:
-    """Return a parser's columns as a table wants them: bytes are kept only where they could not be read."""
+    """Return a parser's columns for a table: original bytes are retained only where they could not be read."""
     if CORRUPT not in parsed.columns or VALUE not in parsed.columns:
         return parsed
     return parsed.withColumn(VALUE, f.when(f.col(CORRUPT).isNotNull(), f.col(VALUE)))
@@ -274,7 +277,10 @@ def imported(text: str) -> Callable[..., Any]:
 
 
 def read_schema(text: str) -> StructType:
-    """Return a schema of columns a value may have. Raises Invalid for names that begin with ``_``: those are the record's place."""
+    """Return a schema of the columns of a value.
+
+    Raise Invalid for names that begin with ``_``, which describe the record's origin.
+    """
     try:
         kind = StructType.fromDDL(text)
     except PySparkException as error:
@@ -283,7 +289,7 @@ def read_schema(text: str) -> StructType:
 
 
 def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:
-    """The fields of ``row``, null where there is a reason, and the record's place."""
+    """Return the fields of ``row``, null if there is a reason, and the record's origin."""
     fields = [f.when(reason.isNull(), row[name]).alias(name) for name in kind.fieldNames()]
     place = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
     return parsed.select(*fields, *place, *more, reason.alias(CORRUPT))

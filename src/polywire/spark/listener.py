@@ -1,7 +1,6 @@
-"""All streaming queries of a session, as they get on: for programs that export metrics or watch several queries at once.
+"""Progress of all streaming queries of a session, for programs that export metrics or watch several queries.
 
-Promises: what is reported is what ``progress`` says of one query, with the query's name; a query that ended is reported once.
-Must not know: what queries do.
+Reports are those of ``progress``, with the query's name; a query that ended is reported once.
 """
 
 from __future__ import annotations
@@ -25,10 +24,14 @@ from polywire.spark.progress import BatchProgress, batch_progress
 
 @dataclass(frozen=True, slots=True)
 class QueryProgress:
-    """How one query is getting on.
+    """Progress of one query.
 
-    id: the one in its checkpoint. records: read since the listener was added. batch: the last micro-batch, None before the first.
-    ended, error: whether it is over, and why if it failed.
+    Attributes:
+        id: the one in its checkpoint.
+        records: read since the listener was added.
+        batch: the last micro-batch, None before the first.
+        ended: whether it has ended.
+        error: why it failed.
     """
 
     id: str
@@ -40,9 +43,9 @@ class QueryProgress:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Call ``on_progress`` for every query that starts, gets on, or ends. Spark calls it on a thread of its own.
+    """Call ``on_progress`` for every query that starts, progresses or ends. Spark calls it on a thread of its own.
 
-    Guards: ``queries`` holds the latest of every query that is not over.
+    ``queries`` holds the latest progress of every running query.
     """
 
     def __init__(self, on_progress: Callable[[QueryProgress], None] | None = None) -> None:
@@ -55,11 +58,11 @@ class ProgressListener(StreamingQueryListener):
         return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Begin with a query; Spark calls it."""
+        """Report a new query; Spark calls it."""
         self._keep(QueryProgress(str(event.id), event.name))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Tell of a micro-batch; Spark calls it."""
+        """Report a micro-batch; Spark calls it."""
         report = event.progress
         batch = batch_progress(json.loads(report.json))
         known = self._queries.get(str(report.id))
@@ -67,10 +70,10 @@ class ProgressListener(StreamingQueryListener):
         self._keep(QueryProgress(str(report.id), report.name, records, batch))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new is no news."""
+        """Ignore idle queries."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Tell of a query's end, with its error if it failed; Spark calls it."""
+        """Report a query's end, with its error if it failed; Spark calls it."""
         known = self._queries.pop(str(event.id), QueryProgress(str(event.id), None))
         self._tell(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
 

@@ -1,15 +1,12 @@
-"""How far a streaming query has read: the JSON that Spark keeps in its checkpoint.
+"""How far a streaming query has read: the JSON that Spark stores in its checkpoint.
 
-Promises: one format with a version; keys sorted, so equal offsets are equal strings (Spark compares them as strings); every position
-names the life of its partition, so a topic deleted and made again is never mistaken for the old one.
-Must not know: Spark, sockets, what is to be read next.
+Keys are sorted, so equal offsets are equal strings, as which Spark compares them. Every position includes its
+partition's incarnation, so a re-created topic is never mistaken for the old one.
 
-```
-{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
-```
-``next`` is exclusive. ``begin`` is there only for a partition that the batch ending here was the first to read: Spark does not keep
-where a query started, so the end of the first batch does, and a batch that is run again after a crash covers the same records.
+``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ``` ``next`` is exclusive. ``begin`` is
+    present only for a partition that the batch ending here was the first to read. Spark does not store where a query
+    started, so the end of its first batch does, and a batch repeated after a crash covers the same records.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ OFFSET_VERSION: Final = 1
 
 
 class PartitionKey(NamedTuple):
-    """A partition by its topic's full name and its number; sorts as people expect."""
+    """A partition by its topic's full name and its number; sorts naturally."""
 
     topic: str
     partition: int
@@ -34,8 +31,11 @@ class PartitionKey(NamedTuple):
 class Position:
     """How far one partition was read.
 
-    topic_id: 32 hexadecimal digits. incarnation: the partition's life. epoch: the broker start that ``next_offset`` was seen under.
-    begin_offset: where reading began, told by the first batch of a partition only.
+    Attributes:
+        topic_id: 32 hexadecimal digits.
+        incarnation: of the partition.
+        epoch: broker start in which ``next_offset`` was observed.
+        begin_offset: where reading began; only in a partition's first batch.
     """
 
     topic_id: str
@@ -47,14 +47,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """How far a query has read. ``initial`` marks the place it was asked to start from, before any batch."""
+    """How far a query has read. ``initial``: where it was asked to start, before any batch."""
 
     positions: Mapping[PartitionKey, Position] = field(default_factory=dict)
     initial: bool = False
 
 
 def encode_offset(offset: SourceOffset) -> dict[str, Any]:
-    """As a JSON object whose keys are sorted at every depth."""
+    """Return a JSON object whose keys are sorted at every level."""
     topics: dict[str, Any] = {}
     for key in sorted(offset.positions, key=lambda key: (key.topic, str(key.partition))):
         position = offset.positions[key]
@@ -70,7 +70,7 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
 
 
 def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
-    """The offset of a JSON object. Raises Invalid(INVALID_REQUEST) for another version or a broken one."""
+    """Decode a JSON object; raise Invalid(INVALID_REQUEST) for another version or an invalid one."""
     version = text.get("version")
     if version != OFFSET_VERSION:
         raise Invalid(
@@ -97,5 +97,5 @@ def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
 
 
 def total_next(offset: SourceOffset) -> int:
-    """Sum of the positions: two of them differ by the records between them."""
+    """Return the sum of the offsets; two sums differ by the records between them."""
     return sum(position.next_offset for position in offset.positions.values())

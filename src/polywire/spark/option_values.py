@@ -1,6 +1,6 @@
-"""Values of Spark options, checked and typed: what the source and the sink have in common.
+"""Check and convert values of Spark options, for source and sink.
 
-Promises: a wrong name or value is an error that names the option meant, so no typo is ignored. Must not know: Spark, sockets.
+A wrong name or value is an error that suggests the right option.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from polywire.choices import did_you_mean
 from polywire.client.login import PASSWORD_VARIABLE, Login, login_of
 from polywire.errors import ErrorCode, Invalid
 
-ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # where `polywire serve` listens for the polywire wire unless told otherwise
+ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # default of `polywire serve` for the polywire protocol
 ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
 LOGIN: Final = ("user", "password")
 
-# What Spark's Kafka source and sink refuse, too, with what to do instead.
+# Refused by Spark's Kafka source and sink as well, with what to do instead.
 _CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
 _REFUSED_AS_BY_KAFKA: Final = {
     "group.id": "is not supported: a query keeps its positions in its checkpoint; commitGroup shows them as a group's",
@@ -33,9 +33,9 @@ _T = TypeVar("_T")
 
 
 def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
-    """The options given, under the names as written in ``names``; compared without case.
+    """Return the options under the names as written in ``names``; comparison ignores case.
 
-    ``topics`` is the option that says which topics are meant. Raises Invalid(INVALID_REQUEST) for any other name.
+    ``topics`` is the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
     """
     by_lower = {name.lower(): name for name in names}
     options: dict[str, str] = {}
@@ -66,7 +66,7 @@ def refuse(name: str, why: str) -> NoReturn:
 
 
 def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Where brokers are: ``host:port``, under one of three names."""
+    """Return the brokers' addresses, ``host:port``, from one of three options."""
     given = [name for name in ADDRESSES if name in options]
     if not given:
         return (ADDRESS_DEFAULT,)
@@ -91,7 +91,10 @@ def _without_name(option: str, address: str) -> str:
 
 
 def login(options: Mapping[str, str]) -> Login | None:
-    """Who logs in: the options user and password, or the name in front of an address; without a password the environment's."""
+    """Return the login: the options user and password, or the name before an address.
+
+    The password may come from the environment.
+    """
     named = [options[name].rpartition("://")[2].rpartition("@")[0] for name in ADDRESSES if name in options]
     user, password = options.get("user", "").strip() or next(iter(named), ""), options.get("password")
     if not user:
@@ -105,7 +108,7 @@ def login(options: Mapping[str, str]) -> Login | None:
 
 
 def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """``true`` or ``false``."""
+    """Convert ``true`` or ``false``."""
     text = options.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         refuse(name, f"must be true or false, not {text!r}")
@@ -113,7 +116,7 @@ def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
-    """A whole number above 0 (with ``zero`` also 0); None where it is not given."""
+    """Convert a whole number above 0 (with ``zero`` also 0); None if it is absent."""
     text = options.get(name)
     if text is None:
         return None
@@ -125,7 +128,7 @@ def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int |
 def choice(
     options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
 ) -> _T:
-    """One of a few words; ``kind`` is an enum whose values they are."""
+    """Convert one of a few words; ``kind`` is an enum with these values."""
     text = options.get(name)
     if text is None:
         return default

@@ -1,7 +1,6 @@
-"""The options of the source, under the names of Spark's Kafka source.
+"""Options of the source, with the names of Spark's Kafka source.
 
-Promises: every option is checked before anything is asked of a broker; a wrong one is an error that names the option meant, so no typo
-is ignored. Must not know: Spark, sockets.
+Every option is checked before any request to a broker. A wrong one is an error that suggests the right option.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, co
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
-ONE_QUERY: Final = "oneQueryPerLoad"  # what pushFilters must say to be on
+ONE_QUERY: Final = "oneQueryPerLoad"  # required value of pushFilters
 GROUP_BYTES_MAX: Final = 255  # of a group's name (spec: polywire#limits)
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
@@ -36,7 +35,7 @@ BUCKET: Final = tuple(
         "account_name", "tenant_id", "client_id", "client_secret",
     )
 )  # fmt: skip
-"""How tasks reach the bucket, where their environment does not say it: names of the library, of which Spark hides what is secret."""
+"""Access to the bucket for tasks whose environment does not provide it: names of the library; Spark redacts secrets."""
 OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
     "subscribe", "subscribePattern", "assign",
@@ -63,7 +62,7 @@ class Edge(Enum):
 
 
 class MissingTime(Enum):
-    """What to do where no record is at or after a starting time (startingOffsetsByTimestampStrategy)."""
+    """Action if no record is at or after a starting time (startingOffsetsByTimestampStrategy)."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -78,7 +77,7 @@ class Headers(Enum):
 
 
 class TimestampType(Enum):
-    """Whose time a record's is (timestampType), in Kafka's words, which are compared without case."""
+    """Which time is a record's timestamp (timestampType), in Kafka's words, compared without case."""
 
     APPEND = "logappendtime"
     CREATE = "createtime"
@@ -107,7 +106,7 @@ class ByTime:
     times_us: Mapping[PartitionKey, int]
 
     def of(self, key: PartitionKey) -> int | None:
-        """The time that applies to a partition; None where none was given."""
+        """Return the time for a partition, or None."""
         return self.time_us if self.time_us is not None else self.times_us.get(key)
 
 
@@ -116,7 +115,7 @@ OffsetSpec = Edge | ByOffset | ByTime
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read: named topics, topics whose full name a pattern matches, or chosen partitions. Exactly one is set."""
+    """Topics by name, topics whose full name matches a pattern, or partitions. Exactly one is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -125,10 +124,13 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of a read, checked. Counts are records, None is no limit. ``group`` is told a stream's positions, to show its lag.
+    """All options of a read, checked. Counts are records, None is no limit.
 
-    timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is tried again. bucket: options of the library that
-    reads the broker's bucket, by its names.
+    Attributes:
+        group: gets a stream's offsets, to show its lag.
+        timeout_s: longest wait for one response.
+        reconnect_s: how long an unreachable broker is retried.
+        bucket: options of the library that reads the broker's bucket.
     """
 
     addresses: tuple[str, ...]
@@ -195,7 +197,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def _reconnect_s(options: Mapping[str, str]) -> float:
-    """Kafka's words for patience, where they mean more of it than we have anyway."""
+    """Return the patience that Kafka's options ask for, if it exceeds the default."""
     retries = count(options, "fetchOffset.numRetries", zero=True)
     interval_ms = count(options, "fetchOffset.retryIntervalMs", zero=True)
     return max(RECONNECT_S, (3 if retries is None else retries) * (10 if interval_ms is None else interval_ms) / 1000)
@@ -223,10 +225,10 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:
-    """Whether to push filters down.
+    """Return whether to push filters down.
 
-    Spark (4.3) keeps what one query's filters left and hands it to the next query over the same DataFrame: whoever wants this says that
-    they know.
+    Spark 4.3 retains one query's filters for the next query over the same DataFrame, so the caller must opt in with a
+    special value.
     """
     text = options.get("pushFilters", "false").strip()
     if text.lower() == "true":
@@ -281,7 +283,7 @@ def _assigned(text: str) -> tuple[PartitionKey, ...]:
 
 
 def _starting(options: Mapping[str, str], *, streaming: bool) -> OffsetSpec:
-    """Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
+    """Apply Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
     timed = _timed(options, "startingTimestamp", "startingOffsetsByTimestamp")
     if timed is not None:
         return timed
@@ -313,7 +315,7 @@ def _offset_spec(options: Mapping[str, str], name: str, default: Edge) -> Edge |
 
 
 def _timed(options: Mapping[str, str], single: str, many: str) -> ByTime | None:
-    """Kafka gives times in milliseconds."""
+    """Convert times, which Kafka gives in milliseconds."""
     if single in options:
         time_ms = count(options, single, zero=True)
         return ByTime(time_us=(time_ms or 0) * 1000, times_us={})

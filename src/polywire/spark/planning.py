@@ -1,7 +1,6 @@
-"""What to read next and in which pieces: the pure part of the source.
+"""Plan what to read next and how to split it: the pure part of the source.
 
-Promises: the same offsets give the same plan, so a batch run again after a crash covers the same records; limits make progress.
-Must not know: Spark, sockets, time.
+The same offsets give the same plan, so a repeated batch covers the same records. Limits never prevent progress.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from polywire.spark.offsets import PartitionKey, Position, SourceOffset
 from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
 from polywire.store.data_directory import BlobRoot
 
-PACK_RECORDS: Final = (
-    50_000  # a task of fewer records costs more to start than to run (12 ms; measured at 4 M records/s)
-)
-RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big partition keeps every core busy
+PACK_RECORDS: Final = 50_000  # tasks of fewer records take longer to start than to run (12 ms, at 4 M records/s)
+RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big partition uses all cores
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a broker says of one partition: half-open offsets, as durable as its disk.
+    """Bounds of one partition: half-open offsets, as durable as the broker's disk.
 
-    time_offsets: first offset at or after each time that was asked for (µs → offset; ``next_offset`` where there is none).
+    time_offsets: first offset at or after each requested time (µs → offset; ``next_offset`` if there is none).
     """
 
     topic_id: str
@@ -42,7 +39,7 @@ Extents = Mapping[PartitionKey, Extent]
 
 @dataclass(frozen=True, slots=True)
 class SealedRuns:
-    """Where the sealed part of a range lies in a bucket, as the broker told when the read was planned."""
+    """Location of a range's sealed part in a bucket, as of planning."""
 
     root: BlobRoot
     runs: tuple[SealedRange, ...]
@@ -50,9 +47,9 @@ class SealedRuns:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Records ``[offset, offset_end)`` of one life of a partition.
+    """Records ``[offset, offset_end)`` of one incarnation of a partition.
 
-    ``epoch`` is the one ``offset_end`` was learnt in; ``sealed`` is None where it was not asked where they lie.
+    ``epoch``: in which ``offset_end`` was learnt. ``sealed``: None if its location was not requested.
     """
 
     topic: str
@@ -65,20 +62,20 @@ class ReadRange:
 
     @property
     def record_count(self) -> int:
-        """How many offsets the range has; compaction may have left fewer records."""
+        """Number of offsets in the range; compaction may have left fewer records."""
         return self.offset_end - self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records that were to be read and are gone."""
+    """Records to read that no longer exist."""
 
     key: PartitionKey
     reason: str
 
 
 def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
-    """All times (µs) that have to be looked up for these places, ascending."""
+    """Return all times (µs) that these positions need looked up, ascending."""
     times: set[int] = set()
     for spec in specs:
         if isinstance(spec, ByTime):
@@ -88,7 +85,7 @@ def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
 
 
 def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) -> SourceOffset:
-    """Where reading begins. Raises Invalid when offsets or times do not name every partition, or name others."""
+    """Return where reading begins; raise Invalid if offsets or times do not name exactly the partitions."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.EARLIEST, missing_time, option="startingOffsets")
         for key, extent in extents.items()
@@ -98,7 +95,7 @@ def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) 
 
 
 def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
-    """Where a batch read ends. Raises Invalid as ``start_offset``."""
+    """Return where a batch read ends; raise Invalid as ``start_offset``."""
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
@@ -108,7 +105,7 @@ def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
 
 
 def latest_offset(extents: Extents) -> SourceOffset:
-    """The end of everything that can be read now."""
+    """Return the end of everything readable."""
     return SourceOffset({key: _position(extent, extent.next_offset) for key, extent in extents.items()})
 
 
@@ -170,10 +167,11 @@ def _refuse_strangers(extents: Extents, spec: OffsetSpec, option: str) -> None:
 def advance(
     start: SourceOffset, extents: Extents, *, records_max: int | None, ceiling: SourceOffset | None = None
 ) -> SourceOffset:
-    """Where the next micro-batch ends: everything there is, or its fair share of ``records_max``, never beyond ``ceiling``.
+    """Return where the next micro-batch ends: all data, or a fair share of ``records_max``, never beyond ``ceiling``.
 
-    Partitions that ``start`` does not know, or knows from an earlier life, begin at their first offset; positions outside of what there
-    is move to its nearest end. Returns ``start`` itself when there is nothing new, because Spark takes any difference for new data.
+    Partitions that are new since ``start``, or re-created, begin at their first offset; positions out of range move to
+    the nearest bound. Returns ``start`` itself if there is nothing new, because Spark treats any difference as new
+    data.
     """
     begins, ends = {}, {}
     for key, extent in sorted(extents.items()):
@@ -193,15 +191,15 @@ def advance(
     for key, end in ends.items():
         known = _same_life(start.positions.get(key), extents[key].incarnation)
         if end == (begins[key] if known is None else known.next_offset):
-            continue  # untouched: it keeps the epoch it was learnt in
+            continue  # unchanged: it retains the epoch in which it was learnt
         changed = True
-        begin_told = begins[key] if known is None else known.next_offset if start.initial else None
-        positions[key] = replace(_position(extents[key], end), begin_offset=begin_told)
+        begin_offset = begins[key] if known is None else known.next_offset if start.initial else None
+        positions[key] = replace(_position(extents[key], end), begin_offset=begin_offset)
     return SourceOffset(positions) if changed else start
 
 
 def _limit(key: PartitionKey, extent: Extent, ceiling: SourceOffset | None) -> int | None:
-    """Offset not to go beyond; None for a partition that is none of this run's business."""
+    """Return the offset limit; None for a partition that this run must not read."""
     if ceiling is None:
         return extent.next_offset
     target = _same_life(ceiling.positions.get(key), extent.incarnation)
@@ -215,7 +213,10 @@ def _same_life(position: Position | None, incarnation: int) -> Position | None:
 def _share(
     begins: Mapping[PartitionKey, int], ends: Mapping[PartitionKey, int], records_max: int
 ) -> dict[PartitionKey, int]:
-    """Split the limit in proportion to what each partition has (as Kafka's source does), whole records, none left over."""
+    """Divide the limit in proportion to each partition's backlog, in whole records, using all of it.
+
+    Kafka's source does the same.
+    """
     lags = {key: ends[key] - begins[key] for key in ends}
     total = sum(lags.values())
     if total <= records_max:
@@ -228,10 +229,10 @@ def _share(
 
 
 def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
-    """The records between two offsets, by partition.
+    """Return the records between two offsets, by partition.
 
-    Spark does not keep where a query started: when its first batch is run again, it asks anew and may hear of a later place. The end
-    of that batch knows better.
+    Spark does not store where a query started: when its first batch is repeated, it asks again and may get a later
+    position. The batch's end offset has the right one.
     """
     ranges = []
     for key, position in sorted(end.positions.items()):
@@ -250,7 +251,7 @@ def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
 
 
 def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
-    """Which of these records cannot be read any more."""
+    """Return which of these records cannot be read any more."""
     found = []
     for wanted in ranges:
         key = PartitionKey(wanted.topic, wanted.partition)
@@ -261,7 +262,7 @@ def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
 
 
 def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
-    """Positions learnt in an earlier start of the broker: it must be asked whether that start reached so far."""
+    """Return positions learnt in an earlier broker start; the broker must confirm that it reached them."""
     return [
         (key, position)
         for key, position in sorted(start.positions.items())
@@ -270,7 +271,10 @@ def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, 
 
 
 def position_losses(start: SourceOffset, extents: Extents) -> list[Loss]:
-    """Which positions of a query have lost what lies behind them: the topic is gone or another one, or its records are."""
+    """Return positions of a query after which data is lost.
+
+    The topic was deleted or re-created, or the records are gone.
+    """
     found = []
     for key, position in sorted(start.positions.items()):
         reason = _loss(position.incarnation, position.next_offset, position.next_offset, extents.get(key))
@@ -303,7 +307,7 @@ def refuse_losses(found: Sequence[Loss]) -> None:
 
 
 def clip(ranges: Sequence[ReadRange], extents: Extents) -> list[ReadRange]:
-    """What is left of the ranges (failOnDataLoss=false)."""
+    """Return the remaining parts of the ranges (failOnDataLoss=false)."""
     kept = []
     for wanted in ranges:
         extent = extents.get(PartitionKey(wanted.topic, wanted.partition))
@@ -319,10 +323,10 @@ def clip(ranges: Sequence[ReadRange], extents: Extents) -> list[ReadRange]:
 def tasks(
     ranges: Sequence[ReadRange], *, partitions_min: int | None = None, partition_records_max: int | None = None
 ) -> list[tuple[ReadRange, ...]]:
-    """Cut big ranges and pack small ones into the work of one task each, in order.
+    """Split big ranges and combine small ones into tasks, in order.
 
-    ``partitions_min`` asks for at least so many tasks (there may be a few more, or fewer when there are fewer records);
-    ``partition_records_max`` limits the records of one task.
+    ``partitions_min``: minimum number of tasks (approximate; fewer if there are fewer records).
+    ``partition_records_max``: limit of records per task.
     """
     total = sum(wanted.record_count for wanted in ranges)
     if total == 0:
@@ -351,9 +355,9 @@ def _cut(wanted: ReadRange, records_max: int) -> list[ReadRange]:
 
 
 def records_within(bytes_max: int, lags: Mapping[PartitionKey, tuple[int, float]]) -> int:
-    """How many records make about ``bytes_max`` bytes, taken from each partition in proportion to its lag; at least one.
+    """Return how many records make about ``bytes_max`` bytes, in proportion to each partition's lag; at least one.
 
-    ``lags`` holds records to read and bytes per record.
+    ``lags``: records to read, and bytes per record.
     """
     total_bytes = sum(records * size for records, size in lags.values())
     total_records = sum(records for records, _ in lags.values())

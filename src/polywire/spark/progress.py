@@ -1,6 +1,6 @@
-"""How a streaming query is getting on: records, rate and lag, for programs and for people.
+"""Progress of a streaming query: records, rate and lag, for programs and people.
 
-Promises: every finished micro-batch is reported once, in order. Must not know: what the query does.
+Every micro-batch is reported once, in order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from polywire.errors import Invalid
 from polywire.spark.offsets import decode_offset, total_next
 
 POLL_INTERVAL_S: Final = 0.2
-OBSERVED: Final = "polywire"  # name of the metrics that ``observed`` has counted
+OBSERVED: Final = "polywire"  # name of the metrics of ``observed``
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None where Spark does not say.
+    """One finished micro-batch.
 
-    ``left_out`` is how many rows the query could not take: they came behind the watermark, or have no time to be counted at. ``corrupt`` is
-    how many values could not be read. ``watermark`` is the event time (ISO 8601) the query will not go back before, None where it has none.
+    Attributes:
+        rate: records per second of this batch.
+        lag: records left to read, None if unknown.
+        left_out: rows that were not processed: behind the watermark, or without a time.
+        corrupt: values that could not be read.
+        watermark: event time (ISO 8601) before which rows are late, None without one.
     """
 
     batch_id: int
@@ -46,7 +50,7 @@ OnProgress = Callable[[BatchProgress], None]
 
 
 def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
-    """Read Spark's progress report."""
+    """Decode Spark's progress report."""
     metrics = (report.get("observedMetrics") or {}).get(OBSERVED) or {}
     counted: Mapping[str, Any] = metrics.asDict() if isinstance(metrics, Row) else metrics
     late = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in report.get("stateOperators", ()))
@@ -62,20 +66,20 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """The rows, counted as they pass: those for which these conditions hold are reported by ``BatchProgress``."""
+    """Count rows for which these conditions hold as they pass, for ``BatchProgress``."""
     return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
 def follow(query: StreamingQuery, on_progress: OnProgress) -> int:
-    """Wait until the query ends and tell every micro-batch as it ends; returns the records read.
+    """Wait for the query to end and report every micro-batch; return the number of records read.
 
-    Raises what the query failed with. A query that is left early (an interrupt, an error in ``on_progress``) is stopped.
+    Raises the error with which the query failed. On an interrupt, or an error in ``on_progress``, the query is stopped.
     """
     last_batch, records = -1, 0
     ended = False
     try:
         while not ended:
-            # Asked before the reports are read, so that the last ones are not missed.
+            # Checked before reading the reports, so that the last ones are not missed.
             ended = bool(query.awaitTermination(POLL_INTERVAL_S))  # type: ignore[arg-type]
             for batch in _newer(query, last_batch):
                 last_batch = batch.batch_id
@@ -94,14 +98,14 @@ def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
 
 @contextmanager
 def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[OnProgress]:
-    """A bar on the terminal that shows records, rate and lag; hand what it yields to ``follow`` or ``land``."""
+    """Show records, rate and lag in a terminal; pass the yielded function to ``follow`` or ``land``."""
     whole = TableColumn(no_wrap=True)
     columns = (
         SpinnerColumn(table_column=whole.copy()),
         TextColumn("[bold]{task.description}", table_column=whole.copy()),
         BarColumn(bar_width=20, table_column=whole.copy()),
         MofNCompleteColumn(table_column=whole.copy()),
-        # A narrow terminal gets more lines of facts, so that none is cut.
+        # A narrow terminal gets more lines, so that nothing is cut.
         TextColumn("{task.fields[facts]}", table_column=TableColumn(overflow="fold")),
         TimeElapsedColumn(table_column=whole.copy()),
     )
@@ -112,7 +116,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         def show(batch: BatchProgress) -> None:
             nonlocal rate
-            # Batches without records only move the watermark: the rate stays that of the records.
+            # Batches without records only move the watermark: keep the last rate of records.
             rate = batch.rate if batch.records else rate
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
             odd = "".join(f"  {name} {count:,}" for name, count in _oddities(batch) if count)
@@ -124,11 +128,11 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
 
 def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
-    return ("left out", batch.left_out), ("corrupt", batch.corrupt)
+    return ("dropped", batch.left_out), ("corrupt", batch.corrupt)
 
 
 def _lag(sources: Any) -> int | None:
-    """Records between where the batch ended and the end of what the broker had, over all sources of this kind."""
+    """Return the records between the batch's end and the broker's, over all sources of this kind."""
     lag = None
     for source in sources:
         end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))

@@ -1,7 +1,6 @@
-"""What the filters of a query say about where its records lie: topics, partitions, offsets and times (option pushFilters).
+"""Derive from a query's filters which topics, partitions, offsets and times it reads (option pushFilters).
 
-Promises: only records that the filters refuse are left out, never one they may want; Spark looks at every row again. Must not know: the
-broker.
+Only records that the filters reject are skipped; Spark checks every row again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Span:
     end: int | None = None
 
     def within(self, begin: int | None, end: int | None) -> Span:
-        """What is in both."""
+        """Return the intersection."""
         return Span(
             begin if self.begin is None else self.begin if begin is None else max(self.begin, begin),
             end if self.end is None else self.end if end is None else min(self.end, end),
@@ -46,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Where wanted records lie. Offsets by number, times in µs; None: anywhere."""
+    """Location of requested records. Offsets, times in µs; None: unrestricted."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -54,12 +53,12 @@ class PushedFilters:
     times_us: Span = field(default_factory=Span)
 
     def times(self) -> tuple[int, ...]:
-        """The times to be looked up."""
+        """Times to look up."""
         return tuple(sorted({time for time in (self.times_us.begin, self.times_us.end) if time is not None}))
 
 
 def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """What all these filters together leave; those that say nothing about places are passed over."""
+    """Combine the filters; those about other columns are ignored."""
     found = PushedFilters()
     for wanted in filters:
         column = getattr(wanted, "attribute", ())
@@ -75,7 +74,7 @@ def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
 
 
 def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents) -> list[ReadRange]:
-    """What is left of the ranges; ``extents`` answers the narrowing's times."""
+    """Return the remaining ranges; ``extents`` has the offsets of the filters' times."""
     kept = []
     for wanted in ranges:
         if filters.topics is not None and wanted.topic not in filters.topics:
@@ -111,7 +110,7 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
 
 
 def _ends(wanted: Filter, number_of: Callable[[object], int | None]) -> tuple[int | None, int | None]:
-    """First number wanted, and first number no longer wanted."""
+    """Return the first number requested, and the first beyond."""
     number = number_of(getattr(wanted, "value", None))
     if number is None:
         return None, None
@@ -135,7 +134,7 @@ def _whole(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Microseconds since 1970; None for a time without a zone, which this column does not have."""
+    """Return microseconds since 1970; None for a time without a zone, which this column never has."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // _MICROSECOND

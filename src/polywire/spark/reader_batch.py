@@ -1,7 +1,4 @@
-"""Batch read: everything between two places, planned once.
-
-Promises: the range is fixed when the read is planned; it holds no socket (Spark pickles it). Must not know: streaming queries.
-"""
+"""Batch reads, planned once. The plan fixes the range; readers hold no socket, because Spark pickles them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 @dataclass
 class RangesPartition(InputPartition):
-    """The ranges one task reads."""
+    """Ranges of one task."""
 
     ranges: tuple[ReadRange, ...]
 
@@ -43,9 +40,11 @@ class BatchReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task per group of ranges. Raises Missing for topics that are not there, or for losses (``failOnDataLoss``).
+        """Return one task per group of ranges.
 
-        Spark wants a list and replaces an empty one by a single None.
+        Raise Missing for missing topics, or for lost records (``failOnDataLoss``).
+
+        Spark requires a list and replaces an empty one by a single None.
         """
         options = self._options
         filters = self._filters
@@ -61,25 +60,25 @@ class BatchReader(DataSourceReader):
         return list(input_partitions(options, ranges))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield what one task reads. Raises Missing for what is gone since the plan, Unavailable."""
+        """Yield the batches of one task; raise Missing for records lost since planning, or Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
 
 @one_line_errors
 class FilteringReader(BatchReader):
-    """Leaves out what the query's filters refuse by place.
+    """Skips records by location according to the query's filters.
 
-    Only made where asked for: with Spark's switch off a reader that could take filters fails every read.
+    Created only on request: with Spark's switch off, a reader that accepts filters fails every read.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Return all filters: they stay Spark's to check, what is read less is only less to check."""
+        """Return all filters, so that Spark checks the remaining rows."""
         self._filters = pushed_filters(filters)
         return filters
 
 
 def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> list[RangesPartition]:
-    """Ranges as Spark's tasks."""
+    """Return ranges as Spark's tasks."""
     pieces = planning.tasks(
         ranges, partitions_min=options.partitions_min, partition_records_max=options.partition_records_max
     )
@@ -89,7 +88,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """What a task reads; nothing for the placeholder Spark makes of an empty plan."""
+    """Read one task; nothing for the placeholder that Spark makes of an empty plan."""
     depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))

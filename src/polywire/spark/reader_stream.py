@@ -1,7 +1,7 @@
-"""Streaming read: micro-batches between offsets that Spark keeps in its checkpoint.
+"""Streaming reads: micro-batches between offsets that Spark stores in its checkpoint.
 
-Promises: a batch that is run again covers the same records; limits of the query and of its trigger are kept; nothing is read that was
-appended after an ``availableNow`` run began. Holds no socket. Must not know: sinks.
+A repeated batch covers the same records. An ``availableNow`` run reads nothing that was appended after it began.
+Readers hold no socket.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from polywire.spark.worker_exit import one_line_errors
 
 @one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One long-lived process on the driver asks it for offsets and plans; tasks get a pickled copy for ``read``.
+    """A long-lived process on the driver calls it for offsets and plans; tasks call ``read`` on a pickled copy.
 
-    Guards: once ``availableNow`` has named its target, no offset goes beyond it.
+    Once ``availableNow`` has set its target, no offset goes beyond it.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, clock: Clock | None = None) -> None:
@@ -49,14 +49,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached: dict[PartitionKey, Position] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins (``startingOffsets``). Raises Missing for topics that are not there."""
+        """Return where a new query begins (``startingOffsets``); raise Missing for missing topics."""
         options = self._options
         times_us = planning.times_asked(options.starting)
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         return encode_offset(planning.start_offset(found, options.starting, options.missing_time))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a micro-batch that the options ask for."""
+        """Return the limit of a micro-batch from the options."""
         options = self._options
         if options.trigger_records_max is not None:
             return ReadMaxRows(options.trigger_records_max)
@@ -67,14 +67,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where an ``availableNow`` run ends: at what can be read now."""
+        """Set the end of an ``availableNow`` run to the current end."""
         found = snapshot.extents(snapshot.connect(self._options), self._options.subscription)
         self._ceiling = planning.latest_offset(found)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends, within ``limit`` and the options; ``start`` when there is nothing to do.
+        """Return where the next micro-batch ends, within ``limit`` and the options.
 
-        Raises Missing when records were lost (``failOnDataLoss``).
+        ``start`` if there is nothing to do.
+
+        Raises Missing if records were lost (``failOnDataLoss``).
         """
         known = decode_offset(start)
         connection = snapshot.connect(self._options)
@@ -92,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(planning.advance(known, found, records_max=records_max, ceiling=self._ceiling))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return what could be read when last asked, for Spark's progress reports."""
+        """Return the end as last observed, for Spark's progress reports."""
         return None if self._latest is None else encode_offset(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -104,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return input_partitions(options, ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the broker how far the query is, so that its lag can be seen beside that of others. Nothing depends on it."""
+        """Commit the query's offsets to the broker, to show its lag; nothing depends on them."""
         group = self._options.group
         if group is None:
             return
@@ -114,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 connection.commit_position(key.topic, key.partition, group, position.next_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield what one task reads. Raises Missing for what is gone since the plan, Unavailable."""
+        """Yield the batches of one task; raise Missing for records lost since planning, or Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
     def _refuse_losses(self, known: SourceOffset, found: Extents) -> None:
@@ -132,17 +134,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reached[key] = position
 
     def _too_early(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> bool:
-        """Whether fewer than ``minOffsetsPerTrigger`` wait and ``maxTriggerDelay`` has not passed. An availableNow run never waits."""
+        """Return whether fewer than ``minOffsetsPerTrigger`` wait and ``maxTriggerDelay`` has not passed.
+
+        Never for availableNow.
+        """
         records_min = self._options.trigger_records_min
         if records_min is None or isinstance(limit, ReadAllAvailable) or self._ceiling is not None:
             return False
         if self._triggered_at is None:
-            return False  # like Kafka's source: the first batch of a run does not wait
+            return False  # as in Kafka's source, the first batch of a run does not wait
         waiting = sum(wanted.record_count for wanted in planning.batch_ranges(known, everything))
         return waiting < records_min and self._clock.monotonic() - self._triggered_at < self._options.trigger_delay_s
 
     def _records_max(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> int | None:
-        """The engine names one limit; where the options have two, the stricter one counts."""
+        """Return the stricter of the engine's limit and the options' limits."""
         if isinstance(limit, ReadAllAvailable):
             return None
         records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.trigger_records_max

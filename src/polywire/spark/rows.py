@@ -1,7 +1,7 @@
-"""From ranges to Arrow record batches: what a Spark task does.
+"""Read ranges as Arrow record batches: the work of a Spark task.
 
-Promises: exactly the records of its ranges, in offset order per partition, as record batches of Spark's own schema; a lost connection is
-replaced and the range goes on where it stood. Must not know: where records lie, plans, Spark's session.
+It yields exactly the records of its ranges, in offset order per partition, in Spark's own schema. After a lost
+connection the range continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from polywire.spark.options import LocalSegments, SourceOptions, Subscription, T
 from polywire.spark.planning import ReadRange, clip
 from polywire.spark.sealed import SealedAccess, Tally, logger, read_range
 
-BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})  # the rest is told by headers of batches
-SURVIVABLE = (Missing, Conflict)  # what failOnDataLoss=false goes on after
+# all other columns come from the headers of batches
+BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})
+SURVIVABLE = (Missing, Conflict)  # failOnDataLoss=false continues after these
 
 
 def record_batches(
     options: SourceOptions, ranges: tuple[ReadRange, ...], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """All records of a task's ranges. Raises Missing or Conflict for records that are gone (failOnDataLoss=true)."""
+    """Yield all records of a task's ranges; raise Missing or Conflict for lost records (failOnDataLoss=true)."""
     reading = _RangeRead(options, schema)
     for wanted in ranges:
         if options.fail_on_data_loss:
@@ -39,7 +40,7 @@ def record_batches(
 
 
 class _RangeRead:
-    """What one task reads with: a connection where it needs one, what is wanted of each record, and which way the bytes came."""
+    """State of one task: a connection if needed, the requested columns, and how the bytes were read."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options: Final = options
@@ -61,7 +62,7 @@ class _RangeRead:
         )
 
     def connect(self) -> BulkConnection:
-        """The broker, which who reads the bucket alone does not need."""
+        """Return the connection to the broker, which a reader of the bucket does not need."""
         if self._connection is None:
             self._connection = snapshot.connect(self._options)
         return self._connection
@@ -70,7 +71,7 @@ class _RangeRead:
         return chunk_to_arrow(chunk, self._schema.names, self._schema, create_times=self._create_times)
 
     def tell(self) -> None:
-        """Tell whoever listens to this worker which way the bytes came."""
+        """Log how the bytes were read."""
         tally = self._tally
         logger.info(
             "read a task's records file_bytes=%d wire_bytes=%d bucket_bytes=%d",
@@ -86,11 +87,12 @@ def _range(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
 
 
 def _what_is_left(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
-    """Retention may overtake a reader more than once; each time the rest of the range begins where records begin now."""
+    """Retention may overtake a reader repeatedly; each time the range continues at the first remaining record."""
     rest: ReadRange | None = wanted
     while rest is not None:
         try:
-            # The epoch is not checked: the numbers of lost records may have been used again, and what they hold now is what is left.
+            # The epoch is not checked: offsets of lost records may have been reused, and their current records are what
+            # is left.
             for chunk in reading.chunks(rest, check_epoch=False):
                 batches = reading.to_arrow(chunk)
                 rest = replace(rest, offset=chunk.offset_end)

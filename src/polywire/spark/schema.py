@@ -1,7 +1,6 @@
-"""The columns of the source: exactly those of Spark's Kafka source; and which columns a value may have.
+"""Columns of the source, exactly those of Spark's Kafka source, and columns of a value.
 
-Promises: a schema the user gives is a choice of these columns, in any order; anything else is an error that names the column meant.
-Must not know: the broker.
+A user's schema selects from these columns, in any order; another column is an error that suggests the right one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ COLUMNS: Final[dict[str, DataType]] = {
 
 
 def source_schema(headers: Headers) -> StructType:
-    """The schema when the user gives none."""
+    """Return the default schema."""
     left_out = {
         Headers.NONE: ("headers", "typedHeaders"),
         Headers.PLAIN: ("typedHeaders",),
@@ -57,7 +56,7 @@ def source_schema(headers: Headers) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Refuse columns this source does not have. Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) for columns that the source does not have."""
     if not schema.fields:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"the schema has no columns columns={','.join(COLUMNS)}")
     for field in schema.fields:
@@ -73,7 +72,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The very Arrow schema Spark checks the first record batch against (types, names and order)."""
+    """Return the Arrow schema that Spark checks the first record batch against (types, names and order)."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -82,7 +81,10 @@ def _type_name(data_type: DataType) -> str:
 
 
 def value_columns(kind: DataType) -> StructType:
-    """The columns a value may have. Raises Invalid for another type, and for names that begin with ``_``: those are the record's place."""
+    """Return the columns of a value.
+
+    Raise Invalid for another type, and for names that begin with ``_``, which are reserved.
+    """
     if not isinstance(kind, StructType):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"schema must be a struct or record type={kind.simpleString()}")
     reserved = [name for name in kind.fieldNames() if name.startswith("_")]

@@ -1,10 +1,8 @@
-"""Ranges of records, read from the broker's sealed files or its bucket where this process sees them, else over the wire.
+"""Read ranges of records from the broker's sealed files or bucket, else from the broker (decisions 0015, 0065).
 
-It is decision 0015 for files, decision 0065 for a bucket.
-
-Promises: the records that the wire alone would give, each once and in order. Files and buckets are read only where the broker's mark is
-found, and what is read of them is handed on only when all its checksums match; whatever else is found there, the broker is asked instead,
-or the read fails if that is what was asked for. Must not know: Spark, Arrow.
+The result equals that of the broker: each record once and in order. Files and buckets are read only if the broker's
+mark is found there, and their data is used only if all its checksums match. Otherwise the broker is asked, or the read
+fails if the options require that.
 """
 
 from __future__ import annotations
@@ -29,49 +27,50 @@ from polywire.store.data_directory import DataDirectory
 from polywire.store.file import FileBlob
 from polywire.types import Buffer
 
-PIECE_BYTES: Final = 4 << 20  # read at once: what a frame of the wire carries
-RUN_BYTES_MIN: Final = 1 << 20  # a smaller run comes over the wire, with its neighbours: to open a file takes 0.1 ms
-RANGE_RECORDS_MIN: Final = PACK_RECORDS  # a task of its own, of 12 ms and more; asking where it lies takes 0.2 ms
+PIECE_BYTES: Final = 4 << 20  # read at a time; as much as a protocol frame carries
+# smaller runs come from the broker, with their neighbours, because opening a file takes 0.1 ms
+RUN_BYTES_MIN: Final = 1 << 20
+RANGE_RECORDS_MIN: Final = PACK_RECORDS  # justifies a task of 12 ms and more; locating it takes 0.2 ms
 
 logger: Final = logging.getLogger("polywire.spark")
-logger.setLevel(logging.INFO)  # heard only where somebody listens: Spark collects what workers log when it is told to
+logger.setLevel(logging.INFO)  # Spark collects workers' logs only on request
 
 _elsewhere: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose files this process does not see: they are not asked again."""
+"""Connections to brokers whose files are not accessible from this process; they are not asked again."""
 
 
 class _NotRead(Exception):
-    """A run that is not there as it was told; the broker has it."""
+    """A run that is not as located; the broker has it."""
 
 
 class _Gone(_NotRead):
-    """A run whose blob was deleted since: its records were trimmed, or written elsewhere."""
+    """A run whose blob was deleted since: its records were trimmed or rewritten."""
 
 
 class _Bytes(Protocol):
     """The bytes of one run."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` from ``position``; returns the bytes read, fewer where there are no more. Raises BlobMissing, Unavailable."""
+        """Fill ``out`` from ``position`` and return the bytes read, fewer at the end; raise BlobMissing or Unavailable."""
 
     def expect(self, start: int, stop: int) -> None:
-        """These bytes are read next."""
+        """Announce that these bytes are read next."""
 
 
 class _Source(Protocol):
-    """Where sealed runs are read."""
+    """Location of sealed runs."""
 
     @property
     def arena(self) -> Arena:
-        """Where what is read lies."""
+        """Memory for reads."""
 
     def open(self, run: SealedRange) -> _Bytes:
-        """A run, which is surely the one that the broker means. Raises _NotRead."""
+        """Open a run, verified to be the broker's; raise _NotRead."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Which way the bytes came."""
+    """How the bytes were read."""
 
     file_bytes: int = 0
     wire_bytes: int = 0
@@ -80,7 +79,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class SealedAccess:
-    """Whether sealed records may be read around the broker, whether they must, and with which options a bucket is opened."""
+    """Whether sealed records may, or must, be read around the broker, and the options for opening a bucket."""
 
     allowed: bool = True
     required: bool = False
@@ -96,12 +95,12 @@ def read_range(
     check_epoch: bool,
     access: SealedAccess,
 ) -> Iterator[StoredChunk]:
-    """The chunks that hold a range, in order, as ``BulkConnection.fetch_range`` gives them.
+    """Yield the chunks of a range, in order, as ``BulkConnection.fetch_range`` does.
 
-    Raises what that raises, and Unavailable where sealed records must be read around the broker and cannot.
+    Raises what that raises, and Unavailable if sealed records must be read around the broker and cannot.
 
-    connect: called when the broker is needed. bodies: headers alone come over the wire in any case: there they are a small part of what a
-    segment holds.
+    ``connect`` is called when the broker is needed. Without ``bodies`` only headers are read, always from the broker:
+    they are a small part of a segment.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _RangeRead(connect, wanted, epoch, tally, access)
@@ -113,7 +112,7 @@ def read_range(
 
 
 class _RangeRead:
-    """One range being read. Guards: ``_at`` is the offset after the last record handed out, so none is left out and none comes twice."""
+    """One range being read. ``_at`` is the offset after the last record yielded, so none is skipped or repeated."""
 
     def __init__(
         self, connect: Callable[[], BulkConnection], wanted: ReadRange, epoch: int, tally: Tally, access: SealedAccess
@@ -126,14 +125,14 @@ class _RangeRead:
         self._at = wanted.offset
 
     def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """The runs worth opening; none when they are not seen from here. Raises Unavailable where they must be."""
+        """Yield the runs worth opening; none if they are not accessible. Raise Unavailable if they must be."""
         bytes_min = 0 if self._access.required else RUN_BYTES_MIN
         for source, run in self._runs_in_bucket() if self._wanted.sealed is not None else self._runs_in_files():
             if run.stop - run.start >= bytes_min:
                 yield source, run
 
     def _runs_in_bucket(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Where the plan says that they lie."""
+        """Yield the runs located by the plan."""
         planned = self._wanted.sealed
         assert planned is not None, "it was looked at"
         try:
@@ -146,7 +145,7 @@ class _RangeRead:
             yield source, run
 
     def _runs_in_files(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """As the broker tells them."""
+        """Yield the runs located by the broker."""
         connection = self._connect()
         if connection in _elsewhere and not self._access.required:
             return
@@ -154,7 +153,7 @@ class _RangeRead:
         while True:
             try:
                 located = next(answers, None)
-            except Invalid:  # a broker from before this question
+            except Invalid:  # an older broker without this request
                 self._refuse("the broker does not tell where they lie")
                 _elsewhere.add(connection)
                 return
@@ -173,7 +172,7 @@ class _RangeRead:
                 yield source, run
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable where sealed records must be read around the broker."""
+        """Raise Unavailable if sealed records must be read around the broker."""
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
@@ -181,7 +180,7 @@ class _RangeRead:
             )
 
     def over_the_wire(self, offset_end: int, *, bodies: bool = True) -> Iterator[StoredChunk]:
-        """What is left of the range below ``offset_end``, from the broker."""
+        """Yield the rest of the range below ``offset_end``, from the broker."""
         wanted = self._wanted
         offset_end = min(offset_end, wanted.offset_end)
         if self._at >= offset_end:
@@ -199,7 +198,7 @@ class _RangeRead:
             yield self._moved(chunk)
 
     def sealed(self, source: _Source, run: SealedRange) -> Iterator[StoredChunk]:
-        """What a run holds of the range, as far as it can be read and is sound."""
+        """Yield a run's part of the range, as far as it is readable and intact."""
         wanted = self._wanted
         try:
             for data, next_offset in _pieces(source, run, wanted.incarnation):
@@ -219,9 +218,9 @@ class _RangeRead:
 
 
 def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
-    """Whole sound batches of a run, each piece beginning where the one before ended, with the offset after its last record.
+    """Yield whole intact batches of a run, in consecutive pieces, with the offset after the last record of each.
 
-    Raises _NotRead where it does not hold what was told, BlobMissing, and BrokerError where it cannot be read.
+    Raises _NotRead if it is not as located, BlobMissing, and BrokerError if it cannot be read.
     """
     blob, arena = source.open(run), source.arena
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
@@ -253,13 +252,13 @@ def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """The files of a broker on this machine, or on a file system that it shares."""
+    """Files of a broker on this machine, or on a shared file system."""
 
     data_directory: DataDirectory
     arena: Arena
 
     def open(self, run: SealedRange) -> _Bytes:
-        """The file of a run. The mark is looked at when it is open: then it is the file that the owner of the mark meant. Raises _NotRead."""
+        """Open a run's file, then check the mark: only then is it certainly the broker's file. Raises _NotRead."""
         check_blob_name(run.blob)
         try:
             blob = FileBlob(Path(self.data_directory.path) / run.blob)

@@ -1,7 +1,6 @@
-"""Sealed segments in a bucket, read by whoever may read the bucket (decision 0065).
+"""Read sealed segments from a bucket, by processes with access to it (decision 0065).
 
-Promises: only the bucket that the broker meant is read, with the credentials of this process; several requests are under way for one run.
-Must not know: Spark, what a segment holds.
+Only the broker's own bucket is read, with the credentials of this process. Several requests of one run are in flight.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
 from polywire.types import Buffer
 
-CHUNK_BYTES: Final = 4 << 20  # of one request: a round trip of 40 ms carries what its connection does meanwhile
-READS_AT_ONCE: Final = 4  # requests of one run: more wait for the processor, not for the bucket
+CHUNK_BYTES: Final = 4 << 20  # of one request: as much as a connection transfers during a round trip of 40 ms
+READS_AT_ONCE: Final = 4  # requests of one run: with more, the processor is the limit, not the bucket
 TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
 PAUSE_FIRST_S: Final = 0.1
 
 
 class BucketSource:
-    """The bucket of one broker. Guards: it is the one that the broker meant."""
+    """The bucket of one broker, whose identity was checked."""
 
     def __init__(self, objects: Objects) -> None:
         self.arena: Final = Arena()
@@ -39,11 +38,11 @@ class BucketSource:
         self._readers = ThreadPoolExecutor(READS_AT_ONCE, "polywire-bucket")
 
     def open(self, run: SealedRange) -> RunBytes:
-        """The bytes of a run, whose first ones are asked for at once."""
+        """Open a run and request its first bytes."""
         return RunBytes(self, run)
 
     def ask(self, name: str, start: int, stop: int) -> Future[bytes]:
-        """Bytes [start, stop) of a blob, later: BlobMissing or Unavailable otherwise."""
+        """Request bytes [start, stop) of a blob; the future fails with BlobMissing or Unavailable."""
         return self._readers.submit(self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> bytes:
@@ -60,7 +59,7 @@ class BucketSource:
 
 
 class RunBytes:
-    """The bytes of one run, in order. Guards: ``_ahead`` are neighbours, from what is read next on."""
+    """The bytes of one run, read in order. ``_ahead`` are consecutive requests, starting with the next."""
 
     def __init__(self, source: BucketSource, run: SealedRange) -> None:
         self._source = source
@@ -76,9 +75,9 @@ class RunBytes:
             self._next = stop
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` from ``position``, which is where the last one ended; returns the bytes read.
+        """Fill ``out`` from ``position``, which must continue the last read; return the bytes read.
 
-        They are fewer where the blob is too short. Raises BlobMissing, Unavailable.
+        They are fewer if the blob is too short. Raises BlobMissing, Unavailable.
         """
         into, done = memoryview(out), 0
         while done < len(into) and self._ahead:
@@ -95,7 +94,7 @@ class RunBytes:
         return done
 
     def expect(self, start: int, stop: int) -> None:
-        """Nothing: what follows is always under way."""
+        """Do nothing: the following bytes are always requested ahead."""
 
 
 _Key = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
@@ -104,14 +103,14 @@ _lock: Final = Lock()
 
 
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
-    """The bucket of a broker, opened once by each process; so is the reason why it cannot be. Raises BrokerError."""
+    """Return a broker's bucket, opened once per process; the reason of a failure is cached, too. Raises BrokerError."""
     key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
     with _lock:
         known = _sources.get(key)
         if known is None:
             try:
                 known = _opened(root, options)
-            except Invalid as error:  # what is Unavailable may pass
+            except Invalid as error:  # Unavailable may be temporary
                 known = error
             _sources[key] = known
     if isinstance(known, BrokerError):

@@ -1,7 +1,7 @@
-"""Where the ranges of a plan lie in the broker's bucket, asked when the read is planned: the tasks need no broker for them (decision 0065).
+"""Locate a plan's ranges in the broker's bucket during planning, so that tasks need no broker (decision 0065).
 
-Promises: what is not told is read over the wire, or refused, by the task: nothing fails here that would not fail there. Must not know: Spark,
-how a bucket is read.
+Ranges without a location are read from the broker, or refused, by the task: planning never fails where the task would
+not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polywire.store.data_directory import BlobRoot
 Pieces = Sequence[tuple[ReadRange, ...]]
 
 _on_a_machine: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose sealed records are files, or nothing: each task finds out about them for itself."""
+"""Connections to brokers whose sealed records are files, or none: each task checks for itself."""
 
 
 def located(options: SourceOptions, pieces: Pieces) -> Pieces:
-    """The same work of tasks, with the places of what is sealed."""
+    """Return the tasks' ranges with locations of sealed records."""
     if options.local_segments is LocalSegments.OFF or not pieces:
         return pieces
     records_min = 1 if options.local_segments is LocalSegments.REQUIRED else PACK_RECORDS
@@ -36,7 +36,7 @@ def located(options: SourceOptions, pieces: Pieces) -> Pieces:
 
 
 class _Planner:
-    """Guards: a broker that has no bucket is asked once."""
+    """A broker without a bucket is asked only once."""
 
     def __init__(self, options: SourceOptions, records_min: int) -> None:
         self._connection = snapshot.connect(options)
@@ -44,7 +44,7 @@ class _Planner:
         self._records_min = records_min
 
     def located(self, wanted: ReadRange) -> ReadRange:
-        """A range, with its places where it is worth asking for them."""
+        """Return a range with its locations, if they are worth asking for."""
         if wanted.record_count < self._records_min or self._connection in _on_a_machine:
             return wanted
         try:
@@ -57,10 +57,10 @@ class _Planner:
     def _ask(self, wanted: ReadRange) -> SealedRuns | None:
         runs: list[SealedRange] = []
         epoch = wanted.epoch if self._checks_epoch else ANY_EPOCH
-        for told in snapshot.located(self._connection, wanted, epoch=epoch):
-            root = BlobRoot(told.address, told.mark)
+        for location in snapshot.located(self._connection, wanted, epoch=epoch):
+            root = BlobRoot(location.address, location.mark)
             if not root.is_bucket:
                 _on_a_machine.add(self._connection)
                 return None
-            runs += told.runs
+            runs += location.runs
         return SealedRuns(root, tuple(runs))

@@ -1,7 +1,7 @@
-"""Start Spark with the settings this source wants (docs/spark/session.md says which and why).
+"""Start Spark with suitable settings (docs/spark/session.md explains them).
 
-Promises: a session that finds Java, finds ``format("polywire")``, and runs small micro-batches in tens of milliseconds; every setting can
-be overruled. Must not know: what will be read.
+The session finds Java and ``format("polywire")``, and runs small micro-batches in tens of milliseconds. Every setting
+can be overridden.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.spark.java import cache_directory, find_java, place_file
 from polywire.spark.source import PolywireDataSource
 
-PYSPARK_VERSION_MIN: Final = (4, 2)  # latestOffset(start, limit) and availableNow for Python sources
+PYSPARK_VERSION_MIN: Final = (4, 2)  # first with latestOffset(start, limit) and availableNow for Python sources
 
-PYTHON_OF_THE_PATH: Final = "python3"  # what workers run where PYSPARK_PYTHON is not set
+PYTHON_OF_THE_PATH: Final = "python3"  # default of workers without PYSPARK_PYTHON
 
 SETTINGS: Final = {
-    "spark.python.unix.domain.socket.enabled": "true",  # a Python task costs 12 ms instead of 52
+    "spark.python.unix.domain.socket.enabled": "true",  # a Python task takes 12 ms instead of 52
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 LOCAL_SETTINGS: Final = {
-    # On local paths the default forks chmod and readlink some twenty times per micro-batch; a rename is atomic here too.
+    # On local paths the default forks chmod and readlink some twenty times per micro-batch; a rename is atomic as well.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    # Machines whose host name leads nowhere are common; nobody but this machine has to reach a local driver.
+    # Host names that do not resolve are common, and only this machine needs to reach a local driver.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -85,13 +85,13 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if local and not _launched_from_outside():
-        _run_this_python(getattr(spark, "sparkContext", None))  # a session of Spark Connect has none
+        _run_this_python(getattr(spark, "sparkContext", None))  # a Spark Connect session has none
     spark.dataSource.register(PolywireDataSource)
     return spark
 
 
 def settings(*, local: bool, conf: dict[str, str]) -> dict[str, str]:
-    """All settings of a new session."""
+    """Return all settings of a new session."""
     quiet = f"-Dlog4j2.configurationFile={_logging_file().as_uri()}"
     chosen = {**SETTINGS, **(LOCAL_SETTINGS if local else {}), **conf}
     chosen[JAVA_OPTIONS] = f"{quiet} {conf[JAVA_OPTIONS]}" if JAVA_OPTIONS in conf else quiet
@@ -103,12 +103,15 @@ def _is_local(master: str | None) -> bool:
 
 
 def _launched_from_outside() -> bool:
-    """Whether spark-submit started us, or Spark runs elsewhere: then Java and the environment are not ours to choose."""
+    """Return whether spark-submit started this process, or Spark runs remotely.
+
+    Java and the environment are then not ours to set.
+    """
     return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 
 def _prepare_environment() -> None:
-    """What the JVM and its Python workers inherit: a Java, this Python, and a path on which this package is found."""
+    """Set the environment that the JVM and its Python workers inherit: Java, this Python, and a path with this package."""
     os.environ["JAVA_HOME"] = str(find_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     source = str(Path(polywire.__path__[0]).resolve().parent)

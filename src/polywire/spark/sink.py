@@ -1,11 +1,12 @@
 """The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
 
-Tasks stage their rows under random tokens and name them in their commit messages; the driver's commit publishes the tokens of a write in
-one atomic step, under a name and a number the broker remembers. So a batch that Spark runs again after a crash is published once, however
-often and in whatever cut it is staged, and what a killed attempt left behind is never seen.
+Tasks stage their rows under random tokens and list them in their commit messages. The driver's commit publishes the
+tokens of a write in one atomic step, under a name and a number that the broker remembers. So a batch that Spark repeats
+after a crash is published once, however often and however divided it is staged, and leftovers of a killed attempt are
+never visible.
 
-Promises: rows are seen all together or not at all, and once (``exactlyOnce``, unless less was asked for); holds no socket. Must not know:
-the source.
+Rows become visible all together or not at all, and once (``exactlyOnce``, unless the options ask for less). The sink
+holds no socket.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOKENS_MAX: Final = 10_000  # of one publish (spec: polywire#limits)
 
 
 class Write(NamedTuple):
-    """Names one write for good: the broker publishes it once. ``number`` grows from write to write of one writer."""
+    """Permanent name of a write, which the broker publishes once. ``number`` increases with each write of one writer."""
 
     writer: str
     number: int
@@ -44,7 +45,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task has done: rows under these tokens, or (without tokens) rows already appended."""
+    """Result of one task: rows under these tokens, or (without tokens) rows already appended."""
 
     writer: str
     tokens: tuple[bytes, ...]
@@ -75,7 +76,7 @@ class BatchSink(DataSourceArrowWriter):
 
 @one_line_errors
 class StreamSink(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for every one of them, and again for its commit, so it keeps nothing."""
+    """The micro-batches of a query. Spark creates one for each of them, and another for its commit, so it has no state."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_rows(schema, options.topic)
@@ -121,7 +122,7 @@ def stream_write(options: SinkOptions) -> Write:
 
 
 def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """What a task does. Raises what the broker answers; then nothing it staged will be seen."""
+    """Run one task; raise the broker's error, in which case its staged rows will never be visible."""
     depart_quietly()
     connection = snapshot.connect(options)
     task = _task_number()

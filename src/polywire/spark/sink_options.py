@@ -1,7 +1,6 @@
-"""The options of the sink, under the names of Spark's Kafka sink, and of Delta's idempotent writes.
+"""Options of the sink, with the names of Spark's Kafka sink and of Delta's idempotent writes.
 
-Promises: every option is checked before anything is asked of a broker; a wrong one is an error that names the option meant.
-Must not know: Spark, sockets.
+Every option is checked before any request to a broker. A wrong one is an error that suggests the right option.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from polywire.client.login import Login
 from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, count, known, login, refuse, switch
 from polywire.types import Level
 
-# What configures Kafka's producer and needs no counterpart here: accepted, so that code moves over, and without effect.
+# Settings of Kafka's producer without a counterpart here: accepted without effect, so that existing code runs.
 WITHOUT_EFFECT: Final = (
     "includeHeaders",
     "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type",
     "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
     "kafka.max.request.size", "kafka.retries",
 )  # fmt: skip
-# Spark hands its own options of a query on to the sink.
+# Spark passes its own options of a query on to the sink.
 OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
 OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
@@ -39,13 +38,13 @@ class Guarantee(Enum):
     """How often a row may be stored (exactlyOnce)."""
 
     PUBLISHED = "true"  # staged by tasks, published by the driver: once
-    SEQUENCE = "sequence"  # appended at once by a numbered producer: once, if a re-run cuts its tasks the same way
+    SEQUENCE = "sequence"  # appended at once with sequences: once, if a repeat splits its tasks the same way
     AT_LEAST_ONCE = "false"
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Names one batch write for good: writing it again changes nothing (txnAppId, txnId)."""
+    """Permanent name of a batch write: writing it again changes nothing (txnAppId, txnId)."""
 
     application: str
     number: int
@@ -55,9 +54,12 @@ class Transaction:
 class SinkOptions:
     """All options of a write, checked.
 
-    topic: where every row goes; None leaves it to the column. sink_id: who a streaming query is to the broker, instead of the id in its
-    checkpoint. level: of appends that are not staged. timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is
-    tried again.
+    Attributes:
+        topic: of every row; None: use the column.
+        sink_id: identifies a streaming query to the broker, instead of the id in its checkpoint.
+        level: of appends that are not staged.
+        timeout_s: longest wait for one response.
+        reconnect_s: how long an unreachable broker is retried.
     """
 
     addresses: tuple[str, ...]
@@ -73,7 +75,7 @@ class SinkOptions:
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check and type the options of a write. Keys are compared without case. Raises Invalid(INVALID_REQUEST)."""
+    """Check and convert the options of a write; names ignore case. Raises Invalid(INVALID_REQUEST)."""
     options = known(given, OPTIONS, topics="topic")
     guarantee = choice(
         options, "exactlyOnce", Guarantee, Guarantee.PUBLISHED, among=[guarantee.value for guarantee in Guarantee]

@@ -1,7 +1,6 @@
-"""From Arrow record batches to stored batches, each for one partition of one topic: what a writing task does.
+"""Convert Arrow record batches to stored batches, each for one partition: the work of a writing task.
 
-Promises: rows of one partition keep their order; work is done a column at a time; what is gathered before it is sent has a limit.
-Must not know: staging, Spark's session.
+Rows of a partition keep their order. Work is done by column, and buffered rows are limited.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from polywire.types import Buffer, KeyHash
 
 PENDING_BYTES: Final = (
     8 << 20
-)  # of one topic before its rows are sent: enough for batches of some size in several partitions
+)  # of one topic before its rows are sent: enough for reasonable batches in several partitions
 PENDING_TOTAL_BYTES: Final = 32 << 20  # of all topics of one task
 TOPICS_MAX: Final = 10_000  # of one record batch, as many as a broker has
 
 
 class Outgoing(NamedTuple):
-    """A stored batch and where it goes."""
+    """A stored batch and its partition."""
 
     topic: str
     partition: int
@@ -39,14 +38,14 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingRows:
-    """Rows of one topic that wait for company."""
+    """Buffered rows of one topic."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
 
 
 class Topics:
-    """What is known of the topics written to; asked once each."""
+    """Details of target topics, requested once each."""
 
     def __init__(self, connection: BulkConnection, *, create: bool) -> None:
         self._connection: Final = connection
@@ -54,7 +53,7 @@ class Topics:
         self._known: Final[dict[str, TopicDetail]] = {}
 
     def __getitem__(self, name: str) -> TopicDetail:
-        """Raises Missing(TOPIC_MISSING) where it is not to be made, Invalid for a name that cannot be."""
+        """Raise Missing(TOPIC_MISSING) if the topic must not be created, Invalid for an invalid name."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._find(name)
@@ -76,9 +75,9 @@ class Topics:
 
 
 class RowRouter:
-    """Rows on their way to their partitions. Guards: rows of a topic leave in the order they came in.
+    """Routes rows to partitions; rows of a topic stay in order.
 
-    ``round_robin`` is where rows without any key begin to go round the partitions.
+    ``round_robin``: partition at which rows without keys begin.
     """
 
     def __init__(self, topics: Topics, topic: str | None, *, round_robin: int) -> None:
@@ -89,7 +88,10 @@ class RowRouter:
         self._size = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
-        """Take rows; what is ready to be sent comes back. Raises Invalid for rows that name no topic or no partition there is."""
+        """Add rows and yield batches to send.
+
+        Raise Invalid for rows without a topic, or with a partition that does not exist.
+        """
         for topic, rows in self._by_topic(batch):
             pending = self._pending.setdefault(topic, _PendingRows())
             pending.batches.append(rows)
@@ -102,7 +104,7 @@ class RowRouter:
             yield from self.rest()
 
     def rest(self) -> Iterator[Outgoing]:
-        """Everything that still waits."""
+        """Yield everything still buffered."""
         for topic in list(self._pending):
             yield from self._send(topic)
 
@@ -186,7 +188,7 @@ def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> Non
 
 
 def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
-    """The i32 values of a column without nulls."""
+    """Return the i32 values of a column without nulls."""
     data = column.buffers()[1]
     if data is None:
         return array("i")

@@ -1,7 +1,4 @@
-"""The columns a write may have: those of Spark's Kafka sink.
-
-Promises: a schema that does not fit is an error that says what to do. Must not know: options, the broker.
-"""
+"""Columns that a write accepts: those of Spark's Kafka sink. Errors say what to do."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
     "topic": ("string",),
     "partition": ("int",),
 }
-# Columns of the source that a copy from topic to topic may leave in place; the broker gives new ones.
+# Columns of the source that a copy between topics may keep; the broker assigns new values.
 IGNORED: Final = ("offset", "timestamp", "timestampType")
 
 
 def check_rows(schema: StructType, topic: str | None) -> None:
-    """Refuse rows that cannot be written. ``topic`` is the option's. Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) for rows that cannot be written. ``topic`` is the option's."""
     names = [field.name for field in schema.fields]
     if "value" not in names:
         raise Invalid(

@@ -1,6 +1,6 @@
-"""What the broker has of a subscription: its partitions and their bounds, asked over one bulk connection.
+"""Partitions of a subscription and their bounds, requested over one bulk connection.
 
-Promises: bounds are synced before they are told, so what is planned on them cannot vanish. Must not know: Spark, plans.
+Bounds are synced, so data that a plan relies on cannot be lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents, ReadRange
 
 TIMES_MAX: Final = 16  # times of one BOUNDS request (spec: polywire#limits)
-LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
+LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and describing: retries
 
 
 class Addressed(Protocol):
-    """Options of a read or a write, as far as they say where the broker is."""
+    """Options of a read or a write that select the broker."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -32,19 +32,19 @@ class Addressed(Protocol):
 
     @property
     def login(self) -> Login | None:
-        """Who logs in; None: nobody."""
+        """User and password; None: unauthenticated."""
 
     @property
     def timeout_s(self) -> float:
-        """Longest wait for one answer, in seconds."""
+        """Longest wait for one response, in seconds."""
 
     @property
     def reconnect_s(self) -> float:
-        """How long, in seconds, a broker that is gone is tried again."""
+        """How long an unreachable broker is retried, in seconds."""
 
 
 def connect(options: Addressed) -> BulkConnection:
-    """This process's connection to the first address that answers; while none does, calls raise Unavailable."""
+    """Return this process's connection to the first address that responds; while none does, calls raise Unavailable."""
     each = [address if "://" in address else f"polywire://{address}" for address in options.addresses]
     return bulk.connect(
         ",".join(each), timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login
@@ -54,9 +54,9 @@ def connect(options: Addressed) -> BulkConnection:
 def extents(
     connection: BulkConnection, subscription: Subscription, *, times_us: Sequence[int] = (), must_exist: bool = False
 ) -> Extents:
-    """All partitions of a subscription with their bounds and the offsets of ``times_us``.
+    """Return all partitions of a subscription with their bounds and the offsets of ``times_us``.
 
-    Topics that do not exist are left out, or refused with Missing(TOPIC_MISSING) where ``must_exist``.
+    Missing topics are skipped, or refused with Missing(TOPIC_MISSING) if ``must_exist``.
     """
     for attempt in range(LISTINGS_MAX):
         try:
@@ -78,9 +78,9 @@ def _no_such_topic(connection: BulkConnection, subscription: Subscription, error
 
 
 def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:
-    """Make sure that the broker start a position was learnt in reached so far.
+    """Check that the broker start in which a position was learnt reached it.
 
-    Raises Conflict(EPOCH_ENDED) when its last records were lost in a power failure.
+    Raises Conflict(EPOCH_ENDED) if its last records were lost in a power failure.
     """
     offset = position.next_offset
     for _ in connection.fetch_range(
@@ -90,7 +90,7 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
 
 
 def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield the answers that say where the sealed part of a range lies. Raises as ``BulkConnection.locate``, and Corrupt."""
+    """Yield the locations of a range's sealed part; raise as ``BulkConnection.locate``, and Corrupt."""
     offset, more = wanted.offset, True
     while more:
         answer = connection.locate(
@@ -103,7 +103,7 @@ def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Ite
 
 
 def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:
-    """Bytes of one stored record around an offset, by the batch that holds it."""
+    """Return the stored bytes per record around an offset, from the batch that contains it."""
     for chunk in connection.fetch_range(key.topic, key.partition, incarnation, offset, bytes_max=1):
         return len(chunk.data) / max(1, chunk.next_offset - chunk.offset)
     return 1.0
@@ -114,11 +114,11 @@ def _extents(
 ) -> Extents:
     names = _names(connection, subscription, must_exist=must_exist)
     found: dict[PartitionKey, Extent] = {}
-    asked = [times_us[at : at + TIMES_MAX] for at in range(0, len(times_us), TIMES_MAX)] or [()]
-    for times in asked if names else ():
-        for told in connection.bounds(names, times_us=times):
-            key = PartitionKey(told.topic, told.partition)
-            found[key] = _extent(told, times, found.get(key))
+    requests = [times_us[at : at + TIMES_MAX] for at in range(0, len(times_us), TIMES_MAX)] or [()]
+    for times in requests if names else ():
+        for bounds in connection.bounds(names, times_us=times):
+            key = PartitionKey(bounds.topic, bounds.partition)
+            found[key] = _extent(bounds, times, found.get(key))
     if not subscription.partitions:
         return found
     absent = [key for key in subscription.partitions if key not in found]
@@ -140,8 +140,10 @@ def _names(connection: BulkConnection, subscription: Subscription, *, must_exist
     return [name for name in wanted if name in existing]
 
 
-def _extent(told: PartitionRange, times_us: Sequence[int], before: Extent | None) -> Extent:
-    offsets = dict(zip(times_us, told.time_offsets, strict=True))
+def _extent(bounds: PartitionRange, times_us: Sequence[int], before: Extent | None) -> Extent:
+    offsets = dict(zip(times_us, bounds.time_offsets, strict=True))
     if before is not None:
         offsets = {**before.time_offsets, **offsets}
-    return Extent(told.topic_id.hex(), told.incarnation, told.epoch, told.first_offset, told.next_offset, offsets)
+    return Extent(
+        bounds.topic_id.hex(), bounds.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
+    )

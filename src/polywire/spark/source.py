@@ -1,7 +1,7 @@
-"""The data source ``polywire``: what Spark is handed for ``format("polywire")``.
+"""The data source ``polywire``: what Spark gets for ``format("polywire")``.
 
-Promises: options and schema are checked before a broker is asked; it is pickled by reference, so workers must be able to import this
-package. Must not know: how records are read and written.
+Options and schema are checked before any request to a broker. The class is pickled by reference, so workers must be
+able to import this package.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ class PolywireDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the source (docs/spark/source.md).
 
-        Spark asks before it says whether the read is a stream, so only the one option that matters is looked at.
+        Spark calls this before it knows whether the read is a stream, so only the relevant option is checked.
         """
         depart_quietly()
         asked = self.options.get("includeHeaders", "false").strip().lower()
         return source_schema(Headers(asked) if asked in [kind.value for kind in Headers] else Headers.NONE)
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Return what reads a batch. Raises Invalid for a wrong option or schema."""
+        """Return the reader of a batch; raise Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         options = read_options(dict(self.options), streaming=False)
         return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        """Return what reads a stream. Raises Invalid for a wrong option or schema."""
+        """Return the reader of a stream; raise Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """Return what writes a batch. Raises Invalid for a wrong option or column, and for mode ``overwrite``."""
+        """Return the writer of a batch; raise Invalid for a wrong option or column, and for mode ``overwrite``."""
         depart_quietly()
         _refuse_overwriting(overwrite)
         return BatchSink(write_options(dict(self.options), streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        """Return what writes a stream. Raises Invalid for a wrong option or column, and for output mode ``complete``."""
+        """Return the writer of a stream; raise Invalid for a wrong option or column, and for output mode ``complete``."""
         depart_quietly()
         _refuse_overwriting(overwrite)
         return StreamSink(write_options(dict(self.options), streaming=True), schema)

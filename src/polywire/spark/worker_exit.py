@@ -1,10 +1,10 @@
-"""How Spark's Python workers end: silent about a driver that has gone, and with one line for an error of ours.
+"""Quiet endings of Spark's Python workers: nothing if the driver is gone, and one line for our errors.
 
-Over Unix sockets an idle worker that loses its driver (the session stops, or the worker was idle for a minute) fails to say goodbye and
-prints a traceback that means nothing. A worker that fails reports its whole traceback, which Spark puts into the message of its exception:
-for a misspelt option that is thirty lines around the one that helps.
+Over Unix sockets an idle worker that loses its driver (the session stops, or it was idle for a minute) fails to say
+goodbye and prints a useless traceback. A failing worker reports its whole traceback, which Spark puts into the message
+of its exception: thirty lines around the one that helps.
 
-Guarantees: only Spark's workers are changed, and tracebacks of other errors, such as those of a user's function, stay as they are.
+Only Spark's workers are changed. Tracebacks of other errors, such as those of a user's function, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from polywire.errors import BrokerError
 
 T = TypeVar("T")
 
-HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"  # what a worker looks at when it reports the error that ends it
+HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"  # read by a worker when it reports its final error
 WORKERS: Final = (
-    "pyspark."  # begins the name of the main module of every worker: the daemon that forks them, the runner of a stream
+    "pyspark."  # prefix of the main module of every worker: the daemon that forks them, the runner of a stream
 )
 
 print_exception: Final = traceback.print_exc
@@ -37,19 +37,19 @@ def is_worker() -> bool:
 
 
 def depart_quietly() -> None:
-    """To be called by what runs in a worker; anywhere else it does nothing."""
+    """Install the quiet ending in a worker; do nothing in any other process."""
     if is_worker():
         traceback.print_exc = print_unless_gone  # type: ignore[assignment]
 
 
 def print_unless_gone() -> None:
-    """Print the exception being handled, unless it says that the other end has gone."""
+    """Print the exception being handled, unless it means that the other end is gone."""
     if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
         print_exception()
 
 
 def one_line_errors(kind: type[T]) -> type[T]:
-    """Have a worker report a ``BrokerError`` that leaves a method of this class as one line, without its traceback. A class decorator."""
+    """Class decorator: a worker reports a ``BrokerError`` from a method of this class as one line, without traceback."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(kind, name, _brief_generator(method) if inspect.isgeneratorfunction(method) else _brief(method))
@@ -76,7 +76,7 @@ def _brief_generator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iter
 
 @contextmanager
 def _briefly() -> Iterator[None]:
-    """A worker ends with the first error it reports, so the setting does not outlive it."""
+    """Set the variable; a worker ends with the first error it reports, so it need not be reset."""
     try:
         yield
     except BrokerError:

@@ -1,7 +1,7 @@
-"""A topic into another topic, on the same broker or from one broker to another.
+"""Copy a topic into another topic, on the same broker or another one.
 
-Promises: every record arrives exactly once, with its key, value and headers; order within a partition is kept where partitions are, and
-otherwise among the records of a key. Must not know: what the records mean.
+Every record arrives exactly once, with key, value and headers. Order is preserved within partitions that are kept,
+otherwise among the records of a key.
 """
 
 from __future__ import annotations

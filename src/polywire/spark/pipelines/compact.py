@@ -1,7 +1,7 @@
-"""The last value of each key, into a new topic.
+"""Copy the last value of each key into a new topic.
 
-Promises: one record per key, the one stored last; keys whose last record has no value are left out (they were deleted) unless asked for.
-Running it again under the same name writes nothing twice. Must not know: what the records mean.
+The result has one record per key: the last one stored. Keys whose last record has no value were deleted, and are
+skipped unless requested. Running it again under the same name writes nothing twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def compact(
     deletions: Annotated[bool, "write keys whose last record has no value, too"] = False,
     name: Annotated[str | None, "name of this run: a second run under it writes nothing"] = None,
 ) -> Ran:
-    """Write the last record of every key that a topic holds now. Records without a key are left out: they replace nothing."""
+    """Write the last record of every key that a topic holds now.
+
+    Records without a key are skipped: they replace nothing.
+    """
     last = last_by_key(topic_rows(spark, address, topic, headers=True))
     kept = last if deletions else last.where("value is not null")
     records = sendable(kept.select("key", "value", "headers")).persist()
@@ -40,7 +43,7 @@ def compact(
 
 
 def last_by_key(records: DataFrame) -> DataFrame:
-    """The record of each key that was stored last: by time, then by place, where a key is in several partitions."""
+    """Return the last stored record of each key: by time, then by location, if a key is in several partitions."""
     order = f.struct("timestamp", "partition", "offset")
     row = f.max_by(f.struct(*records.columns), order)
     return records.where("key is not null").groupBy("key").agg(row.alias("_row")).select("_row.*")

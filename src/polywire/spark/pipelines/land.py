@@ -1,7 +1,7 @@
-"""Land a topic as a partitioned table.
+"""Write a topic to a partitioned table.
 
-Promises: every record of the topic is in the table exactly once, whenever and however often the job is stopped and started again with
-the same checkpoint. Must not know: what the records mean.
+Every record of the topic is in the table exactly once, however often the job is stopped and restarted with the same
+checkpoint.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def land(
 
 
 def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
-    """Rows brought together, because each task that has rows of a folder writes a file there."""
+    """Repartition rows, because each task with rows of a folder writes a file there."""
     if files_max is None:
         return rows
-    # One file per folder needs no single task: rows of a folder meet in one of them.
+    # One file per folder needs no single task: all rows of a folder go to the same task.
     return rows.repartition(*partition_by) if partition_by and files_max == 1 else rows.coalesce(files_max)

@@ -1,10 +1,10 @@
-"""A project of Spark's declarative pipelines (``spark-pipelines``) that works as it is made.
+"""Create a working project of Spark's declarative pipelines (``spark-pipelines``).
 
-What its files must keep to (measured with Spark 4.3): the source is found by itself where this package is installed, and must not be
-registered in a definition file; the spec's storage is a URI and its configuration holds text only; Spark runs through a Connect server
-that the command starts itself, so ``spark.master`` is not set; a second run goes on only with a catalog that outlives the first.
+Requirements, as measured with Spark 4.3: the source is found if this package is installed, and must not be registered
+in a definition file. The spec's storage is a URI, and its configuration contains text only. The command starts its own
+Connect server, so ``spark.master`` is not set. A second run needs a catalog that outlives the first.
 
-Promises: nothing that exists is overwritten. Must not know: Spark.
+Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def make(directory: Path, *, topic: str, address: str) -> list[str]:
-    """Write the project; returns the names of its files.
+    """Write the project and return the names of its files.
 
-    Raises Invalid(INVALID_REQUEST) for a folder that has something in it, or a name the spec cannot hold.
+    Raises Invalid(INVALID_REQUEST) for a directory that is not empty, or a name that the spec cannot contain.
     """
     if ":" in address.rpartition("://")[2].rpartition("@")[0]:
         raise Invalid(

@@ -1,7 +1,6 @@
-"""What a topic or a table holds: counts, gaps and duplicates, for each partition and each producer, as a page with charts.
+"""Check a topic or a table for gaps and duplicates, by partition and producer, and write a page with charts.
 
-Promises: every number is counted by Spark over all rows; ``sound`` says that nothing is missing and nothing is there twice. Must not know:
-how a page looks.
+Spark counts every number over all rows. ``sound`` means that nothing is missing and nothing is duplicated.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def quality(
     ] = True,
     report: Annotated[str | Path | None, "file for the page, HTML in one piece"] = None,
 ) -> Quality:
-    """Count what is there. Raises Invalid unless a topic (with an address) or a path is given."""
+    """Count the content; raise Invalid unless a topic (with an address) or a path is given."""
     if (topic is None) == (path is None) or (topic is not None and address is None):
         raise Invalid(ErrorCode.INVALID_REQUEST, "quality needs the settings address and topic, or path")
     if topic is not None and address is not None:
@@ -66,7 +65,7 @@ def quality(
 
 
 def _of_table(table: DataFrame) -> DataFrame:
-    """A landed table under a parser's names, whether it was parsed or not."""
+    """Return a landed table under a parser's column names, whether it was parsed or not."""
     names = table.columns
     source = ("topic", "partition", "offset", "timestamp", "value")
     renamed = [f.col(name).alias(f"_{name}") for name in source if name in names]
@@ -80,7 +79,7 @@ def _of_table(table: DataFrame) -> DataFrame:
 
 
 def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame:
-    """The few narrow columns that everything is counted from."""
+    """Return the few narrow columns for all counts."""
     own = f.expr(sequence).cast("long") if sequence is not None else f.lit(None).cast("long")
     return rows.select(
         f.coalesce("_topic", f.lit("")).alias("topic"),
@@ -120,7 +119,7 @@ def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
 
 
 def _producers(rows: DataFrame) -> list[ProducerFacts]:
-    """From 0 on: what is missing at the beginning is missing, too."""
+    """Count from 0 on, so that numbers missing at the beginning are detected."""
     numbered = rows.where("sequence is not null").groupBy("producer")
     counted = numbered.agg(
         f.count("*").alias("records"),
@@ -138,7 +137,7 @@ def _producers(rows: DataFrame) -> list[ProducerFacts]:
 
 
 def _rate(rows: DataFrame, partitions: Sequence[PartitionFacts]) -> tuple[tuple[tuple[float, int, int], ...], float]:
-    """Records by interval of append time and partition, in at most ``TIME_BARS`` intervals."""
+    """Count records by interval of append time and partition, in at most ``TIME_BARS`` intervals."""
     seconds = f.unix_micros("time") / 1e6
     ends = rows.agg(f.min(seconds).alias("first"), f.max(seconds).alias("last")).first()
     if ends is None or ends["first"] is None:
@@ -155,7 +154,7 @@ def _rate(rows: DataFrame, partitions: Sequence[PartitionFacts]) -> tuple[tuple[
 
 
 def _sizes(rows: DataFrame) -> tuple[tuple[int, int], ...]:
-    """Records by the size of their values, in powers of two."""
+    """Count records by the size of their values, in powers of two."""
     power = f.ceil(f.log2(f.greatest("bytes", f.lit(1)))).cast("int").alias("power")
     counted = rows.groupBy(power).count().collect()
     return tuple(sorted((1 << min(row["power"], SIZE_BARS), row["count"]) for row in counted))

@@ -1,7 +1,4 @@
-"""What a check of a topic or table has found, as values: counts, gaps and repeats of each partition and each producer.
-
-Promises: ``sound`` says that nothing is missing and nothing is there twice. Must not know: Spark, how a page looks.
-"""
+"""Result of a quality check as values: counts, gaps and duplicates by partition and producer."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition; ``topic`` is empty where rows do not say it.
+    """One partition; ``topic`` is empty if the rows do not contain it.
 
-    ``missing`` are offsets between first and last that no row has, ``repeated`` rows beyond the first of an offset.
+    ``missing``: offsets between first and last without a row. ``repeated``: rows beyond the first of an offset.
     """
 
     topic: str
@@ -28,7 +25,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProducerFacts:
-    """Sequence numbers of one producer. ``missing`` counts from the lowest number (or the one told) to the highest."""
+    """Sequence numbers of one producer. ``missing`` counts from the lowest number (or the given one) to the highest."""
 
     producer: str
     records: int
@@ -59,12 +56,12 @@ class Quality:
 
     @property
     def records(self) -> int:
-        """Rows in all."""
+        """Number of rows."""
         return sum(part.records for part in self.partitions)
 
     @property
     def batches(self) -> int:
-        """A report is made at once."""
+        """Always 1: the report is one batch."""
         return 1
 
     @property
@@ -74,7 +71,7 @@ class Quality:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong, in sentences; nothing when each record is there exactly once."""
+        """Problems, as sentences; empty if each record is there exactly once."""
         found = []
         for what, count in (
             ("offsets are missing", sum(part.missing for part in self.partitions)),

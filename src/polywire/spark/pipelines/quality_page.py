@@ -1,6 +1,6 @@
-"""The quality report as one HTML page: no script, no file beside it, charts drawn as SVG.
+"""Render the quality report as one HTML page: no script, no other file, charts as SVG, light and dark.
 
-Promises: text from outside is escaped; the page reads in light and dark. Must not know: Spark.
+Foreign text is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polywire.spark.pipelines.quality_facts import PartitionFacts, Quality
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
 TICKS: Final = 4
-SLOTS_MIN: Final = 12  # a single bar need not fill the chart
+SLOTS_MIN: Final = 12  # a single bar does not fill the chart
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
@@ -42,7 +42,7 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } svg .grid { st
 
 
 def page(quality: Quality) -> str:
-    """The whole page."""
+    """Return the page."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -101,7 +101,7 @@ def _partition_table(quality: Quality) -> Iterable[str]:
 
 
 def _names(partitions: Sequence[PartitionFacts]) -> list[str]:
-    """What partitions are called: with their topic where there are several."""
+    """Return names of partitions, with the topic if there are several."""
     several = len({part.topic for part in partitions}) > 1
     return [f"{part.topic}/{part.partition}" if several else str(part.partition) for part in partitions]
 
@@ -126,7 +126,7 @@ def _producer_table(quality: Quality) -> Iterable[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Cells that begin with ``!`` tell of something wrong."""
+    """Cells that begin with ``!`` are marked as errors."""
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"
     for row in rows:
         cells = (f"<td class='wrong'>{cell[1:]}</td>" if cell.startswith("!") else f"<td>{cell}</td>" for cell in row)
@@ -154,7 +154,7 @@ def _rate_chart(quality: Quality) -> Iterable[str]:
 
 def _size_chart(quality: Quality) -> Iterable[str]:
     if not any(part.bytes for part in quality.partitions):
-        return  # a table that was parsed keeps values only where they could not be read
+        return  # a parsed table has values only where they could not be read
     yield "<h2>Sizes of values <span class='soft'>(bytes up to)</span></h2>"
     yield _bars(
         [{0: count} for _, count in quality.sizes], {at: _bytes(size) for at, (size, _) in enumerate(quality.sizes)}

@@ -1,7 +1,6 @@
-"""What every pipeline does the same way: a topic as a stream, a stream into a topic, and running a query to its end.
+"""Shared parts of the pipelines: a topic as a stream, a stream into a topic, running a query to its end.
 
-Promises: a run that was stopped, ``kill -9`` included, goes on with the same checkpoint where it was; what a query left out is counted.
-Must not know: any one pipeline.
+A stopped or killed run resumes with the same checkpoint. Skipped rows are counted.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ HEADERS: Final = "array<struct<key: string, value: binary>>"
 QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the thread that runs a micro-batch
 
 STATE_SETTINGS: Final = {
-    # State on disk: in the executors' memory it would end a long run some day. `transformWithState` works with no other.
+    # State on disk: in the executors' memory it would eventually end a long run. `transformWithState` requires it.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    # It insists on Hadoop's own class for local files, where our sessions have a faster one; both are kept apart by not caching them.
+    # It requires Hadoop's own class for local files, where our sessions use a faster one; disabling the cache keeps
+    # both apart.
     "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
@@ -48,10 +48,10 @@ Parser = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run did.
+    """Result of one run.
 
-    ``left_out`` counts rows that could not be taken (behind the watermark, without a time), ``corrupt`` values that could not be read; see
-    ``BatchProgress``.
+    ``left_out``: rows that could not be processed (late, or without a time). ``corrupt``: values that could not be
+    read. See ``BatchProgress``.
     """
 
     records: int
@@ -61,7 +61,7 @@ class Ran:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is not in the result as it should be, in sentences."""
+        """Problems with the result, as sentences."""
         counted = ((self.left_out, "rows were skipped"), (self.corrupt, "values could not be read"))
         return tuple(f"{count:,} {problem}" for count, problem in counted if count)
 
@@ -70,7 +70,7 @@ _Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter,
 
 
 def located(placed: _Placed, address: str) -> _Placed:
-    """A reader or writer of the broker at an address; who logs in there goes into options of its own, which Spark does not show."""
+    """Set the broker's address; a login goes into separate options, which Spark redacts."""
     login, bare = split_login(address)
     placed = placed.option("address", bare)
     return placed if login is None else placed.option("user", login.name).option("password", login.password)
@@ -79,7 +79,7 @@ def located(placed: _Placed, address: str) -> _Placed:
 def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
-    """Topics, as the option ``subscribe`` lists them, as a stream from their beginning, or from where the query's checkpoint says."""
+    """Return topics, as in the option ``subscribe``, as a stream from the beginning, or from the query's checkpoint."""
     _activate(spark)
     reader = located(spark.readStream.format(SOURCE), address)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
@@ -90,22 +90,25 @@ def topic_stream(
 
 
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
-    """Everything that a topic, or several as the option ``subscribe`` lists them, hold now."""
+    """Return everything that one or several topics, as in the option ``subscribe``, contain now."""
     _activate(spark)
     reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
 
 
 def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> DataStreamWriter:
-    """A stream of records (columns key, value, headers, topic, partition) written exactly once; ``topic`` None: the column says."""
+    """Write a stream of records (columns key, value, headers, topic, partition) exactly once.
+
+    ``topic`` None: use the column.
+    """
     writer = located(sendable(frame).writeStream.format(SOURCE), address)
     return writer if topic is None else writer.option("topic", topic)
 
 
 def sendable(records: DataFrame) -> DataFrame:
-    """Records with an empty list where they have no headers, which the sink takes for the same.
+    """Return records with an empty list instead of null headers; the sink treats both alike.
 
-    Spark asks how large an Arrow batch has become after every row, and for a list that is null it walks all rows so far.
+    Spark computes the size of an Arrow batch after every row, and for a null list it walks all rows so far.
     """
     if "headers" not in records.columns:
         return records
@@ -113,7 +116,10 @@ def sendable(records: DataFrame) -> DataFrame:
 
 
 def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStreamWriter:
-    """A stream of records that replace earlier ones (output mode update, which Spark's own sinks in Python lack), exactly once."""
+    """Write a stream of records that replace earlier ones, exactly once.
+
+    Spark's sinks in Python lack output mode update.
+    """
 
     def write(batch: DataFrame, number: int) -> None:
         writer = located(batch.write.format(SOURCE), address).mode("append").option("topic", topic)
@@ -123,14 +129,14 @@ def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStream
 
 
 def query_id(spark: SparkSession) -> str:
-    """Who the query is whose micro-batch is being written: the same for every run with its checkpoint."""
+    """Return the id of the query whose micro-batch is being written; the same for every run with its checkpoint."""
     known = spark.sparkContext.getLocalProperty(QUERY_ID)
     assert known is not None, "asked inside a micro-batch"
     return known
 
 
 def stateful(spark: SparkSession) -> SparkSession:
-    """The session with what queries that keep state want; the given one is left as it is."""
+    """Return a session with the settings for stateful queries; the given one is unchanged."""
     cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in STATE_SETTINGS.items():
         cloned.conf.set(name, value)
@@ -138,7 +144,7 @@ def stateful(spark: SparkSession) -> SparkSession:
 
 
 def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -> DataFrame:
-    """Records as columns by a parser, or by the one its text names; what cannot be read, or has no ``time``, is counted as it passes."""
+    """Parse records by a parser, or by its text; unreadable ones and those without ``time`` are counted as they pass."""
     rows = (parser(parse) if isinstance(parse, str) else parse)(records)
     corrupt = f.col(CORRUPT).isNotNull() if CORRUPT in rows.columns else f.lit(False)
     left_out = f.col(time).isNull() if time is not None else f.lit(False)
@@ -148,7 +154,7 @@ def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -
 def run_query(
     writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, on_progress: OnProgress | None
 ) -> Ran:
-    """Start the query and follow it until it ends. Raises what the query failed with."""
+    """Start the query and follow it to its end; raise the error with which it failed."""
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
@@ -167,6 +173,6 @@ def run_query(
 
 
 def _activate(spark: SparkSession) -> None:
-    """Spark finds sinks written in Python by the thread's active session, and a thread of one's own begins without any."""
+    """Activate the session in this thread: Spark finds Python sinks by it, and new threads have none."""
     if SparkSession.getActiveSession() is None:
         spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]

@@ -1,10 +1,10 @@
-"""Refine a topic: what can be read and was not there before goes to one topic, what cannot be read to another.
+"""Refine a topic: new, readable records go to one topic, unreadable ones to a dead-letter topic.
 
-One query writes both, so they are published together: a record is in exactly one of them, once.
+One query writes both, so they are published together: each record is in exactly one of them, once.
 
-Promises: nothing is dropped silently. A record whose id was there before within ``delay`` is dropped, as asked for; one that comes behind
-the watermark is left out, counted and told; what cannot be read becomes a dead letter with its bytes, key and headers, and headers that say
-why and where it was. Must not know: what the fields mean.
+Nothing is dropped silently. A record whose id occurred within ``delay`` is dropped as a duplicate; one behind the
+watermark is dropped, counted and reported. An unreadable record becomes a dead letter with its bytes, key and headers,
+and headers with reason and origin.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def refine(
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Parse a topic's records, drop those whose id was seen, write the others on. Raises what the query failed with."""
+    """Parse a topic's records, drop duplicates, and write the others; raise the error with which the query failed."""
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
     rows = parsed(records, parse or "text")
     unique = rows if id is None else distinct(rows, id, delay=delay)
@@ -62,20 +62,23 @@ def refine(
 
 
 def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
-    """Rows whose id was not there within ``delay``. What has none is told apart by its place, so that it is never taken for a duplicate."""
+    """Return rows whose id did not occur within ``delay``.
+
+    A row without id is identified by its location, so it is never a duplicate.
+    """
     place = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
     own = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
     known = f.coalesce(f.concat(f.lit("i"), own), f.concat(f.lit("p"), place))
-    # Append time: every record has one, and within a partition it never goes back.
+    # Append time: every record has one, and within a partition it never decreases.
     timed = rows.withColumn("_id", known).withWatermark("_timestamp", delay)
     return timed.dropDuplicatesWithinWatermark(["_id"]).drop("_id")
 
 
 def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataFrame:
-    """Records for the sink: key, value, headers, topic."""
+    """Return records for the sink: key, value, headers, topic."""
     bad = f.col(CORRUPT).isNotNull()
     fields = [name for name in rows.columns if not name.startswith("_")]
-    # A value that held several records cannot stand for one of them.
+    # A value with several records cannot represent one of them.
     rewritten = as_json or "_part" in rows.columns
     value = f.when(bad | f.col(VALUE).isNull(), f.col(VALUE)).otherwise(f.to_json(f.struct(*fields)).cast("binary"))
     headers = f.coalesce(f.col("_headers"), f.array().cast(HEADERS))
@@ -88,7 +91,7 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
 
 
 def _reason() -> Column:
-    """Headers of a dead letter."""
+    """Return the headers of a dead letter."""
     columns = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
     pairs = [
         f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))

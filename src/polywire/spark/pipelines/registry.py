@@ -1,9 +1,7 @@
-"""The pipelines by name, and their settings read from text.
+"""Pipelines by name, with settings parsed from text.
 
-A pipeline is a function whose parameters are its settings: their types say how text is read, their annotations what they mean.
-
-Promises: listing needs no Spark; an unknown setting or one that cannot be read is refused before Spark is started, with the one meant.
-Must not know: what a pipeline does, the command line.
+A pipeline is a function whose parameters are its settings: types define how text is parsed, annotations are the
+documentation. Listing needs no Spark. An unknown or invalid setting is refused before Spark starts, with a suggestion.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from polywire.choices import unknown
 from polywire.errors import ErrorCode, Invalid
 
-GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that whoever runs the pipeline provides
+GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that the caller of the pipeline provides
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Pipeline:
     summary: str
 
     def load(self) -> Callable[..., Any]:
-        """The function. Raises Invalid(INVALID_REQUEST) where Spark is not installed."""
+        """Return the function; raise Invalid(INVALID_REQUEST) if Spark is not installed."""
         module, _, name = self.place.partition(":")
         try:
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -45,7 +43,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a pipeline. ``default`` is its text, None where it has to be given or is nothing unless given."""
+    """A setting of a pipeline. ``default`` is its text; None if it is required or unset by default."""
 
     name: str
     kind: Any
@@ -55,7 +53,7 @@ class Setting:
 
     @property
     def kinds(self) -> list[Any]:
-        """Types its text may be read as, in order."""
+        """Types as which its text may be parsed, in order."""
         return _alternatives(self.kind)
 
 
@@ -73,7 +71,7 @@ PIPELINES: Final = (
 
 
 def pipeline(name: str) -> Pipeline:
-    """A pipeline by its name. Raises Invalid(INVALID_REQUEST)."""
+    """Return a pipeline by name; raise Invalid(INVALID_REQUEST)."""
     for known in PIPELINES:
         if known.name == name:
             return known
@@ -81,7 +79,7 @@ def pipeline(name: str) -> Pipeline:
 
 
 def settings_of(function: Callable[..., Any]) -> list[Setting]:
-    """The settings of a pipeline's function, in its order."""
+    """Return the settings of a pipeline's function, in order."""
     hints = get_type_hints(function, include_extras=True)
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -95,7 +93,7 @@ def settings_of(function: Callable[..., Any]) -> list[Setting]:
 
 
 def read_settings(function: Callable[..., Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Settings from text, typed as the function wants them. Raises Invalid(INVALID_REQUEST)."""
+    """Parse settings for a function; raise Invalid(INVALID_REQUEST)."""
     known = {setting.name: setting for setting in settings_of(function)}
     for name in given:
         if name not in known:
@@ -126,11 +124,11 @@ def _value(setting: Setting, text: str) -> Any:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Types a setting's text may be read as: of a union those that have a text."""
+    """Return the types as which a setting's text may be parsed: the members of a union that have a text form."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     parts = tuple(inner for part in parts for inner in _unpacked(part))
     if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
-        parts = tuple(part for part in parts if part is not str)  # which stands for the words of the enumeration
+        parts = tuple(part for part in parts if part is not str)  # it stands for the words of the enumeration
     return [part for part in parts if part is not type(None) and get_origin(part) is not Callable and _readable(part)]
 
 
@@ -159,7 +157,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def kind_name(kind: Any) -> str:
-    """A type in words for people."""
+    """Return a type in words."""
     origin = get_origin(kind)
     if origin is Literal:
         return "|".join(map(str, get_args(kind)))

@@ -1,9 +1,7 @@
-"""A table back into a topic, in the order of its time, at a chosen speed.
+"""Write a table back into a topic, ordered by its time, at a chosen speed.
 
-The table is cut into slices of its own time; each is written as one transaction under the run's name, so a run that was killed goes on
-behind the last slice and writes none twice.
-
-Promises: every row is in the topic exactly once, slice after slice. Must not know: how the table came to be.
+The table is cut into slices of its time; each is written as one transaction under the run's name. So a killed run
+resumes after the last slice, and every row is in the topic exactly once.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ POSITION: Final = "replayed.json"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time a table covers, microseconds; ``end_us`` is exclusive."""
+    """Time range of a table, microseconds; ``end_us`` is exclusive."""
 
     start_us: int
     end_us: int
     slice_us: int
 
     def slices(self) -> Iterator[tuple[int, int, int]]:
-        """(number, first, end) of every slice."""
+        """Yield (number, start, end) of every slice."""
         for number, first in enumerate(range(self.start_us, self.end_us, self.slice_us)):
             yield number, first, min(first + self.slice_us, self.end_us)
 
@@ -60,9 +58,9 @@ def replay(
     on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> Ran:
-    """Write a table's rows into a topic in the order of its time. Rows without a time come first.
+    """Write a table's rows into a topic, ordered by time. Rows without a time come first.
 
-    Raises Invalid for a table without rows of a time, and what a write failed with.
+    Raises Invalid for a table without any time, and the error of a failed write.
     """
     table = spark.read.parquet(str(path))
     span = _span(table, time_column, slice_seconds)
@@ -119,7 +117,10 @@ def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output
 
 
 def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
-    """Name of the run and how many slices are done. Raises Invalid where the checkpoint is another replay's."""
+    """Return the run's name and the number of finished slices.
+
+    Raise Invalid if the checkpoint belongs to another replay.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     asked = [span.start_us, span.end_us, span.slice_us]
     if not place.exists():
@@ -144,7 +145,7 @@ def _remember(place: Path, name: str, done: int, span: Span) -> None:
 
 
 def _wait(clock: Clock, began: float, table_us: int, speed: float) -> None:
-    """Hold the pace: ``table_us`` of the table's time have passed since the run began."""
+    """Wait so that ``table_us`` of the table's time have passed at the chosen speed."""
     if speed > 0:
         left = began + table_us / SECOND_US / speed - clock.monotonic()
         if left > 0:

@@ -1,11 +1,11 @@
 """Fold event-sourced records into the current state of each key.
 
-Events of a key are numbered 1, 2, 3 …; the state of version n is what folding the first n of them gives. States go to a topic keyed like
-the events, with their version as header ``state.version``: its last record per key is a snapshot, and a job that begins with a new
-checkpoint begins from those.
+Events of a key are numbered 1, 2, 3 …; the state of version n is the fold of the first n. States go to a topic keyed
+like the events, with their version as header ``state.version``: its last record per key is a snapshot, from which a job
+with a new checkpoint starts.
 
-Promises: an event is folded once, in the order of versions; one whose version was folded before is a repetition and changes nothing; one
-that cannot be read, has no key or comes before its predecessor becomes a dead letter. Must not know: what events mean (``fold`` does).
+An event is folded once, in the order of versions; a repeated version is ignored. An event that cannot be read, has no
+key or follows a missing version becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from polywire.spark.progress import OnProgress
 
 Fold = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
-VERSION_COLUMN: Final = "_version"  # of the parser of events
+VERSION_COLUMN: Final = "_version"  # of the parser for events
 VERSION_HEADER: Final = "state.version"
 _OUT: Final = "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string"
 _STATE: Final = "version long, written long, state string"
@@ -68,7 +68,7 @@ def state(
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
-    """Fold a topic's events and write the states they lead to. Raises what the query or ``fold`` failed with."""
+    """Fold a topic's events and write the resulting states; raise the error of the query or of ``fold``."""
     if parse is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, "events need a parser, such as events:amount long")
     with suppress(Conflict):
@@ -97,12 +97,12 @@ def state(
 
 
 def merge(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """The fold that is taken when none is named: an event's fields replace those of the state."""
+    """Default fold: an event's fields replace those of the state."""
     return {**state, **event}
 
 
 def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
-    """The last state of each key: key, version, state (JSON)."""
+    """Return the last state of each key: key, version, state (JSON)."""
     last = last_by_key(topic_rows(spark, address, topic, headers=True))
     version = header_text("headers", VERSION_HEADER).cast("long")
     return last.select("key", version.alias("version"), f.col("value").cast("string").alias("state"))
@@ -110,7 +110,7 @@ def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """State of a key: of which version, of which version it was last written, and the state."""
+    """State of a key: its version, the version last written, and the state."""
 
     version: int = 0
     written: int = 0
@@ -118,7 +118,7 @@ class Current:
 
 
 class FoldProcessor(StatefulProcessor):
-    """Spark's side of ``fold_events``: keeps each key's state and hands it over."""
+    """Adapter of ``fold_events`` to Spark, which stores each key's state."""
 
     def __init__(self, fold: Fold, output: str, dead: str, every: int) -> None:
         self._fold = fold
@@ -131,7 +131,7 @@ class FoldProcessor(StatefulProcessor):
         self._kept = handle.getValueState("current", _STATE)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        """Take up a key's state that was written before; Spark calls it."""
+        """Load a key's earlier state; Spark calls it."""
         if initialState.version is not None:
             self._kept.update((initialState.version, initialState.version, initialState.state))
 
@@ -149,7 +149,7 @@ class FoldProcessor(StatefulProcessor):
             self._kept.update((current.version, current.written, current.state))
 
     def close(self) -> None:
-        """Nothing to close; Spark calls it."""
+        """Do nothing; Spark calls it."""
 
     def _dead_letter(self, row: Row, reason: str) -> Row:
         headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]
@@ -161,9 +161,9 @@ def _current(kept: Any) -> Current:
 
 
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
-    """The state after these events of one key, and those that could not be folded, each with the reason.
+    """Return the state after these events of one key, and the events that could not be folded, each with the reason.
 
-    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, None where they could).
+    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, or None).
     """
     refused = []
     version, folded = before.version, json.loads(before.state)

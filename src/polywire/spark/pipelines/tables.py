@@ -1,10 +1,10 @@
-"""Tables that streams are appended to: Parquet folders, Delta and Iceberg.
+"""Append streams to tables: Parquet folders, Delta and Iceberg.
 
-Spark's file sink keeps the list of Parquet files that count in ``_spark_metadata`` beside them: a killed run may leave files that nobody
-lists, so read such a table with Spark (or by that list). Delta is written by Spark where its package is on the class path, else by the
-library ``deltalake`` from the driver; Iceberg where Spark has its package.
+Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
+read such a table with Spark (or by that list). Delta is written by Spark if its package is on the class path, else by
+the library ``deltalake`` on the driver; Iceberg requires Spark's package.
 
-Promises: a micro-batch that is run again adds nothing twice, whatever the table's kind. Must not know: topics.
+A repeated micro-batch adds nothing twice, in any format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLASSES: Final = {
     "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
 }
-COMPACTED_EVERY: Final = 64  # micro-batches after which the small files of a Delta table are joined
+COMPACTED_EVERY: Final = 64  # micro-batches after which the small files of a Delta table are merged
 
 
 class TableFormat(Enum):
@@ -40,7 +40,7 @@ class TableFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where rows go: a folder, its kind, and the columns that make its folders."""
+    """Target of rows: a folder, its format, and the columns that partition it."""
 
     path: Path
     format: TableFormat = TableFormat.PARQUET
@@ -48,7 +48,7 @@ class Table:
 
 
 def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
-    """A stream appended to a table. Raises Invalid(INVALID_REQUEST) where nothing installed can write its kind."""
+    """Append a stream to a table; raise Invalid(INVALID_REQUEST) if nothing installed can write its format."""
     _refuse_other_types(rows, table)
     writer = rows.writeStream
     if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
@@ -64,7 +64,10 @@ def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
 
 
 def _refuse_other_types(rows: DataFrame, table: Table) -> None:
-    """Raise Invalid(INVALID_REQUEST) where a column has another type than in the table: readers would fail, or read nulls."""
+    """Raise Invalid(INVALID_REQUEST) for a column with another type than in the table.
+
+    Readers would fail, or read nulls.
+    """
     files = sorted(listed_files(table.path) or (), key=lambda file: file.stat().st_mtime if file.exists() else 0.0)
     new = {field.name: field.dataType for field in rows.schema.fields if field.name not in table.partition_by}
     for file in {*files[:1], *files[-1:]}:
@@ -78,7 +81,7 @@ def _refuse_other_types(rows: DataFrame, table: Table) -> None:
 
 
 def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
-    """Whether Spark itself can write this kind."""
+    """Return whether Spark itself can write this format."""
     try:
         spark._jvm.java.lang.Class.forName(CLASSES[table_format.value])  # type: ignore[union-attr]
     except Py4JError:
@@ -87,9 +90,10 @@ def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
 
 
 def append_delta(batch: DataFrame, number: int, table: Table) -> None:
-    """Append a micro-batch to a Delta table, once for each query and number: Delta keeps the last number of every writer.
+    """Append a micro-batch to a Delta table, once per query and number: Delta stores the last number of every writer.
 
-    The rows pass through the driver, so a micro-batch should fit its memory. Raises Unavailable when the table cannot be written.
+    The rows pass through the driver, so a micro-batch should fit its memory. Raises Unavailable if the table cannot be
+    written.
     """
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
@@ -111,7 +115,7 @@ def append_delta(batch: DataFrame, number: int, table: Table) -> None:
 
 
 def listed_files(path: Path) -> list[Path] | None:
-    """Files of a streaming Parquet table that count; None where nobody lists them."""
+    """Return the valid files of a streaming Parquet table; None without a list."""
     log = path / "_spark_metadata"
     if not log.is_dir():
         return None

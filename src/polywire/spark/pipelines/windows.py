@@ -1,10 +1,10 @@
-"""Aggregates over windows of event time.
+"""Aggregate over windows of event time.
 
-Into a table go windows that are closed, once each; into a topic goes every window that a micro-batch changed, keyed by window and group,
-so that the last record of a key is what is known now (the pipeline ``compact`` keeps those).
+A table gets windows that are closed, once each. A topic gets every window that a micro-batch changed, keyed by window
+and group, so the last record of a key is the current value (the pipeline ``compact`` keeps those).
 
-Promises: a record counts once, whatever is killed. What has no time (because it could not be read, for one) or comes behind the watermark
-is left out, counted and told. Must not know: what is measured.
+A record counts once, whatever is killed. Records without a time (for instance unreadable ones) or behind the watermark
+are dropped, counted and reported.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def aggregate(
     measures: Sequence[str] = (),
 ) -> DataFrame:
     """Parsed records grouped by window: its bounds, the group, ``records`` and the measures."""
-    # What has no time must not get that of its append: it would move the watermark, and leave out everything that happened before.
+    # Records without a time must not get their append time: it would move the watermark and drop all earlier events.
     timed = rows.withColumn("_time", f.col(time).cast("timestamp")).withWatermark("_time", delay)
     window = f.window("_time", length, slide) if slide else f.window("_time", length)
     grouped = timed.groupBy(window, *group_by).agg(
