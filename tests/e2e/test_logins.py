@@ -18,7 +18,7 @@ from polywire.errors import BrokerError, Denied, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, PREFIX_BYTES, decode_prefix, encode_head
 from polywire.protocols.polywire.messages import Verb
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
 from polywire.server.logins import LOGIN_SECONDS_MAX
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
@@ -222,7 +222,7 @@ def test_who_forgot_to_log_in_is_told_so(broker: BrokerProcess, wire: str) -> No
 
 def test_a_peer_that_is_nobody_sends_little(broker: BrokerProcess) -> None:
     """The beginning of a frame is enough: nothing is kept for what follows."""
-    long = NOBODY_FRAME_BYTES_MAX + 1
+    long = LOGIN_FRAME_BYTES_MAX + 1
     for wire, data in (
         ("iggy", long.to_bytes(4, "little") + b"\x26\0\0\0"),
         ("iggy", bytes(48) + (4 * long).to_bytes(4, "little") + bytes(8) + b"\x05" + bytes(195)),

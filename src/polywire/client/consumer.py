@@ -335,7 +335,7 @@ class Consumer:
         self._hold(None, [])
 
     def _hold(self, part: Part | None, records: list[Record]) -> None:
-        """Set the records to deliver next."""
+        """Set the records to return next."""
         self._part, self._batch = part, (0, 0)
         self._cursor.records, self._cursor.row = records, 0
 

@@ -29,7 +29,7 @@ OWN: Final = frozenset(
     | {"LIST_CLUSTER", "CLUSTER_STATUS", "ELECT_LEADER"}
 )
 """What is about this connection, or the broker as a whole."""
-LOST: Final = "the process that has this topic has ended; it is started again, nobody knows what became of the request"
+LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
 _BOUNDARIES: Final = frozenset({"INIT_PRODUCER_ID", "BEGIN_TXN", "END_TXN"})
 _TRANSACTION_FAILURES: Final = {
     "TXN_PUBLISH": "transaction_publish_failed",

@@ -37,7 +37,7 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
@@ -132,7 +132,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._commands = commands
-        self._anybody_bytes_max: Final = min(NOBODY_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
+        self._anybody_bytes_max: Final = min(LOGIN_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
@@ -163,7 +163,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def _body_bytes_max(self) -> int:
         """Longest frame without its length; little from who has yet to say who it is."""
         frame_bytes_max = self.state.settings.frame_bytes_max
-        return min(frame_bytes_max, NOBODY_FRAME_BYTES_MAX) if self._is_nobody() else frame_bytes_max
+        return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_nobody() else frame_bytes_max
 
     def _is_nobody(self) -> bool:
         return self._acting is None and self.output.certified is None and not self.broker.access.is_open

@@ -26,7 +26,7 @@ from polywire.protocols.iggy.shard_link import Kind, LinkRequest, Reply
 from polywire.protocols.iggy.topics import stream_bytes
 from polywire.types import TopicName
 
-GONE: Final = "the process that has this has ended, or does not answer; nobody knows what became of the request"
+GONE: Final = "the responsible process has ended or does not respond: the outcome of the request is unknown"
 _decode: Final[Callable[[bytes], Any]] = msgspec.msgpack.decode
 
 

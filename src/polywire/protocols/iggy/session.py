@@ -33,7 +33,7 @@ from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 
 FRAME_BYTES_MAX: Final = (
     32 * 1024 * 1024 - 4096
@@ -118,7 +118,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def _length_max(self) -> int:
         """What a frame may have behind its length, or with its header; little from who has yet to log in."""
         is_known = (self.principal or self.output.certified) is not None or self.broker.access.is_open
-        return FRAME_BYTES_MAX if is_known else NOBODY_FRAME_BYTES_MAX
+        return FRAME_BYTES_MAX if is_known else LOGIN_FRAME_BYTES_MAX
 
     @property
     def peer(self) -> str:
@@ -137,7 +137,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         if self.recognition.framed is None:
             self.recognition.see_framing(length)
         if self.recognition.framed is not True:
-            if length < 4 or (length > NOBODY_FRAME_BYTES_MAX and length > self._length_max()):
+            if length < 4 or (length > LOGIN_FRAME_BYTES_MAX and length > self._length_max()):
                 self.output.write(HEAD.pack(errors.UNKNOWN_COMMAND if length < 4 else errors.TOO_BIG, 0))
                 raise PeerError(f"invalid frame length={length}", fatal=True)
             return 4 + length

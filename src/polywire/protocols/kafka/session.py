@@ -34,7 +34,7 @@ from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
@@ -124,7 +124,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         """Longest request; little from who has yet to log in."""
         if self._principal is not None or self.output.certified is not None or self.broker.access.is_open:
             return REQUEST_BYTES_MAX
-        return NOBODY_FRAME_BYTES_MAX
+        return LOGIN_FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()

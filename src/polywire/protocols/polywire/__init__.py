@@ -1,1 +1,1 @@
-"""The `polywire` wire: stored batches, verbatim, in both directions (docs/specs/polywire.md)."""
+"""The `polywire` protocol: stored batches, unchanged, in both directions (docs/specs/polywire.md)."""

@@ -1,6 +1,5 @@
-"""What a request's numbers and names stand for: levels, kinds of owners, partitions (spec: polywire#verbs).
-
-Promises: what a request says wrongly is refused as Invalid or Missing. Must not know: frames, who asks.
+"""Decode arguments of requests: levels, kinds of owners, partitions (spec: polywire#verbs). Errors are Invalid or
+Missing.
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
 
 NAME_BYTES_MAX: Final = 255  # spec: polywire#limits
-TOPICS_MAX: Final = 1000  # spec: polywire#limits: what one BOUNDS may name
+TOPICS_MAX: Final = 1000  # spec: polywire#limits: topics of one BOUNDS
 LEVELS: Final = tuple(Level)
 KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
 
 def level_of(number: int) -> Level:
-    """The level of this number. Raises Invalid(INVALID_REQUEST)."""
+    """Return the level with this number; raise Invalid(INVALID_REQUEST)."""
     if not 0 <= number < len(LEVELS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown level level={number}")
     return LEVELS[number]
 
 
 def kind_of(number: int) -> PositionKind:
-    """Whose position. Raises Invalid(INVALID_REQUEST)."""
+    """Return the kind of owner with this number; raise Invalid(INVALID_REQUEST)."""
     if not 0 <= number < len(KINDS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown kind of position kind={number}")
     return KINDS[number]
 
 
 def partition_of(topic: Topic, number: int) -> Partition:
-    """A partition by its number. Raises Missing(PARTITION_MISSING)."""
+    """Return a partition by number; raise Missing(PARTITION_MISSING)."""
     if not 0 <= number < len(topic.partitions):
         raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full} partition={number}")
     return topic.partitions[number]
 
 
 def find_partition(broker: PolywireBroker, name: str, number: int) -> Partition:
-    """A partition of a topic by name. Raises Missing(TOPIC_MISSING), Missing(PARTITION_MISSING)."""
+    """Return a partition of a named topic; raise Missing(TOPIC_MISSING) or Missing(PARTITION_MISSING)."""
     return partition_of(broker.topic(name), number)
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse an empty or overlong name. Raises Invalid(INVALID_NAME)."""
+    """Raise Invalid(INVALID_NAME) for an empty or overlong name."""
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_NAME, f"name must have 1 to {NAME_BYTES_MAX} bytes what={what} size={size}")

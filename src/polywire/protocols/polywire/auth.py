@@ -1,7 +1,6 @@
-"""Who a connection of the `polywire` wire is, and what it may do (spec: polywire#login).
+"""Authentication and authorization of a `polywire` connection (spec: polywire#login).
 
-Promises: nothing is carried out whose actions were not asked for; one that may ask for several is asked for the one that its request
-says, or for each at its time. Must not know: frames, how passwords are verified, what an action takes.
+Every request is authorized before it is executed; one with several possible actions is checked for the one it requests.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from polywire.protocols.polywire.arguments import TOPICS_MAX, kind_of
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX
 from polywire.protocols.polywire.messages import Head
 from polywire.protocols.runtime.commands import Command
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:
@@ -33,8 +32,9 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
 class Admission:
-    """One connection's. Invariant: ``principal`` is who logged in last, before that whom the peer's certificate names, else None; the
-    connection knows it, too."""
+    """State of one connection. Invariant: ``principal`` is the last login, before that the certificate's user, else
+    None.
+    """
 
     __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
 
@@ -48,18 +48,20 @@ class Admission:
 
     @property
     def principal(self) -> Principal | None:
-        """Who the peer is now."""
+        """Current principal of the client."""
         return self._principal if self._is_met else self._output.certified
 
     @property
     def caller(self) -> Caller:
-        """Who asks, for what belongs to somebody."""
+        """The caller, as owner of state."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
 
     def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
-        """Find out who this is: True when that is known at once; otherwise ``done`` is told later, why not or None. Raises Busy."""
+        """Authenticate: True if the result is known at once; otherwise ``done`` gets the error or None later. Raises
+        Busy.
+        """
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
         if found is not None:
@@ -86,24 +88,24 @@ class Admission:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame that is taken from this peer now."""
-        return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else NOBODY_FRAME_BYTES_MAX
+        """Longest frame accepted from this client now."""
+        return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else LOGIN_FRAME_BYTES_MAX
 
     def _holder(self, request: messages.LogIn) -> Principal | None:
-        """An access token may stand for the password."""
+        """Return the holder of an access token used as password."""
         try:
             return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
             return None
 
     def check(self, command: Command[Any, Any], request: Head) -> None:
-        """Refuse what this connection may not do. Raises Denied."""
+        """Authorize a request; raise Denied."""
         if command.anonymous:
             return
         if self._access.is_open and self.principal is None:
             topic = self._broker.find_topic(getattr(request, "name", ""))
             if topic is None or topic.settings.access is None:
-                return  # nobody is asked for but by a topic's own list
+                return  # only a topic's access list applies
         action, *others = command.actions
         if self.principal is None and not self._access.is_open:
             raise Denied(ErrorCode.LOGIN_REQUIRED, LOGIN_HINT)
@@ -126,25 +128,25 @@ class Admission:
                 self.check_topic(action, getattr(request, "name", ""))
 
     def check_topic(self, action: Action, full_name: str) -> None:
-        """Refuse what this connection may not do with a topic. Raises Denied."""
+        """Authorize an action on a topic; raise Denied."""
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Refuse to publish, or drop, what is staged for topics that this connection may not write to (any more). Raises Denied."""
+        """Authorize publishing or dropping batches staged for these topics; raise Denied."""
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
 
     def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
-        """Whether a topic is to be told of."""
+        """Return whether a topic may be listed."""
         return self._access.permits(self.principal, action, topic)
 
     def sees_files(self) -> bool:
-        """Whether to tell where files lie: a broker with users tells nobody on another machine."""
+        """Return whether file locations may be disclosed: with users, only to clients on this machine."""
         return self._access.is_open or self._output.on_loopback
 
 
 def created_name(request: messages.CreateTopic) -> TopicName:
-    """What a request to make a topic names: with the stream ``default``, a full name."""
+    """Return the name of a topic to be created; with the stream ``default``, it is a full name."""
     if request.stream == DEFAULT_STREAM:
         return TopicName.parse(request.name)
     return TopicName(request.stream, request.name)

@@ -1,6 +1,6 @@
-"""Batches of a request: which are accepted, and how one is split over partitions by its records' keys (spec: polywire#produce).
+"""Check the batches of a request and split them over partitions by their records' keys (spec: polywire#produce).
 
-Promises: what this wire must not carry is refused; a split keeps the order of records within each partition. Must not know: frames.
+A split keeps the order of records within each partition.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _bits(*columns: Column) -> int:
     return sum([1 << column for column in columns])
 
 
-# What only the broker or another wire may set: events are Cursus's (concepts: records#event-fields), a CRC column says that somebody
-# verified it, and deltas exist only in what compaction left over.
+# Set by the broker or other protocols only: events are Cursus's (concepts: records#event-fields), a CRC column asserts
+# that it was verified, and deltas exist only after compaction.
 REFUSED_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
     Column.EVENT_TYPE_OFFSETS,
@@ -45,11 +45,11 @@ REFUSED_COLUMNS: Final = _bits(
     Column.OFFSET_DELTAS,
     Column.ADDRESS_DELTAS,
 )
-_REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain number: an enum would cost more than the test
+_REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer: an enum would cost more than the test
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
 _NUMBER: Final = Struct("<I")
-SPAN_BYTES: Final = 32  # a record's key and value: two positions, two lengths
+SPAN_BYTES: Final = 32  # of a record: two positions and two lengths
 STRETCH_RECORDS: Final = 50_000  # some 2 ms
 STRETCH_BYTES: Final = 1 << 20
 MAPPED_BYTES_MIN: Final = 1 << 20
@@ -57,7 +57,7 @@ MAPPED_BYTES_MIN: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A batch and the partition it goes to."""
+    """A batch and its partition."""
 
     partition: Partition
     batch: Buffer
@@ -68,8 +68,11 @@ class Part:
 
 
 def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
-    """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH): for all that clients may not send, and
-    ``by_key`` for a batch with a producer, whose sequence means one partition."""
+    """Yield the batches of a payload, each validated completely.
+
+    Raises Invalid(INVALID_BATCH) for content that clients may not send, and with ``by_key`` for a batch with a
+    producer, whose sequences belong to one partition.
+    """
     if not payload:
         raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
     at = 0
@@ -91,10 +94,10 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
 def split_by_key(
     topic: Topic, batch: memoryview, round_robin: Iterator[int], chosen: list[bytes]
 ) -> Iterator[Part | None]:
-    """A batch's records by the partition of their key; each record's partition number as u32 is added to ``chosen``.
+    """Yield a batch's records by the partition of their key; each record's partition (u32) is appended to ``chosen``.
 
-    Each part is made when it is asked for, None where what has to be done before the first takes its time. A batch without any key goes whole
-    to the partition whose turn it is. Raises Missing(PARTITION_MISSING) when the topic has none.
+    Parts are built on demand; None is yielded while preparation takes time. A batch without keys goes as a whole to the
+    next partition in turn. Raises Missing(PARTITION_MISSING) if the topic has none.
     """
     _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())
@@ -103,7 +106,7 @@ def split_by_key(
         chosen.append(_NUMBER.pack(partition.number) * record_count)
         yield Part(partition, batch)
         return
-    spans = _room_for_spans(record_count)
+    spans = _memory_for_spans(record_count)
     numbers, key_hash = array("i"), topic.settings.key_hash or KeyHash.FNV32
     for first, stop in _stretches(record_count, len(batch)):
         fill_spans(batch, spans, first, stop)
@@ -117,13 +120,13 @@ def split_by_key(
         yield Part(partitions[number], part)
 
 
-def _room_for_spans(record_count: int) -> memoryview:
-    """Memory for the spans of so many records; of many it costs nothing before it is filled."""
+def _memory_for_spans(record_count: int) -> memoryview:
+    """Return memory for the spans of this many records; large memory costs nothing before it is filled."""
     size = SPAN_BYTES * record_count
     return memoryview(bytearray(size) if size < MAPPED_BYTES_MIN else mmap.mmap(-1, size))
 
 
 def _stretches(record_count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Records that are looked at in one go: not many, nor of many bytes where they are alike."""
+    """Yield ranges of records to process at once, limited in number and bytes."""
     count = max(1, min(STRETCH_RECORDS, record_count * STRETCH_BYTES // size))
     return ((first, min(first + count, record_count)) for first in range(0, record_count, count))

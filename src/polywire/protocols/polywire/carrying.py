@@ -1,7 +1,5 @@
-"""A session that carries requests to the shards that have what they name, frame by frame (spec: polywire#several-processes).
-
-Promises: requests that name one topic keep their order; what is asked of a shard whose process ends is answered with an error; a peer that
-does not read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.
+"""A session that forwards requests to the shards that own their topics, frame by frame (spec:
+polywire#several-processes).
 """
 
 from __future__ import annotations
@@ -33,21 +31,21 @@ from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Shards
 
 OWN: Final = frozenset({Verb.PING, Verb.LOGIN})
-LOST: Final = "the process that has this topic has ended; it is started again, nobody knows what became of the request"
+LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
 
 
 class Carried(Protocol):
-    """A request that other shards answer."""
+    """A forwarded request."""
 
     def answered(self, prefix: Prefix, frame: bytes) -> None:
-        """A frame came."""
+        """A frame has arrived."""
 
     def failed(self, error: BrokerError) -> None:
-        """No answer comes from a shard any more."""
+        """The shard does not respond any more."""
 
 
 class CarryingSession(carrying.CarryingSession, PolywireSession):
-    """One connection. Guards: ``_carried`` are the requests that shards owe an answer to, by shard and correlation."""
+    """One connection. ``_carried`` are the unanswered forwarded requests, by shard and correlation."""
 
     __slots__ = ("_carried", "_links", "_login", "shards")
 
@@ -67,7 +65,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         self._login = b""
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Only what belongs here is taken as one; the rest is carried frame by frame."""
+        """Take only runs for this shard together; others are forwarded frame by frame."""
         body = at + PREFIX_BYTES
         try:
             request = decode_request(self._prefix.verb, data[body : body + self._prefix.head_bytes])
@@ -79,14 +77,14 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         prefix, body = self._prefix, at + PREFIX_BYTES
         if prefix.verb == Verb.LOGIN:
-            self._log_in_anew(bytes(data[at:end]))
+            self._replace_links(bytes(data[at:end]))
         if prefix.verb in OWN or not self._is_known():
             return super()._take(data, at, end)
         try:
             request = decode_request(prefix.verb, data[body : body + prefix.head_bytes])
             shard = self._place(prefix, request, data[at:end])
         except PeerError:
-            shard = self.shards.own  # which says what is wrong
+            shard = self.shards.own  # it reports the error
         except BrokerError as error:
             self.refuse(prefix.verb, prefix.correlation, error)
             return True
@@ -95,11 +93,11 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return True
 
     def _is_known(self) -> bool:
-        """Whether this peer may have requests carried."""
+        """Return whether this client's requests may be forwarded."""
         return self.broker.access.is_open or self.admission.principal is not None
 
     def _place(self, prefix: Prefix, request: Head, frame: memoryview) -> int | None:
-        """Carry a request, unless it belongs here: then this shard. Raises Invalid, Missing."""
+        """Forward a request, or return this shard if it belongs here; raise Invalid or Missing."""
         own, name = self.shards.own, getattr(request, "name", None)
         if isinstance(request, messages.Cancel):
             return self._cancel(prefix, request, bytes(frame))
@@ -118,7 +116,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
             shard = self._begins(request, name)
         if shard == own:
             return own
-        holds = is_new or prefix.verb == Verb.DELETE_TOPIC  # what is asked next finds the topic, or does not
+        holds = is_new or prefix.verb == Verb.DELETE_TOPIC  # the next request must see the change
         self.carry(shard, prefix.correlation, bytes(frame), _One(self, prefix, holds=holds))
         if holds:
             self.hold()
@@ -127,7 +125,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return None
 
     def _begins(self, request: Head, name: str) -> int:
-        """The shard of a topic that is nowhere yet; our own says that there is none."""
+        """Return the shard for a topic that does not exist; this one reports the error."""
         if isinstance(request, messages.CreateTopic):
             return self.shards.least_loaded()
         if isinstance(request, messages.Produce) and request.create:
@@ -143,7 +141,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return self.shards.own
 
     def carry(self, shard: int, correlation: int, frame: bytes, carried: Carried) -> None:
-        """Send a request to a shard. Raises Invalid."""
+        """Send a request to a shard; raise Invalid."""
         if correlation == 0 or (shard, correlation) in self._carried:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         self._carried[shard, correlation] = carried
@@ -153,19 +151,19 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         return ShardLink(self.shards, shard, self, self._login)
 
     def pass_on(self, frame: bytes) -> None:
-        """Send the peer a frame of a carried request's answer."""
+        """Send a frame of a forwarded request's answer to the client."""
         self._answers.append(frame)
 
     def over(self, *, holds: bool) -> None:
-        """A carried request has had its last frame."""
+        """A forwarded request has got its last frame."""
         if holds:
             self._reasons &= ~Wait.HOLDING
         self._paid()
 
-    # What links tell
+    # Events of links
 
     def frames_came(self, shard: int, frames: Sequence[tuple[Prefix, bytes]]) -> None:
-        """A shard answers; what that makes known leaves in one write. Where the peer takes no more, shards wait."""
+        """A shard responds; the results leave in one write. Pause shards while the client does not read."""
         self._busy = True
         try:
             for prefix, frame in frames:
@@ -182,23 +180,23 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
         self._go_on()
 
     def link_lost(self, shard: int, error: BrokerError | None = None) -> None:
-        """A shard answers nothing any more."""
+        """A shard does not respond any more."""
         super().link_lost(shard)
         for place in [place for place in self._carried if place[0] == shard]:
             carried = self._carried.pop(place, None)
             if carried is not None:
                 carried.failed(error or Unavailable(ErrorCode.STOPPING, LOST))
 
-    # The peer's side
+    # The client's side
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         super().close()
         self._carried.clear()
         self._links.close()
 
-    def _log_in_anew(self, frame: bytes) -> None:
-        """Links belong to who was logged in."""
+    def _replace_links(self, frame: bytes) -> None:
+        """Replace the links, which belong to the previous login."""
         self._login = frame
         for link in self._links:
             link.close()
@@ -206,7 +204,7 @@ class CarryingSession(carrying.CarryingSession, PolywireSession):
 
 
 class _One:
-    """A request that one shard answers; its frames go to the peer as they are."""
+    """A request to one shard; its frames go to the client unchanged."""
 
     __slots__ = ("_holds", "_prefix", "_session")
 
@@ -228,7 +226,7 @@ class _One:
 
 
 class _Several:
-    """A request that several shards are asked, one after the other; the peer gets one answer. Holds the session."""
+    """A request to several shards, one after the other, with one answer. Holds the session."""
 
     __slots__ = ("_gathered", "_prefix", "_session")
 
@@ -238,7 +236,7 @@ class _Several:
         self._gathered: Final = gathered
 
     def ask_next(self) -> None:
-        """Ask the next shard, or answer when there is none left."""
+        """Ask the next shard, or answer after the last."""
         verb, correlation = self._prefix.verb, self._prefix.correlation
         question = self._gathered.next_question()
         if question is not None:

@@ -1,7 +1,6 @@
-"""Frames of the `polywire` wire: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
+"""Frames of the `polywire` protocol: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
 
-Promises: what breaks the framing raises PeerError(fatal=True), what breaks only a head PeerError(fatal=False); payloads are never
-copied. Must not know: sockets, the broker, what a request means.
+A broken frame raises PeerError(fatal=True), a broken head PeerError(fatal=False). Payloads are never copied.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from polywire.protocols.polywire.messages import REQUESTS, Head
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer
 
-# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (spec: polywire#opening)
+# byte 0: begins no other protocol; then the name; then the version, big-endian (spec: polywire#opening)
 NAME: Final = b"\xf1PWIRE"
 VERSION: Final = 1
 MAGIC: Final = NAME + VERSION.to_bytes(2, "big")
@@ -28,10 +27,11 @@ PREFIX_BYTES: Final = PREFIX.size
 MORE: Final = 1
 ERROR: Final = 2
 
-HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 511 bytes, 10,000 tokens, with room
+HEAD_BYTES_MAX: Final = 1 << 20  # fits 1,000 names of 511 bytes, or 10,000 tokens
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
-ANSWER_BYTES_MAX: Final = 4 << 20  # payload of a FETCH frame: large enough to amortise, small enough to take turns
-# What a client takes from a broker before it calls it something else: heads of half a million partitions, and any honest payload.
+# payload of a FETCH frame: large enough to amortize its cost, small enough to take turns
+ANSWER_BYTES_MAX: Final = 4 << 20
+# Limits of a client for a broker's frames: heads of half a million partitions, and any valid payload.
 ANSWER_HEAD_BYTES_MAX: Final = 64 << 20
 ANSWER_FRAME_BYTES_MAX: Final = ANSWER_HEAD_BYTES_MAX + (64 << 20)
 
@@ -42,7 +42,7 @@ _H = TypeVar("_H", bound=Head)
 
 
 class Prefix(NamedTuple):
-    """The fixed part of a frame."""
+    """Fixed part of a frame."""
 
     length: int
     verb: int
@@ -54,7 +54,7 @@ class Prefix(NamedTuple):
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:
-    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True), for a request by default."""
+    """Decode the 16-byte prefix at ``at``; raise PeerError(fatal=True). The default limits are those of requests."""
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(
@@ -70,12 +70,12 @@ def decode_prefix(
 
 
 def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
-    """The prefix of an answer at ``at``, as ``decode_prefix`` with a client's limits."""
+    """Decode the prefix of an answer, as ``decode_prefix`` with a client's limits."""
     return decode_prefix(data, at, length_max=ANSWER_FRAME_BYTES_MAX, head_bytes_max=ANSWER_HEAD_BYTES_MAX)
 
 
 def decode_request(verb: int, head: Buffer) -> Head:
-    """The typed head of a request. Raises PeerError(fatal=False) for an unknown verb or an unreadable head."""
+    """Decode the head of a request; raise PeerError(fatal=False) for an unknown verb or an invalid head."""
     decoder = _requests.get(verb)
     if decoder is None:
         raise PeerError(f"unknown verb verb={verb}", fatal=False)
@@ -86,7 +86,7 @@ def decode_request(verb: int, head: Buffer) -> Head:
 
 
 def decode_answer(head: Buffer, kind: type[_H]) -> _H:
-    """The typed head of an answer. Raises PeerError(fatal=True): a client cannot go on with a broker it does not understand."""
+    """Decode the head of an answer; raise PeerError(fatal=True), because the client cannot continue."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -94,6 +94,6 @@ def decode_answer(head: Buffer, kind: type[_H]) -> _H:
 
 
 def encode_head(verb: int, correlation: int, head: Head, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
-    """Prefix and head of a frame; the caller sends ``payload_bytes`` of payload right behind them."""
+    """Return prefix and head of a frame; the caller sends ``payload_bytes`` of payload right after them."""
     body = _encoder.encode(head)
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body

@@ -1,7 +1,4 @@
-"""What the `polywire` wire calls of the broker.
-
-Promises: it sees nothing else of it. Must not know: sessions, sockets.
-"""
+"""Verbs of the broker that the `polywire` protocol uses."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, WireBroker, Protocol):
-    """What this wire calls of the broker: nearly all of it, as it is our own."""
+    """Nearly all verbs, because this is the native protocol."""
 
     @property
     def groups(self) -> Coordinator:
@@ -30,4 +27,4 @@ class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, Wire
 
     @property
     def transactions(self) -> Transactions:
-        """Transactions of other wires, to list and delete them."""
+        """Transactions of other protocols, to list and delete them."""

@@ -1,6 +1,6 @@
-"""Errors in the words of the `polywire` wire: code and kind numbers (spec: polywire#errors).
+"""Error numbers of the `polywire` protocol: code and kind (spec: polywire#errors).
 
-Promises: total both ways for every ``ErrorCode``; a code this side does not know is raised by its kind. Must not know: frames.
+The mapping is total in both directions for every ``ErrorCode``. An unknown code is raised by its kind.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ KINDS: Final[dict[type[BrokerError], int]] = {
     Unavailable: 7,
     Corrupt: 8,
 }
-# What an unknown code of a known kind becomes: the kind's plainest code.
+# Replacement for an unknown code of a known kind: the kind's most general code.
 _KINDS_BY_NUMBER: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     1: (Invalid, ErrorCode.INVALID_REQUEST),
     2: (Denied, ErrorCode.DENIED),
@@ -96,12 +96,12 @@ RETRIES: Final[dict[Retry, int]] = {Retry.NEVER: 0, Retry.NOW: 1, Retry.LATER: 2
 
 
 def failure_of(error: BrokerError) -> Failure:
-    """The head of the error frame that tells of ``error``."""
+    """Return the head of the error frame for ``error``."""
     return Failure(CODES[error.code], KINDS[type(error)], error.message, RETRIES[error.retry], error.retry_after_ms)
 
 
 def error_of(failure: Failure) -> BrokerError:
-    """The error that a failure stands for; an unknown kind becomes Unavailable, which promises nothing."""
+    """Return the error of a failure; an unknown kind becomes Unavailable, which guarantees nothing."""
     kind, plain = _KINDS_BY_NUMBER.get(failure.kind, (Unavailable, ErrorCode.STOPPING))
     code = _CODES_BY_NUMBER.get(failure.code, plain)
     return kind(code, failure.message, retry_after_ms=failure.retry_after_ms)

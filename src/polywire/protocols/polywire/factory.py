@@ -1,7 +1,4 @@
-"""The `polywire` wire as the server sees it: its table of commands, recognising its connections, opening sessions for them.
-
-Promises: what sessions of one listener share is made once. Must not know: sockets, frames.
-"""
+"""The `polywire` protocol for the server: command table, recognition, and sessions."""
 
 from __future__ import annotations
 
@@ -56,7 +53,10 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 
 
 class PolywireFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``.
+
+    shards: shards to which sessions forward requests; None without other shards.
+    """
 
     __slots__ = ("_broker", "_round_robin", "_shards")
 
@@ -68,17 +68,17 @@ class PolywireFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return "polywire"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the name in the opening stands there, whatever version follows."""
+        """Return whether the prefix has the protocol's name, whatever the version."""
         if prefix[: len(NAME)] != NAME[: len(prefix)]:
             return False
         return True if len(prefix) >= len(NAME) else None
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         if self._shards is not None:
             return CarryingSession(self._shards, self._broker, COMMANDS, self._round_robin, output, resume)
         return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)

@@ -1,7 +1,8 @@
-"""One open FETCH of a connection: reads, waits, and frames as the client takes them (spec: polywire#bounds-and-fetch).
+"""One open FETCH of a connection: reads, waits, and frames as the client consumes them (spec:
+polywire#bounds-and-fetch).
 
-Promises: stored bytes go from the log to the output as views under a pin, released once sent; at most one read of a fetch is under way;
-an ended fetch holds neither pin, wait nor timer. Must not know: other requests of the connection, how bytes are sent.
+Stored bytes go from the log to the output as pinned views, released once sent. A fetch has at most one read in flight.
+When it ends, it holds no pin, wait or timer.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition
     from polywire.protocols.polywire.context import PolywireBroker
 
-WAIT_MS_MAX: Final = 60_000  # a peer that died is noticed in time, and a live one asks again for next to nothing
+WAIT_MS_MAX: Final = 60_000  # so that dead clients are noticed; a live one repeats the request at little cost
 
 
 class FetchOwner(Protocol):
-    """What a fetch asks of its connection."""
+    """Methods of the session that a fetch uses."""
 
     def ready(self, fetch: RangeFetch) -> None:
-        """``fetch`` can advance again."""
+        """``fetch`` can advance."""
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
         """``fetch`` ends with this error."""
@@ -38,7 +39,10 @@ class FetchOwner(Protocol):
 
 
 class RangeFetch:
-    """The state of one FETCH. Guards: frames go out in offset order and end exactly once."""
+    """State of one FETCH. Frames go out in offset order and end exactly once.
+
+    The constructor checks the request against the partition and raises Conflict or Invalid.
+    """
 
     __slots__ = (
         "_bodies",
@@ -68,10 +72,10 @@ class RangeFetch:
         self._started = False
         self._read: Read | None = None
         self._waits: list[Handle] = []
-        """What this waits for: bytes, or records and the time they may take."""
+        """Pending waits: for bytes, or for records with a timeout."""
 
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
-        """Read for the first time, and wait up to ``wait_ms`` for something to read. Raises BrokerError."""
+        """Read for the first time; wait up to ``wait_ms`` for data. Raises BrokerError."""
         empty = self._offset_end == self._offset
         log = self._partition.log
         if wait_ms > 0 and not empty and log.readable_offset <= self._offset <= log.next_offset:
@@ -85,7 +89,9 @@ class RangeFetch:
         return self._read is not None
 
     def prepare(self, broker: PolywireBroker) -> bool:
-        """Begin to read the next frame's bytes; False when they are not at hand yet (the owner is told when they are). Raises BrokerError."""
+        """Begin to read the next frame's bytes; False if they are not in memory yet (the owner is notified later).
+        Raises BrokerError.
+        """
         if self.over or self._read is not None:
             return True
         if not self._waits:
@@ -99,7 +105,9 @@ class RangeFetch:
         return self._read is not None
 
     def advance(self, broker: PolywireBroker, output: Output) -> None:
-        """Write the next frame if its bytes are at hand, else wait for them; tells the owner how it goes on. Raises BrokerError."""
+        """Write the next frame if its bytes are available, else wait for them; report the result to the owner. Raises
+        BrokerError.
+        """
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
             self._write(read, output)
@@ -112,7 +120,7 @@ class RangeFetch:
             self._owner.ended(self)
 
     def drop(self) -> None:
-        """Forget everything; nothing more is written."""
+        """Drop everything; write nothing more."""
         self.over = True
         self._stop_waiting()
         if self._read is not None:
@@ -150,7 +158,8 @@ class RangeFetch:
             self._owner.ended(self)
             return
         if self._offset_end < 0:
-            # Without an end the range ends where reading stood at its beginning, or a busy producer would keep it open for ever.
+            # Without an end, the range ends at the readable offset of its first read; a busy producer would keep it
+            # open forever.
             self._offset_end = read.readable_offset
         self._started = True
         self._offset = read.next_offset
@@ -182,7 +191,9 @@ class RangeFetch:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Refuse a request that means another life of the partition, or offsets lost with the end of an epoch. Raises Conflict, Invalid."""
+    """Refuse a request for another incarnation, or for offsets lost with the end of an epoch; raise Conflict or
+    Invalid.
+    """
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")
     if head.incarnation not in (ANY_INCARNATION, partition.incarnation):

@@ -1,7 +1,6 @@
-"""Requests that name no topic, or several: which shards are asked, and what their answers are together (decision 0072).
+"""Scatter-gather for requests that name no topic, or several (decision 0072).
 
-Promises: lists are what one broker would tell that had all topics, page for page; a publish is carried out by the one shard that has what is
-staged. Must not know: who asks shards, and how.
+The combined lists equal those of a single broker with all topics, page for page.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ _Question = tuple[int, Head]
 
 
 class Gathered(ABC):
-    """Answers of several shards. Guards: shards are asked one at a time, in the order of ``_questions``."""
+    """Answers of several shards, which are asked one at a time, in the order of ``_questions``."""
 
     def __init__(self, questions: Sequence[_Question]) -> None:
         self._questions: Final = list(reversed(questions))
         self._failure: Failure | None = None
 
     def next_question(self) -> _Question | None:
-        """Whom to ask what; None when all is known."""
+        """Return the next shard and request; None when all is known."""
         return self._questions.pop() if self._questions else None
 
     @abstractmethod
     def answered(self, head: bytes) -> None:
-        """A shard has answered."""
+        """A shard has responded."""
 
     @abstractmethod
     def whole(self) -> Head:
-        """What all of them say; a ``Failure`` where that is an error."""
+        """Return the combined answer; a ``Failure`` for an error."""
 
     def refused(self, failure: Failure) -> None:
         """A shard has refused; no other is asked."""
@@ -52,7 +51,7 @@ class Gathered(ABC):
 
 
 class _Lists(Gathered, Generic[_Entry]):
-    """Entries of all shards in their order. Where a shard has told only its first ones, nothing behind those is told."""
+    """Entries of all shards in order. If a shard returned a partial list, entries after its last one are dropped."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class _Lists(Gathered, Generic[_Entry]):
 
 
 class _Bounds(Gathered):
-    """Bounds of topics that lie in several shards, in the order in which they were asked for."""
+    """Bounds of topics in several shards, in the requested order."""
 
     def __init__(self, questions: Sequence[_Question], names: Sequence[str]) -> None:
         super().__init__(questions)
@@ -102,7 +101,7 @@ class _Bounds(Gathered):
 
 
 class _Anyone(Gathered):
-    """What one of the shards has, and nobody knows which: the first that has it answers. ``is_all``: all that have it carry it out."""
+    """State of an unknown shard: the first that has it answers. ``is_all``: all that have it execute the request."""
 
     def __init__(
         self, questions: Sequence[_Question], kind: type[Head], *, is_all: bool = False, advice: str = ""
@@ -131,7 +130,7 @@ class _Anyone(Gathered):
 
 
 def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
-    """How a request is answered that names no single topic; None for one that does."""
+    """Return how to answer a request without a single topic; None for one with it."""
     everyone = [(shard, request) for shard in range(shards.count)]
     match request:
         case messages.ListTopics():
@@ -163,7 +162,7 @@ def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
 
 
 def _places(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:
-    """Which shard has which of these topics; our own says of what is nowhere that there is none."""
+    """Group topics by shard; this shard reports those that do not exist."""
     places: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
         shard = shards.shard_of(name)

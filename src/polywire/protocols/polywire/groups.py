@@ -1,8 +1,4 @@
-"""Positions and groups on the `polywire` wire (spec: polywire#groups).
-
-Promises: each request is answered once, what changes something when it is written. Must not know: frames, sockets, how partitions are
-dealt out.
-"""
+"""Offsets and groups in the `polywire` protocol (spec: polywire#groups). Changes are answered once they are written."""
 
 from __future__ import annotations
 
@@ -27,11 +23,11 @@ WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
 GROUPS_MAX: Final = 1_000  # of one answer (spec: polywire#limits)
-GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
+GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one answer, unless a single group has more
 
 
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
-    """COMMIT. Raises BrokerError when it is refused at once."""
+    """Handle COMMIT; raise BrokerError if refused at once."""
     broker, by = session.broker, session.admission.caller
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
@@ -68,14 +64,14 @@ def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: m
 
 
 def ask_position(session: ReplyOwner, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
-    """POSITION. Raises Invalid, Missing."""
+    """Handle POSITION; raise Invalid or Missing."""
     kind = kind_of(request.kind)
     offset = session.broker.position(request.name, request.partition, kind, request.owner)
     session.answer(Verb.POSITION, correlation, messages.Position(offset))
 
 
 def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memoryview) -> None:
-    """JOIN. Raises BrokerError when it is refused at once."""
+    """Handle JOIN; raise BrokerError if refused at once."""
     if request.assignor is not None and request.assignor not in _ASSIGNORS:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
     session.broker.topic(request.name)
@@ -102,19 +98,19 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
 
 
 def sync(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """SYNC. Raises BrokerError."""
+    """Handle SYNC; raise BrokerError."""
     membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def heartbeat(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """HEARTBEAT. Raises BrokerError."""
+    """Handle HEARTBEAT; raise BrokerError."""
     membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def leave(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    """LEAVE. Raises BrokerError when it is refused at once."""
+    """Handle LEAVE; raise BrokerError if refused at once."""
     done = partial(_done, session, Verb.LEAVE, correlation)
     session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
     session.owe()
@@ -125,7 +121,7 @@ def _place(request: messages.Member) -> tuple[str, str, str, int]:
 
 
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
-    """GROUPS: those that have members or positions, by topic and name. Raises Invalid."""
+    """Handle GROUPS: groups with members or offsets, by topic and name; raise Invalid."""
     if request.after and len(request.after) != 2:
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     listing = _Listing(session.broker, request, partial(_sees, session))
@@ -137,7 +133,7 @@ def _sees(session: ReplyOwner, full_name: str) -> bool:
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
-    """DELETE_GROUP. Raises BrokerError when it is refused at once."""
+    """Handle DELETE_GROUP; raise BrokerError if refused at once."""
     done = partial(_done, session, Verb.DELETE_GROUP, correlation)
     session.broker.groups.delete(request.group, request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -151,7 +147,9 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 class _Listing:
-    """One GROUPS under way. Invariant: ``_first`` holds the first of what was found so far; ``wanted`` counts all of it."""
+    """A GROUPS request in progress. Invariant: ``_first`` holds the first of the groups found; ``wanted`` counts all of
+    them.
+    """
 
     __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
 
@@ -163,7 +161,7 @@ class _Listing:
         self.wanted = 0
 
     def entries(self) -> Iterator[messages.GroupEntry | None]:
-        """The groups of the answer; nothing is yielded for each that is looked at."""
+        """Yield the groups of the answer, and None regularly."""
         keys = self._broker.groups.pairs()
         for _ in self._scan(keys):
             yield None
@@ -177,11 +175,11 @@ class _Listing:
             entry = _entry(key, view, self._broker.positions_in(key[0], PositionKind.GROUP, key[1]), owner)
             room -= len(entry.members) + len(entry.positions)
             if room < 0 and room + len(entry.members) + len(entry.positions) < GROUP_ENTRIES_MAX:
-                break  # not its first
+                break  # it is beyond the limit
             yield entry
 
     def answer(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
-        """What is told of these, and whether there are more."""
+        """Return the answer with these groups, and whether there are more."""
         return messages.GroupList(entries, len(entries) < self.wanted)
 
     def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""The heads of the `polywire` wire's frames as values (spec: polywire#verbs).
+"""Heads of the `polywire` protocol's frames as values (spec: polywire#verbs).
 
-Promises: one msgpack array per struct, elements in the order of the page; elements missing at the end take the page's defaults.
-Must not know: frames, sockets, the broker.
+Each struct is one MessagePack array, with elements in the order of the specification. Missing elements at the end get
+the defaults.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ANY_INCARNATION: Final = 0
 ANY_EPOCH: Final = -1
 BY_KEY: Final = -1
 
-# Msgpack knows numbers up to 2^64 - 1, this wire does not (spec: polywire#frames): beyond, a head cannot be read.
+# MessagePack has numbers up to 2^64 - 1, this protocol does not (spec: polywire#frames): such a head is invalid.
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 SettingValue = Int | str | None
 
 
 class Verb(IntEnum):
-    """What a frame asks for or answers."""
+    """Request or answer of a frame."""
 
     HELLO = 1
     PING = 2
@@ -57,11 +57,11 @@ class Verb(IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of all heads; itself the empty head."""
+    """Base of all heads, and the empty head."""
 
 
 class Limits(Head, frozen=True):
-    """What the broker tells on opening (spec: polywire#limits)."""
+    """The broker's limits, sent on opening (spec: polywire#limits)."""
 
     broker: str
     frame_bytes_max: Int
@@ -143,7 +143,7 @@ class AskBounds(Head, frozen=True):
 
 
 class PartitionEntry(Head, frozen=True):
-    """Bounds of one partition; ``offsets`` answers the request's times in their order."""
+    """Bounds of one partition; ``offsets`` answers the request's times in order."""
 
     partition: Int
     incarnation: Int
@@ -164,7 +164,7 @@ class BoundsList(Head, frozen=True):
 
 
 class OffsetRange(Head, frozen=True):
-    """What FETCH and LOCATE ask about: offsets of one life of a partition, as they were learnt in an epoch."""
+    """Range for FETCH and LOCATE: offsets of one incarnation of a partition, as learnt in an epoch."""
 
     name: str
     partition: Int
@@ -190,7 +190,7 @@ class Locate(OffsetRange, frozen=True):
 
 
 class SealedRange(Head, frozen=True):
-    """Records [first_offset, next_offset) lie in bytes [start, stop) of a blob, in whole batches back to back."""
+    """Records [first_offset, next_offset) in bytes [start, stop) of a blob, whole batches back to back."""
 
     blob: str
     start: Int
@@ -200,7 +200,7 @@ class SealedRange(Head, frozen=True):
 
 
 class Located(Head, frozen=True):
-    """``address``, a directory or a bucket's URL, is empty where sealed records can be read through the broker only."""
+    """``address``: a directory or a bucket's URL; empty if sealed records are readable through the broker only."""
 
     address: str
     mark: bytes
@@ -304,7 +304,7 @@ class Membership(Head, frozen=True):
 
 
 class AskGroups(Head, frozen=True):
-    """``after`` is topic and group of the last entry seen, or empty."""
+    """``after``: topic and group of the last entry seen, or empty."""
 
     group: str | None = None
     after: list[str] = []
@@ -318,7 +318,9 @@ class MemberEntry(Head, frozen=True):
 
 
 class GroupEntry(Head, frozen=True):
-    """A group on one topic; ``generation`` is -1 and ``assignor`` None where it has only positions, [partition, offset] each."""
+    """A group of one topic; ``generation`` is -1 and ``assignor`` None if it has only offsets, [partition, offset]
+    each.
+    """
 
     name: str
     group: str
@@ -335,14 +337,14 @@ class GroupList(Head, frozen=True):
 
 
 class DeleteGroup(Head, frozen=True):
-    """A group of a topic, its members and its positions."""
+    """A group of a topic, with members and offsets."""
 
     group: str
     name: str
 
 
 class AskKept(Head, frozen=True):
-    """Head of TRANSACTIONS and WRITERS; ``after`` is the name of the last entry seen, or empty."""
+    """Head of TRANSACTIONS and WRITERS; ``after``: name of the last entry seen, or empty."""
 
     after: str = ""
 
@@ -354,13 +356,13 @@ class DeleteKept(Head, frozen=True):
 
 
 class KeptEntry(Head, frozen=True):
-    """What every entry of a list of remembered things begins with."""
+    """Common fields of list entries."""
 
     name: str
 
 
 class TransactionEntry(KeptEntry, frozen=True):
-    """A transactional id; ``owner`` is the name of a user, or empty."""
+    """A transactional id; ``owner`` is a user's name, or empty."""
 
     epoch: Int
     state: str
@@ -371,7 +373,7 @@ class TransactionEntry(KeptEntry, frozen=True):
 
 
 class WriterEntry(KeptEntry, frozen=True):
-    """A writer and the last number it published."""
+    """A writer and its last published number."""
 
     number: Int
     idle_ms: Int

@@ -1,11 +1,12 @@
-"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` wire (spec: polywire#produce, polywire#staged-produce).
+"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
 
-Promises: nothing is stored before every batch of the request was validated; a request is answered once, when all its batches have reached
-their level or one has failed. Must not know: frames, sockets.
+Guarantees:
+* Nothing is stored before every batch of the request was validated.
+* A request is answered once, when all its batches have reached their level or one has failed.
 
-A request that takes longer than a quantum is carried out in slices, others' requests in between; its connection takes no further request
-until the last batch was handed over. It is no transaction: a stop in between leaves the batches handed over so far, unanswered, as a
-refusal in between does. The connection's end does not keep the rest from being stored.
+A request that takes longer than a quantum is executed in slices, with other requests in between; its connection accepts
+no further request until the last batch was passed on. It is not a transaction: after a stop or a refusal in between,
+earlier batches stay. If the connection closes, the rest is still stored.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from polywire.broker.staged_publish import PublishAnswer
     from polywire.broker.topics import Topic
 
-TOKENS_MAX: Final = 10_000  # what one publish may name (spec: polywire#limits)
+TOKENS_MAX: Final = 10_000  # tokens of one publish (spec: polywire#limits)
 
 
 class _Collected:
-    """The answers of one request's batches. Guards: the request is settled exactly once, after ``end`` and its last batch."""
+    """Answers of one request's batches; settled exactly once, after ``end`` and its last batch."""
 
     __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
 
@@ -50,11 +51,11 @@ class _Collected:
         self._left = 1
         self._error: BrokerError | None = None
         self.chosen: Final[list[bytes]] = []
-        """Each record's partition, where the broker chose it."""
+        """Each record's partition, if the broker chose it."""
 
     def expect(self, part: Part) -> Completion[int]:
-        """One more batch is handed over; returns what is to be called with its offset."""
-        # Taken now: by the time of the answer the receive buffer may hold something else.
+        """Return the completion of one more batch."""
+        # Read now: the receive buffer may have other content when the answer comes.
         self._counts.append((part.partition.number, part.record_count))
         self._offsets.append(-1)
         self._left += 1
@@ -68,7 +69,7 @@ class _Collected:
             self.end(None)
 
     def end(self, result: BrokerError | None) -> None:
-        """No further batch is handed over."""
+        """No further batch follows."""
         self._error = self._error or result
         self._left -= 1
         if self._left:
@@ -88,7 +89,7 @@ class _Collected:
 
 
 class _OneAppended:
-    """The answer of a request with one batch, as most are. Guards: settled once, by ``done``."""
+    """Answer of a request with one batch, the usual case; settled once, by ``done``."""
 
     __slots__ = ("_correlation", "_partition", "_record_count", "_session")
 
@@ -96,11 +97,11 @@ class _OneAppended:
         self._session: Final = session
         self._correlation: Final = correlation
         self._partition: Final = part.partition.number
-        # Taken now: by the time of the answer the receive buffer may hold something else.
+        # Read now: the receive buffer may have other content when the answer comes.
         self._record_count: Final = part.record_count
 
     def done(self, offset: int | BrokerError) -> None:
-        """The batch has its level, or has it not."""
+        """The batch has its level, or has failed."""
         if isinstance(offset, BrokerError):
             self._session.settle_error(Verb.PRODUCE, self._correlation, offset)
             return
@@ -109,7 +110,7 @@ class _OneAppended:
 
 
 class RunOwner(ReplyOwner, Protocol):
-    """What runs of requests ask of their session beside."""
+    """Methods of the session that runs of requests use."""
 
     def owe(self, count: int = 1) -> None: ...
 
@@ -117,7 +118,7 @@ class RunOwner(ReplyOwner, Protocol):
 
 
 class _RunAppended:
-    """The answers of requests that were carried out as one. Guards: each is settled once, by ``done``."""
+    """Answers of requests executed as one; each is settled once, by ``done``."""
 
     __slots__ = ("_asked", "_partition", "_session")
 
@@ -127,7 +128,7 @@ class _RunAppended:
         self._partition: Final = partition
 
     def done(self, offset: int | BrokerError) -> None:
-        """The batch has its level, or has it not."""
+        """The batch has its level, or has failed."""
         correlations = correlations_of(self._asked)
         if not isinstance(offset, BrokerError):
             self._session.settle_run(encode_produced(self._asked, self._partition, offset), len(correlations))
@@ -137,7 +138,7 @@ class _RunAppended:
 
 
 class _PublishAnswer:
-    """The answer to a publish. Guards: settled once, when it is known and the session takes requests again."""
+    """Answer of a publish; settled once, when it is known and the session accepts requests again."""
 
     __slots__ = ("_answer", "_correlation", "_over", "_session")
 
@@ -148,12 +149,12 @@ class _PublishAnswer:
         self._answer: PublishAnswer | BrokerError | None = None
 
     def done(self, answer: PublishAnswer | BrokerError) -> None:
-        """The broker has published it, or could not."""
+        """The broker has published, or has failed."""
         self._answer = answer
         self._settle()
 
     def end(self, result: BrokerError | None) -> None:
-        """It was handed to the broker, or refused."""
+        """It was passed to the broker, or refused."""
         self._over = True
         self._answer = self._answer or result
         self._settle()
@@ -173,7 +174,7 @@ class _PublishAnswer:
 
 
 def produce(session: ReplyOwner, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-    """PRODUCE: append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
+    """Handle PRODUCE: append, and answer when all batches have the level. Raises BrokerError, storing nothing."""
     level, by = level_of(request.level), session.admission.caller
     name, create, broker = request.name, request.create, session.broker
     topic = broker.find_topic(name) if create else broker.topic(name)
@@ -197,9 +198,9 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
 
 
 def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
-    """Several PRODUCE with this head, one small batch each: append them as one batch, and answer each for itself.
+    """Append several PRODUCE with this head, one small batch each, as one batch; answer each separately.
 
-    False, or BrokerError, when nothing was taken: they are then to be carried out one by one.
+    Returns False, or raises BrokerError, if nothing was appended: execute them one by one then.
     """
     if request.partition == BY_KEY:
         return False
@@ -220,7 +221,7 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-    """STAGE: store invisibly. Raises BrokerError when nothing was taken."""
+    """Handle STAGE: store invisibly. Raises BrokerError, storing nothing."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
         check_name("writer", request.writer)
@@ -244,7 +245,7 @@ def _carry_out(
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
-    """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
+    """Validate all batches, then pass them on one after the other. Raises BrokerError, storing nothing."""
     batches = []
     for batch in accepted:
         batches.append(batch)
@@ -270,7 +271,7 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
+    """Do as much as one turn permits, the rest in slices; ``end`` answers. Raises BrokerError, storing nothing."""
     if _are_done_at_once(session, steps):
         session.owe()
         end(None)
@@ -280,7 +281,7 @@ def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) ->
 
 
 def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
-    """Do what one turn has time for; whether that was all."""
+    """Do as much as one turn permits; return whether that was all."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
     return not any(now() >= until for _ in steps)
@@ -292,7 +293,7 @@ def _ended(
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
 ) -> None:
-    """The last slice is done. What was handed over may view the request until it is written."""
+    """The last slice is done. Batches may view the request until they are written."""
     ended = result if isinstance(result, BrokerError) else None
 
     def over(_: int | BrokerError) -> None:
@@ -300,7 +301,7 @@ def _ended(
 
     try:
         session.broker.settle(Level.MEMORY, over)
-    except BrokerError as error:  # the log has ended: it looks at nothing any more
+    except BrokerError as error:  # the log has ended and reads nothing any more
         over(error)
 
 
@@ -311,7 +312,7 @@ def _over(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None],
 
 
 def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
-    """PUBLISH: make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
+    """Handle PUBLISH: make staged batches visible, once per (writer, number). Raises BrokerError if refused at once."""
     answer, work = _PublishAnswer(session, correlation), session.broker.publish_work
     steps = _publish(session, request, answer)
     if work.is_idle and _are_done_at_once(session, steps):
@@ -323,7 +324,7 @@ def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _:
 
 
 def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
-    """Ask a little at a time whether this connection may, then publish. Raises BrokerError when nothing is published."""
+    """Authorize in slices, then publish. Raises BrokerError, publishing nothing."""
     for lot in lots(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(lot)
         yield
@@ -342,15 +343,17 @@ def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _Publis
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
-    """ABANDON: drop staged batches. Raises BrokerError when refused at once."""
+    """Handle ABANDON: drop staged batches. Raises BrokerError if refused at once."""
     if len(request.tokens) > TOKENS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
     _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
 
 
 def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
-    """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
-    staged under one of the rest."""
+    """Check all tokens, then drop them in portions.
+
+    Raises BrokerError if nothing was dropped, or if another user has staged under one of the rest meanwhile.
+    """
     by = session.admission.caller
     for lot in lots(tokens):
         session.admission.check_tokens(lot)
@@ -369,4 +372,4 @@ def _abandoned(session: ReplyOwner, correlation: int, result: BrokerError | None
 
 
 def _nothing() -> None:
-    """Nothing of the request is viewed any more."""
+    """Do nothing: no batch views the request."""

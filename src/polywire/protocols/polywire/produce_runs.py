@@ -1,7 +1,7 @@
-"""Runs of PRODUCE frames that say the same and carry a small batch each: found, merged and answered as one. Compiled.
+"""Runs of PRODUCE frames with the same head and a small batch each: found, merged and answered as one.
 
-Promises: one call for all frames of a run; each frame is answered for itself, byte for byte as ``codec.encode_head`` would; what is not a
-plain small batch ends a run before it. Must not know: the broker, sockets, who asks.
+One call handles all frames of a run. Each frame gets its own answer, with the same bytes as ``codec.encode_head``. Any
+other frame ends a run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.polywire.batches import REFUSED_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import Verb
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
 from polywire.records.batch import merge, validate
 from polywire.types import Buffer
 
@@ -35,12 +35,12 @@ else:
 _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _PREFIX_BYTES = cython.declare(cython.Py_ssize_t, PREFIX_BYTES)
 _FRAME_BYTES_MAX = cython.declare(
-    cython.Py_ssize_t, NOBODY_FRAME_BYTES_MAX
-)  # what anybody may send: no other limit can be near
+    cython.Py_ssize_t, LOGIN_FRAME_BYTES_MAX
+)  # allowed to every client, so no other limit applies
 _REFUSED = cython.declare(cython.uint, REFUSED_COLUMNS)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # the second word of a prefix: verb, no flag, no more
-_ASKED_BYTES = cython.declare(cython.Py_ssize_t, 8)  # correlation and record count, of a frame
+_PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # second word of a prefix: verb, no flag, zero
+_REQUEST_BYTES = cython.declare(cython.Py_ssize_t, 8)  # correlation and record count, of a frame
 _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 
 
@@ -48,8 +48,11 @@ _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Where the batch of the frame at ``at`` begins, seen from there, if that is a whole PRODUCE with one small batch that may be merged;
-    else 0. ``left``: bytes there are."""
+    """Return the position, relative to ``at``, of the batch of a whole PRODUCE frame with one small, mergeable batch;
+    else 0.
+
+    ``left``: bytes available.
+    """
     if left < _PREFIX_BYTES or load_u32(p, at + 4) != _PRODUCE:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at)
@@ -69,7 +72,7 @@ def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ss
 def _are_alike(
     p: cython.p_const_uchar, one: cython.Py_ssize_t, other: cython.Py_ssize_t, batch: cython.Py_ssize_t
 ) -> cython.bint:
-    """Whether two frames whose batches begin at ``batch`` have the same head, and batches of the same columns."""
+    """Return whether two frames whose batches begin at ``batch`` have the same head, and batches with the same columns."""
     apart: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
     i: cython.Py_ssize_t
     for i in range(_PREFIX_BYTES, batch):
@@ -78,9 +81,10 @@ def _are_alike(
 
 
 def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
-    """Bytes of the frames from ``at`` on that may be taken as one, 0 when those are less than two.
+    """Return the bytes of frames from ``at`` on that may be handled as one, 0 if there are fewer than two.
 
-    They are whole, have the same head and one batch each, whose sizes sum up to at most ``batch_bytes_max``. The batches are not checked.
+    They are whole, with the same head and one batch each, of at most ``batch_bytes_max`` together. The batches are not
+    checked.
     """
     lent: Lent = lend(data)
     first: cython.Py_ssize_t = at
@@ -102,14 +106,15 @@ def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -
 
 
 def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
-    """One batch of all records of a run that ``run_bytes`` has found, and what its frames asked, for ``encode_produced``.
+    """Return one batch with all records of a run that ``run_bytes`` has found, and its requests, for
+    ``encode_produced``.
 
-    Raises Invalid(INVALID_BATCH) when one of the batches breaks a rule, and ValueError when they must stay apart.
+    Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be merged.
     """
     lent: Lent = lend(frames)
     batches: list[Buffer] = []
-    asked = bytearray(lent.size // _BATCH_HEADER_BYTES * _ASKED_BYTES)
-    told: Lent = lend_writable(asked)
+    requests = bytearray(lent.size // _BATCH_HEADER_BYTES * _REQUEST_BYTES)
+    request_memory: Lent = lend_writable(requests)
     at: cython.Py_ssize_t = 0
     filled: cython.Py_ssize_t = 0
     while at < lent.size:
@@ -118,23 +123,23 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
         if validate(frames, batch) != end - batch:
             raise Invalid(ErrorCode.INVALID_BATCH, f"frame has data after its batch position={at}")
         batches.append(frames[batch:end])
-        store_u32(told.p, filled, load_u32(lent.p, at + 8))
-        store_u32(told.p, filled + 4, small_records(lent.p, batch, end - batch))
-        filled += _ASKED_BYTES
+        store_u32(request_memory.p, filled, load_u32(lent.p, at + 8))
+        store_u32(request_memory.p, filled + 4, small_records(lent.p, batch, end - batch))
+        filled += _REQUEST_BYTES
         at = end
-    return merge(batches), bytes(asked[:filled])
+    return merge(batches), bytes(requests[:filled])
 
 
-def correlations_of(asked: Buffer) -> list[int]:
-    """The correlation of each frame of a run."""
-    return list(memoryview(asked).cast("B").cast("I")[::2])
+def correlations_of(requests: Buffer) -> list[int]:
+    """Return the correlation of each frame of a run."""
+    return list(memoryview(requests).cast("B").cast("I")[::2])
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglong) -> cython.Py_ssize_t:
-    """Write a number as msgpack has it, in the shortest form; returns where it ends."""
+    """Write a number in MessagePack's shortest form and return its end."""
     size: cython.int = 0
     mark: cython.uint = 0xCC
     if number < 0x80:
@@ -151,10 +156,10 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
     return at + 1 + size
 
 
-def encode_produced(asked: Buffer, partition: int, base_offset: int) -> bytes:
-    """The answers to all frames of a run whose records begin at ``base_offset``: of each, ``Produced`` with its own part."""
-    lent: Lent = lend(asked)
-    answers = bytearray(lent.size // _ASKED_BYTES * _ANSWER_BYTES_MAX)
+def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
+    """Return the answers to all frames of a run whose records begin at ``base_offset``: a ``Produced`` each."""
+    lent: Lent = lend(requests)
+    answers = bytearray(lent.size // _REQUEST_BYTES * _ANSWER_BYTES_MAX)
     target: Lent = lend_writable(answers)
     number: cython.ulonglong = partition
     offset: cython.ulonglong = base_offset
@@ -174,5 +179,5 @@ def encode_produced(asked: Buffer, partition: int, base_offset: int) -> bytes:
         store_u32(target.p, at + 12, end - head)
         offset += count
         at = end
-        place += _ASKED_BYTES
+        place += _REQUEST_BYTES
     return bytes(answers[:at])

@@ -1,7 +1,7 @@
-"""How the parts of a session answer: at once, later, or with what takes long to make.
+"""Answers of the parts of a session: at once, later, or built in slices.
 
-Promises: while a long answer is made the session takes no other request, others have their turn between two slices of it, and the session
-takes requests again before it is sent. Must not know: frames, what is answered.
+While a long answer is built, the session handles no other request, and other clients have a turn between slices. The
+session accepts requests again before the answer is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Part = TypeVar("_Part")
 
 
 class ReplyOwner(Protocol):
-    """What commands ask of the session that they came to. ``round_robin``: over the partitions, of records without a key."""
+    """Methods of the session for its commands. ``round_robin``: over the partitions, for records without a key."""
 
     @property
     def broker(self) -> PolywireBroker: ...
@@ -49,7 +49,9 @@ class ReplyOwner(Protocol):
 
 
 class LongAnswer:
-    """Holds the session from the beginning. Guards: settled once, by what ``make`` makes or by ``refuse``."""
+    """An answer built in slices. Holds the session from the beginning; settled once, by the result of ``make`` or by
+    ``refuse``.
+    """
 
     __slots__ = ("_correlation", "_session", "_verb")
 
@@ -60,7 +62,7 @@ class LongAnswer:
         session.hold()
 
     def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
-        """Answer with what ``whole`` makes of these parts, which are made a little at a time."""
+        """Answer with the result of ``whole`` on these parts, which are built in slices."""
         Slices(self._session.broker, parts, partial(self._made, whole))
 
     def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:

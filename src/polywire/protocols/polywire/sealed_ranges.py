@@ -1,7 +1,5 @@
-"""LOCATE of the `polywire` wire: where sealed records lie, for those who see the broker's files or bucket
-(spec: polywire#reading-sealed-segments-directly).
-
-Promises: only what FETCH would send is told of. Must not know: files, frames.
+"""LOCATE of the `polywire` protocol: locations of sealed records, for clients with access to the broker's files or
+bucket (spec: polywire#reading-sealed-segments-directly). Only records that FETCH would send are disclosed.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
 def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: memoryview) -> None:
-    """LOCATE: answer now or later; with nothing where the peer is not to know of files. Raises BrokerError when refused at once."""
+    """Handle LOCATE, now or later; empty if the client may not know of files. Raises BrokerError if refused at once."""
     broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
@@ -41,7 +39,7 @@ def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError)
 
 
 def _encoded(session: ReplyOwner, found: Located) -> messages.Located:
-    """A bucket's URL is no secret to whoever may read the topic: credentials are the reader's own."""
+    """Encode the locations. A bucket's URL is no secret for readers of the topic: they need their own credentials."""
     root = found.root
     if root is None or (root.is_on_a_machine and not session.admission.sees_files()):
         return NOTHING

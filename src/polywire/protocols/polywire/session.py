@@ -1,8 +1,11 @@
-"""The `polywire` wire's session: requests into the broker's verbs, answers into frames (docs/specs/polywire.md).
+"""Session of the `polywire` protocol: requests become verbs of the broker, answers become frames
+(docs/specs/polywire.md).
 
-Promises: requests take effect in their order, whole ones of a peer that has finished included; an answer that waits holds up no other;
-views of the receive buffer go to the broker without a copy; after ``close`` nothing is written. Must not know: sockets, how the broker
-stores anything.
+Guarantees:
+* Requests take effect in order, including whole ones left by a client that has finished.
+* A waiting answer does not delay others.
+* Views of the receive buffer go to the broker without a copy.
+* After ``close`` nothing is written.
 """
 
 from __future__ import annotations
@@ -37,34 +40,40 @@ from polywire.protocols.polywire.produce_runs import run_bytes
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, QUANTUM_S, Output
 from polywire.records.columns import MERGED_BYTES_MAX
 
-REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
-FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
+REQUESTS_MAX: Final = 1024  # unanswered requests of one connection, which bounds pinned callbacks and views
+FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
 NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
-_PRODUCE: Final = int(Verb.PRODUCE)  # a plain number: looked at for every frame
-HEAVY_S: Final = 0.0005  # frames written in longer than this make a connection one of those that take turns
+_PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is read for every frame
+HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write takes turns with others
 
 
 class Handler(Protocol):
-    """Carries out one request, whose records are the payload, and answers now or later. Raises BrokerError when it is refused at once."""
+    """Executes one request, whose records are the payload, and answers now or later. Raises BrokerError if refused at
+    once.
+    """
 
     def __call__(self, session: PolywireSession, correlation: int, request: Any, payload: memoryview, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Verb, Handler]):
-    """A verb of the wire. All of them are pipelined, since answers need no order; what waits for somebody holds up what is behind it."""
+    """A verb of the protocol. All are pipelined, because answers may come in any order; one that holds the session
+    delays later requests.
+    """
 
     pipelined: bool = field(default=True, kw_only=True)
 
 
 class PolywireSession(FramedSession[PolywireBroker]):
-    """One connection. Guards: every request is answered exactly once while the connection lives.
+    """One connection; every request is answered exactly once while it is open.
 
-    Answers known in one turn leave in one write: they are collected until nothing more can come at once. ``_busy``: whoever is running
-    writes them, and takes up what is ready. ``_prefix``: of the frame that was looked at last.
+    Answers of one turn leave in one write: they are collected until no more can come at once. ``_busy``: the running
+    code writes them and continues ready fetches. ``_prefix``: of the current frame.
+
+    round_robin: over the partitions, for records without a key.
     """
 
     __slots__ = (
@@ -125,7 +134,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         if self._ready:
             waited = self._waits()
             self._pump_at_once()
-            if waited and not self._waits():  # an answer was all it took: nobody else would offer what is left
+            if waited and not self._waits():  # only an answer was missing: nothing else would offer the remaining bytes
                 self._end_quantum()
         return at
 
@@ -133,7 +142,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         if len(data) - at < PREFIX_BYTES:
             return 0
         self._prefix = prefix = decode_prefix(data, at)
-        if prefix.length > NOBODY_FRAME_BYTES_MAX:
+        if prefix.length > LOGIN_FRAME_BYTES_MAX:
             decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
         size = PREFIX_BYTES + prefix.length
         if prefix.verb == _PRODUCE and len(data) - at > size:
@@ -141,7 +150,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return size
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Bytes of the frames from ``at`` on that are taken as one, 0 when that is only the first."""
+        """Return the bytes of frames from ``at`` on that are handled as one, 0 for only the first."""
         bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
@@ -161,7 +170,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return True
 
     def _take_run(self, frames: memoryview) -> bool:
-        """Carry out several PRODUCE with the same head as one; False when nothing was done, for each has to be told for itself."""
+        """Execute several PRODUCE with the same head as one; False if nothing was done, because each needs its own
+        error.
+        """
         try:
             request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
             assert isinstance(request, messages.Produce), "the head of a PRODUCE"
@@ -175,22 +186,22 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return bool(self._reasons) or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""
         return self._owed > 0
 
     @property
     def fetches(self) -> tuple[RangeFetch, ...]:
-        """Open fetches, for whoever watches the connection."""
+        """Open fetches, for monitoring."""
         return tuple(self._fetches.values())
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         if self._ready:
             self._schedule()
         super().drained()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._enter(CLOSED)
         for fetch in self._fetches.values():
             fetch.drop()
@@ -198,40 +209,42 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._ready.clear()
         self._answers.clear()
 
-    # What the parts of a session ask for.
+    # Methods for the parts of a session
 
     def hold(self) -> None:
-        """Owe an answer, and take no further request until ``release``: who asks, or a long answer, has to be known first."""
+        """Owe an answer, and accept no further request until ``release``: a login, or a long answer, must be known
+        first.
+        """
         self.owe()
         self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
-        """Take requests again; to be called before the answer that was waited for is settled, which may be the connection's last."""
+        """Accept requests again; call it before settling the answer, which may be the connection's last."""
         self._reasons &= ~Wait.HOLDING
         self._go_on()
 
     def pin(self) -> Callable[[], None]:
-        """Keep the request that is being handled as it is, and take no other, until what is returned is called: see ``Output``."""
+        """Keep the current request's bytes, and accept no other, until the returned function is called: see ``Output``."""
         return self.output.pin()
 
     def owe(self, count: int = 1) -> None:
-        """So many more answers will come later."""
+        """Announce ``count`` more answers."""
         self._owed += count
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send an answer that was owed."""
+        """Send an announced answer."""
         if self._phase is not CLOSED:
             self.answer(verb, correlation, head, payload)
         self._paid()
 
     def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """Send an error that was owed."""
+        """Send an announced error."""
         if self._phase is not CLOSED:
             self.refuse(verb, correlation, error)
         self._paid()
 
     def settle_run(self, answers: bytes, count: int) -> None:
-        """Send so many answers that were owed, as they are."""
+        """Send ``count`` announced answers that are encoded already."""
         if self._phase is not CLOSED:
             self._answers.append(answers)
         self._paid(count)
@@ -245,10 +258,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._answers.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def ready(self, fetch: RangeFetch) -> None:
-        """See ``FetchOwner``; during ``receive`` and while pumping, whoever is running takes it up."""
+        """See ``FetchOwner``; during ``receive`` and while pumping, the running code continues it."""
         self._ready.append(fetch)
         if not self._busy:
-            self._is_heavy |= fetch.holds_bytes  # what had to be fetched has others waiting for it, too
+            self._is_heavy |= fetch.holds_bytes  # it had to be fetched, so other connections are waiting, too
             self._schedule()
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
@@ -300,14 +313,14 @@ class PolywireSession(FramedSession[PolywireBroker]):
         except BrokerError as error:
             self.refuse(verb, correlation, error)
 
-    # Commands that are about the session itself
+    # Commands of the session itself
 
     def ping(self, correlation: int, _: Head, __: memoryview) -> None:
-        """PING."""
+        """Handle PING."""
         self.answer(Verb.PING, correlation, Head())
 
     def log_in(self, correlation: int, request: messages.LogIn, _: memoryview) -> None:
-        """LOGIN: what the user before reads ends. Raises Busy."""
+        """Handle LOGIN; the previous user's fetches end. Raises Busy."""
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
                 self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
@@ -324,19 +337,19 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.settle_error(Verb.LOGIN, correlation, error)
 
     def cancel(self, correlation: int, request: messages.Cancel, _: memoryview) -> None:
-        """CANCEL: end a fetch."""
+        """Handle CANCEL: end a fetch."""
         fetch = self._fetches.get(request.correlation)
         if fetch is not None:
             fetch.cancel(self.output)
         self.answer(Verb.CANCEL, correlation, Head())
 
     def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
-        """FETCH: begin one. Raises BrokerError when it is refused at once."""
+        """Handle FETCH. Raises BrokerError if refused at once."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
-        # What this connection sent before must be readable; an empty turn costs next to nothing.
+        # Earlier requests of this connection must be readable; an empty commit costs almost nothing.
         self.broker.commit()
         partition = find_partition(self.broker, request.name, request.partition)
         fetch = RangeFetch(self, correlation, request, partition)
@@ -345,7 +358,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         fetch.start(self.broker, request.wait_ms)
 
     def _schedule(self) -> None:
-        """Go on with ready fetches on the loop: never inside a callback of the log or of the socket, and in turns with other connections."""
+        """Continue ready fetches on the loop, taking turns with other connections; never inside a callback of the log
+        or socket.
+        """
         if self._pumping:
             return
         self._pumping = True
@@ -368,7 +383,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._schedule()
 
     def _pump(self, end: float) -> bool:
-        """Write frames until this time, one at least, or have the next one at hand while the peer takes them; whether there is more to do."""
+        """Write frames until this time, at least one, or read ahead while the client reads; return whether there is
+        more to do.
+        """
         now = self.broker.clock.monotonic
         begun = now()
         output = self.output
@@ -388,7 +405,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._flush()
 
     def _read_ahead(self) -> None:
-        """While the peer takes what was written, have the disk fetch what comes next."""
+        """Read the next frames from the disk while the client consumes the last."""
         fetch = self._ready.popleft()
         try:
             if fetch.prepare(self.broker):
@@ -403,7 +420,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.failed(fetch, error)
 
     def _flush_soon(self) -> None:
-        """Write now if no other answer is about to come with this one, else once the turn is over."""
+        """Write now if no other answer is imminent, else at the end of the turn."""
         if self._owed == len(self._fetches):
             self._flush()
         elif len(self._answers) == 1:

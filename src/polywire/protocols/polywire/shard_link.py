@@ -1,7 +1,4 @@
-"""A connection's link to one shard: the opening, and whole frames of what comes (spec: polywire#opening).
-
-Promises: a frame is handed on when all of it is there; the peer is logged in there as it is here. Must not know: sockets, what frames ask.
-"""
+"""A connection's link to one shard: opening, login and whole frames (spec: polywire#opening)."""
 
 from __future__ import annotations
 
@@ -14,13 +11,16 @@ from polywire.protocols.runtime.shards import Shards
 
 
 class FramesOwner(LinksOwner, Protocol):
-    """What a link tells its session."""
+    """Receiver of a link's frames."""
 
     def frames_came(self, shard: int, frames: Sequence[tuple[Prefix, bytes]]) -> None: ...
 
 
 class ShardLink(WireLink):
-    """Guards: ``_expected`` frames that nobody has asked for come first: the greeting, and what a login is answered."""
+    """``_expected`` counts unrequested frames at the start: the greeting, and the answer to the login.
+
+    login: the client's login frame, empty if unauthenticated.
+    """
 
     __slots__ = ("_expected", "_frames", "_is_open", "_received")
 
@@ -34,7 +34,7 @@ class ShardLink(WireLink):
         self.write(MAGIC + login)
 
     def received(self, data: bytes) -> None:
-        """Hand on whole frames."""
+        """Deliver whole frames."""
         self._received += data
         frames: list[tuple[Prefix, bytes]] = []
         at = 0 if self._is_open else self._opened()
@@ -54,6 +54,6 @@ class ShardLink(WireLink):
             self._frames.frames_came(self.shard, frames)
 
     def _opened(self) -> int:
-        """Bytes of the opening, once all of them are there."""
+        """Return the bytes of the opening once it is complete."""
         self._is_open = len(self._received) >= len(MAGIC)
         return len(MAGIC) if self._is_open else 0

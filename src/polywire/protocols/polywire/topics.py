@@ -1,6 +1,6 @@
-"""Topics and bounds on the `polywire` wire (spec: polywire#verbs, polywire#bounds-and-fetch).
+"""Topics and bounds in the `polywire` protocol (spec: polywire#verbs, polywire#bounds-and-fetch).
 
-Promises: each request is answered once; bounds are answered when every partition's have been synced. Must not know: frames, sockets.
+Bounds are answered when those of every partition have been synced.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
 
 TIMES_MAX: Final = 16
-BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time
+BOUNDS_MAX: Final = 100_000  # partitions, counted again for each time: some tenth of a second of work, in slices
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
-    """TOPICS: those that the peer sees."""
+    """Handle TOPICS: those that the client may see."""
     topics = session.broker.topics(internal=request.internal)
     LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 
@@ -42,7 +42,7 @@ def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.
 
 
 def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
-    """CREATE_TOPIC. Raises BrokerError when it is refused at once."""
+    """Handle CREATE_TOPIC; raise BrokerError if refused at once."""
     change = _Change(session, Verb.CREATE_TOPIC, correlation)
     name, settings = created_name(request), settings_of(request.settings)
     begun = session.broker.make_topic(
@@ -58,19 +58,19 @@ def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic,
 
 
 def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
-    """DESCRIBE. Raises Missing."""
+    """Handle DESCRIBE; raise Missing."""
     session.answer(Verb.DESCRIBE, correlation, description_of(session.broker.topic(request.name)))
 
 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
-    """GROW_TOPIC. Raises BrokerError when it is refused at once."""
+    """Handle GROW_TOPIC; raise BrokerError if refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
     change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
-    """CONFIGURE_TOPIC: what is named is changed, the rest stays. Raises BrokerError when it is refused at once."""
+    """Handle CONFIGURE_TOPIC: change the given settings only; raise BrokerError if refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     given = values_of(request.settings)
     for name in given:
@@ -84,14 +84,14 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
 
 
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
-    """PURGE_TOPIC. Raises BrokerError when it is refused at once."""
+    """Handle PURGE_TOPIC; raise BrokerError if refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
     change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
-    """DELETE_TOPIC. Raises BrokerError when it is refused at once."""
+    """Handle DELETE_TOPIC; raise BrokerError if refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.DELETE_TOPIC, correlation)
     session.broker.delete_topic(topic, level=level, done=change.done)
@@ -99,7 +99,7 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic,
 
 
 def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
-    """BOUNDS: what is readable, and where times are. Raises Invalid, Missing."""
+    """Handle BOUNDS: readable offsets, and offsets of times; raise Invalid or Missing."""
     broker = session.broker
     if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
         raise Invalid(
@@ -111,15 +111,17 @@ def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBound
     count = sum([len(topic.partitions) for topic in topics]) * (1 + len(request.times_us))
     if count > BOUNDS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
-    # What this connection sent before counts; an empty turn costs next to nothing.
+    # Earlier requests of this connection must count; an empty commit costs almost nothing.
     broker.commit()
     answer = LongAnswer(session, Verb.BOUNDS, correlation)
     _BoundsAnswer(answer, topics, request.times_us).ask(broker)
 
 
 class _Change:
-    """The answer to a change of a topic. Guards: settled once; where what was asked for is not true at once, the session is held until it is
-    answered, so that its next request finds it."""
+    """Answer to a change of a topic; settled once.
+
+    If the change takes time, the session is held until it is answered, so that the next request sees it.
+    """
 
     __slots__ = ("_correlation", "_holds", "_session", "_topic", "_verb")
 
@@ -135,7 +137,7 @@ class _Change:
         self._topic = topic
 
     def begun(self, is_true: bool) -> None:
-        """The broker has taken it."""
+        """The broker has accepted it."""
         self._holds = not is_true
         if self._holds:
             self._session.hold()
@@ -143,8 +145,8 @@ class _Change:
             self._session.owe()
 
     def done(self, result: int | BrokerError) -> None:
-        """The broker has done it, or could not."""
-        if self._holds:  # never inside a callback of the log: the session takes further requests
+        """The broker has completed it, or failed."""
+        if self._holds:  # never inside a callback of the log: the session handles further requests
             self._session.broker.loop.call_soon(self._over, result)
         else:
             self._settle(result)
@@ -162,10 +164,10 @@ class _Change:
 
 
 class _BoundsAnswer:
-    """Bounds on their way. Guards: settled once, after the last partition's answer.
+    """Bounds being collected; settled once, after the last partition's answer.
 
-    _places: every partition in order, with the offsets that are told for the times asked for; ``_next`` is the place whose times are looked
-    up next. What ended is not looked at again, so an error is told behind look-ups that are still under way.
+    ``_places``: every partition in order, with the offsets for the requested times. ``_next``: the next to look up.
+    After an error no further lookup begins, and the error is sent when those in flight have ended.
     """
 
     __slots__ = ("_answer", "_broker", "_error", "_left", "_next", "_places", "_times_us", "_topics")
@@ -218,7 +220,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """One time's offset; never beyond the bounds, which were taken before."""
+        """Record a time's offset, limited to the bounds, which were taken before."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:
@@ -249,7 +251,7 @@ class _BoundsAnswer:
 
 
 def description_of(topic: Topic) -> messages.TopicDescription:
-    """A topic in this wire's words."""
+    """Return a topic's description."""
     settings: dict[str, SettingValue] = {}
     for name, setting in TOPIC_SETTINGS.items():
         value = setting.plain(getattr(topic.settings, name))
@@ -260,14 +262,14 @@ def description_of(topic: Topic) -> messages.TopicDescription:
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
-    """Return the settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or a value that it cannot have."""
+    """Return the settings of a new topic; raise Invalid(INVALID_REQUEST) for an unknown name or invalid value."""
     settings = TopicSettings(**values_of(given))
     settings.check()
     return settings
 
 
 def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
-    """Return values as ``TopicSettings`` has them, by name. Raises Invalid(INVALID_REQUEST)."""
+    """Return values for ``TopicSettings``, by name; raise Invalid(INVALID_REQUEST)."""
     unknown = sorted(given.keys() - TOPIC_SETTINGS.keys())
     if unknown:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")

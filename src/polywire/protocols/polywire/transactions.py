@@ -1,7 +1,6 @@
-"""Transactional ids and writers: what the broker remembers of them, listed and deleted (spec: polywire#transactions-and-writers).
+"""List and delete transactional ids and writers (spec: polywire#transactions-and-writers).
 
-Promises: nobody is told of, or deletes, what is another user's, but administrators; a list comes in pieces. Must not know: frames,
-sockets, how ownership is decided.
+Only administrators see or delete those of other users. Lists are paged.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ _T = TypeVar("_T")
 
 
 def list_transactions(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
-    """TRANSACTIONS."""
+    """Handle TRANSACTIONS."""
     session.answer(Verb.TRANSACTIONS, correlation, _transactions(session, request.after))
 
 
 def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """DELETE_TRANSACTION. Raises BrokerError when it is refused at once."""
+    """Handle DELETE_TRANSACTION; raise BrokerError if refused at once."""
     done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
     session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
 def list_writers(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
-    """WRITERS."""
+    """Handle WRITERS."""
     session.answer(Verb.WRITERS, correlation, _writers(session, request.after))
 
 
 def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
-    """DELETE_WRITER. Raises BrokerError when it is refused at once."""
+    """Handle DELETE_WRITER; raise BrokerError if refused at once."""
     done = partial(_done, session, Verb.DELETE_WRITER, correlation)
     session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
     session.owe()
@@ -92,6 +91,6 @@ def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | Broke
 
 
 def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:
-    """What one answer holds, and whether there is more."""
+    """Return the entries of one answer, and whether there are more."""
     entries = list(islice(found, ENTRIES_MAX + 1))
     return entries[:ENTRIES_MAX], len(entries) > ENTRIES_MAX

@@ -1,1 +1,1 @@
-"""What the sessions of all wires share (README.md)."""
+"""Parts that the sessions of all protocols share (README.md)."""

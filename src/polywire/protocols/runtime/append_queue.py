@@ -1,7 +1,7 @@
-"""How one connection's batches enter the log: at once, or, while the log is full, after a wait in their order. Compiled.
+"""Append a connection's batches to the log: at once or, while the log is full, in order after a wait.
 
-Promises: batches of a connection are appended in the order given; what still does not fit when the wait is over is refused, from the loop as
-every completion (decision 0041); no task, and no timer unless something waits. Must not know: any wire, what a batch holds.
+A batch that still does not fit after the wait is refused, from the loop like every completion (decision 0041). There is
+no task, and no timer unless something waits.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.types import Level
 
-BUSY_PAUSE_S: Final = 0.005  # between two tries
+BUSY_PAUSE_S: Final = 0.005  # between two attempts
 
 
 _Append = tuple[Partition, bytearray, Level, Completion[int] | None, Caller]
 
 
 def notify(done: Completion[int] | None, error: BrokerError) -> None:
-    """Complete a batch that is refused."""
+    """Complete a refused batch."""
     if done is not None:
         done(error)
 
 
 class AppendBroker(RecordVerbs, Protocol):
-    """What appending needs of the broker."""
+    """Verbs of the broker that appending uses."""
 
     @property
     def loop(self) -> Loop:
-        """Where a wait ends."""
+        """Loop of the waits."""
 
 
 @cython.cclass
 class AppendQueue:
-    """The batches of one connection on their way into the log.
+    """Batches of one connection on their way into the log.
 
-    Guards: while anything is in ``waiting`` whatever comes goes behind it, so a session handles no request as long as it is not empty.
-    ``refuse`` is called with what the log does not take, while it is still in ``waiting``; ``go_on`` once nothing waits.
+    While ``waiting`` is not empty, later batches queue behind, so the session handles no further request. ``refuse`` is
+    called with a batch that the log rejects, while it is still in ``waiting``; ``go_on`` once the queue is empty.
     """
 
     __slots__ = ("_broker", "_go_on", "_refuse", "_timer", "_until", "_wait_s", "waiting")
@@ -74,7 +74,7 @@ class AppendQueue:
         *,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Append a batch, now or when the log has space. ``by``: who sends it, where its batches may name a producer."""
+        """Append a batch, now or when the log has space. ``by``: its sender, for batches with a producer id."""
         if self.waiting:
             self.waiting.append((partition, batch, level, done, by))
             return
@@ -90,7 +90,7 @@ class AppendQueue:
         self._timer = loop.call_soon(self._retry) if at_once else loop.call_later(BUSY_PAUSE_S, self._retry)
 
     def _retry(self) -> None:
-        """Try what waits again, oldest first; when it has waited too long, for the last time. What cannot be stored is refused here."""
+        """Retry queued batches, oldest first; after the wait for the last time. Refuses those that cannot be stored."""
         now, waiting = self._broker.clock.monotonic, self.waiting
         begun = now()
         late = begun >= self._until
@@ -98,9 +98,7 @@ class AppendQueue:
             if now() - begun >= QUANTUM_S:
                 self._retry_later(at_once=True)
                 return
-            partition, batch, level, done, by = waiting[
-                0
-            ]  # it stays there, so that nothing overtakes what is behind it
+            partition, batch, level, done, by = waiting[0]  # it stays in the queue, so that nothing overtakes the rest
             try:
                 self._broker.produce(partition, batch, by=by, level=level, done=done)
             except BrokerError as error:
@@ -109,14 +107,14 @@ class AppendQueue:
                     self._retry_later()
                     return
                 self._refuse(done, _still_full(self._wait_s) if full else error)
-            if waiting:  # nobody has dropped it meanwhile
+            if waiting:  # unless dropped meanwhile
                 waiting.popleft()
         self._timer = None
         self._go_on()
 
     def drop(self) -> None:
-        """The session is closed: it waits for nothing any more, and is not called again."""
-        self._go_on, self._refuse = _nothing, _nobody
+        """The session is closed: drop the queue."""
+        self._go_on, self._refuse = _nothing, _ignore
         self.waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -124,15 +122,15 @@ class AppendQueue:
 
 
 def _nothing() -> None:
-    """Nobody goes on."""
+    """Do nothing."""
 
 
-def _nobody(_: Completion[int] | None, __: BrokerError) -> None:
-    """Nobody waits for it."""
+def _ignore(_: Completion[int] | None, __: BrokerError) -> None:
+    """Ignore a refusal."""
 
 
 def _is_full(error: BrokerError) -> bool:
-    """Whether the log is full now, and soon will not be."""
+    """Return whether the log is full and stays so."""
     return isinstance(error, Busy) and error.code is ErrorCode.BUSY
 
 

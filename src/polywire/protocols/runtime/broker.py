@@ -1,7 +1,4 @@
-"""What every wire calls of the broker; each adds to it, in its ``context``, the verbs that it calls beside (decision 0042).
-
-Promises: a wire sees no more of the broker than it names. Must not know: any wire, the broker's facade.
-"""
+"""Verbs of the broker that every protocol uses; each adds its own in its ``context`` (decision 0042)."""
 
 from __future__ import annotations
 
@@ -16,24 +13,24 @@ from polywire.log.base import Loop
 
 
 class WireBroker(WriteBatchVerbs, Protocol):
-    """The part of the broker that every wire calls."""
+    """Part of the broker that every protocol uses."""
 
     @property
     def access(self) -> Access:
-        """Who may do what."""
+        """Permissions."""
 
     @property
     def settings(self) -> BrokerSettings:
-        """Its limits and defaults."""
+        """Limits and defaults."""
 
     @property
     def loop(self) -> Loop:
-        """Where callbacks are called."""
+        """Loop of callbacks."""
 
     @property
     def clock(self) -> Clock:
-        """What the time is."""
+        """Source of time."""
 
     @property
     def sliced(self) -> SlicedWork:
-        """Work that takes long, done in slices between which others are served."""
+        """Long work, run in slices between other requests."""

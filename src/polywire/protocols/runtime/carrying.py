@@ -1,8 +1,4 @@
-"""What sessions have in common that carry requests to other shards, and those at the other ends of their links (decision 0076).
-
-Promises: a session takes no more while a shard takes none, and lets shards answer as far as its peer reads; over a link nothing is read
-before the key has come. Must not know: any wire's requests, sockets, how topics are placed.
-"""
+"""Shared parts of sessions that forward requests to other shards, and of sessions at the receiving end (decision 0076)."""
 
 from __future__ import annotations
 
@@ -18,41 +14,42 @@ SIZE_BYTES: Final = 4
 
 
 class CarryingSession(SequentialSession[Any]):
-    """Stands before a wire's own session among the bases of one that carries, which declares ``_links``, and closes them."""
+    """Base, before a protocol's own session, of one that forwards; it declares and closes ``_links``."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def _links(self) -> Links[Any]:
-        """One to each shard that was asked for something."""
+        """Links to shards that were sent requests."""
 
     def _waits(self) -> bool:
         return super()._waits() or self._links.are_clogged
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         self._links.resume()
         super().drained()
 
     def link_lost(self, shard: int) -> None:
-        """A shard answers nothing any more."""
+        """A shard does not respond any more."""
         self._links.forget(shard)
 
     def relieved(self) -> None:
-        """A shard takes more again."""
+        """A shard accepts bytes again."""
         self._go_on()
 
     def answers_came(self) -> None:
-        """A shard has answered; where the peer takes no more, shards wait."""
+        """A shard has responded; pause shards while the client does not read."""
         if self.output.backlog > self.output.backlog_max:
             self._links.pause()
 
 
 class LinkedSession(FramedSession[Any]):
-    """Stands before a wire's own session among the bases of the other end of a link, whose frames tell their size in front.
+    """Base, before a protocol's own session, of the receiving end of a link with length-prefixed frames.
 
-    That one declares ``_opening``, what the link opens with: empty once it has come, and only then anything else is read.
+    The session declares ``_opening``, the expected opening of the link, empty once received; nothing else is read
+    before.
     """
 
     __slots__ = ()
@@ -64,7 +61,7 @@ class LinkedSession(FramedSession[Any]):
     @property
     @abstractmethod
     def frame_bytes_max(self) -> int:
-        """Longest frame; whoever has the key has looked how long it may be."""
+        """Longest frame; the sender, which has the key, has checked it."""
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if self._opening:

@@ -1,7 +1,4 @@
-"""What a wire's table of commands is made of, in the same words on every wire.
-
-Promises: a table names each command once, and each command its actions. Must not know: any wire's bytes, how a command is carried out.
-"""
+"""Elements of a protocol's command table, the same for all protocols."""
 
 from __future__ import annotations
 
@@ -17,11 +14,14 @@ _Handler = TypeVar("_Handler")
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[_Name, _Handler]):
-    """A command of a wire. Each wire has a subclass, which names its handlers, and says what only this wire asks of its commands.
+    """A command of a protocol. Each protocol has a subclass, which declares its handlers and further properties.
 
-    name: as requests say it: a word, or a member of the wire's enum of numbers. handler: carries out one request. actions: what it asks
-    for; with several, the wire says which of them when. pipelined: whether it may begin before requests ahead of it are answered; any other
-    waits for them, and so sees all that they did. anonymous: whether also those may use it who have not logged in.
+    Attributes:
+        name: as in requests: a word, or a member of the protocol's enum of numbers.
+        handler: executes one request.
+        actions: permissions to check; with several, the protocol decides which.
+        pipelined: it may begin before earlier requests are answered; others wait for those, and see their effects.
+        anonymous: unauthenticated clients may use it.
     """
 
     name: _Name
@@ -40,7 +40,7 @@ _Command = TypeVar("_Command", bound=Command[Any, Any])
 
 
 def table(*commands: _Command) -> Mapping[Any, _Command]:
-    """The commands by name."""
+    """Return the commands by name."""
     by_name: dict[Any, _Command] = {}
     for command in commands:
         assert command.name not in by_name, f"two commands have one name command={command.name}"

@@ -1,7 +1,7 @@
-"""Sessions whose requests come in frames that tell their length: the loop over what has come.
+"""Sessions with length-prefixed requests: the loop over received bytes.
 
-Promises: whole frames are carried out in order as long as nothing makes the next one wait; after a quantum other connections have their turn;
-of a frame that is not whole the driver learns how long it will be. Must not know: any wire's bytes, what requests do.
+Whole frames are executed in order until one has to wait. After a quantum, other connections get a turn. For an
+incomplete frame, the driver learns its length.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class FramedSession(SequentialSession[_Broker]):
-    """One peer; stands beside ``PipelinedSession`` where answers keep the order of requests."""
+    """One client; combine it with ``PipelinedSession`` if answers keep the order of requests."""
 
     __slots__ = ()
 
     @abstractmethod
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Length of the frame at ``at``, with what tells it, or of several whole ones that are taken as one; 0 while it does not tell.
-        Raises PeerError for what cannot be one."""
+        """Return the length of the frame at ``at``, prefix included, or of several whole ones taken together; 0 if
+        unknown.
+
+        Raises PeerError for an invalid one.
+        """
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Carry out what is at ``data[at:end]``; False when it must wait, and be offered again. Raises PeerError."""
+        """Execute ``data[at:end]``; False if it must wait and be offered again. Raises PeerError."""
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)

@@ -1,8 +1,4 @@
-"""The links of one session to the shards that it carries requests to, and what makes such sessions (decision 0076).
-
-Promises: a session has one link to a shard at most, whose bytes keep their order; where a shard takes none, or the peer does not read,
-all of them stop; who asked is told once, in the order of requests. Must not know: any wire's bytes, sockets, how topics are placed.
-"""
+"""A session's links to the shards that it forwards requests to, and the factories of such sessions (decision 0076)."""
 
 from __future__ import annotations
 
@@ -20,7 +16,10 @@ _Factory = TypeVar("_Factory", bound=SessionFactory)
 
 
 class CarryingFactory(ABC, Generic[_Factory]):
-    """Implements ``SessionFactory`` over another one: its sessions carry requests to the shards that have what they name."""
+    """Implements ``SessionFactory`` over another one: its sessions forward requests to other shards.
+
+    inside: creates the sessions of this shard.
+    """
 
     __slots__ = ("_inside", "_shards")
 
@@ -31,20 +30,26 @@ class CarryingFactory(ABC, Generic[_Factory]):
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """As every factory of this wire."""
+        """Recognize as every factory of this protocol does."""
         return self._inside.recognise(prefix)
 
     @abstractmethod
     def open(self, output: Output, resume: Callable[[], None]) -> Session:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
 
 
 class LinkFactory(ABC, Generic[_Factory]):
-    """Implements ``SessionFactory`` for what other processes of this broker carry here. ``magic``: how a link of the wire opens."""
+    """Implements ``SessionFactory`` for links from other processes of this broker.
+
+    Args:
+        magic: opening of a link of this protocol.
+        inside: creates the sessions of this shard, which share everything with these.
+        key: see ``Shards``.
+    """
 
     __slots__ = ("_inside", "_key")
 
@@ -57,38 +62,38 @@ class LinkFactory(ABC, Generic[_Factory]):
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the opening of a link stands there."""
+        """Return whether the prefix is the opening of a link."""
         if prefix[: len(self.magic)] != self.magic[: len(prefix)]:
             return False
         return True if len(prefix) >= len(self.magic) else None
 
     @abstractmethod
     def open(self, output: Output, resume: Callable[[], None]) -> Session:
-        """A session for a link."""
+        """Return a session for a link."""
 
 
 def check_opening(opening: bytes, expected: bytes) -> None:
-    """Let in who has the key that only processes of this broker know. Raises PeerError."""
+    """Check the key, which only processes of this broker know; raise PeerError."""
     if not compare_digest(opening, expected):
         raise PeerError("only processes of this broker can connect here", fatal=True)
 
 
 class LinksOwner(Protocol):
-    """Whom a link tells what became of it."""
+    """Receiver of a link's events."""
 
     def link_lost(self, shard: int) -> None:
-        """The process at the other end has gone, or could not be reached: it answers nothing any more."""
+        """The process at the other end is gone or unreachable, and does not respond any more."""
 
     def relieved(self) -> None:
-        """A shard takes more again."""
+        """A shard accepts bytes again."""
 
 
 class WireLink(ABC):
-    """Implements ``LinkPeer`` as every wire does; a wire says what its bytes are. It has no slots: those of two bases would not fit."""
+    """Implements ``LinkPeer``; a protocol adds its bytes. It has no slots, because those of two bases would conflict."""
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         self._owner: Final = owner
@@ -97,7 +102,7 @@ class WireLink(ABC):
 
     @property
     def is_clogged(self) -> bool:
-        """Whether the shard takes less than is sent."""
+        """Whether the shard accepts less than is sent."""
         return self._link.backlog > self._link.backlog_max
 
     def write(self, data: bytes) -> None:
@@ -105,19 +110,19 @@ class WireLink(ABC):
         self._link.write(data)
 
     def pause(self) -> None:
-        """The peer takes nothing for now."""
+        """Stop receiving for now."""
         self._link.pause()
 
     def resume(self) -> None:
-        """The peer takes answers again."""
+        """Receive again."""
         self._link.resume()
 
     def finish(self) -> None:
-        """Nobody waits for answers any more, but what was sent is to be carried out."""
+        """Send everything, then close; responses are ignored."""
         self._link.finish()
 
     def close(self) -> None:
-        """Nobody waits for answers any more."""
+        """Close; responses are ignored."""
         self._link.close()
 
     @abstractmethod
@@ -137,7 +142,7 @@ _Asked = TypeVar("_Asked")
 
 
 class AnsweredLink(WireLink, Generic[_Asked]):
-    """A link whose answers come in the order of its requests. Guards: ``_asked`` are those who wait for one, in that order."""
+    """A link whose responses come in the order of its requests; ``_asked`` are the waiting callers, in that order."""
 
     def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
         super().__init__(shards, shard, owner)
@@ -146,14 +151,14 @@ class AnsweredLink(WireLink, Generic[_Asked]):
 
     @abstractmethod
     def _take_answer(self, received: bytearray, at: int) -> int:
-        """Hand the answer at ``at`` to who is first in ``_asked``; returns where it ends, 0 while not all of it is there."""
+        """Deliver the response at ``at`` to the first of ``_asked`` and return its end, 0 if it is incomplete."""
 
     @abstractmethod
     def _not_answered(self, asked: _Asked) -> None:
-        """Tell that no answer comes any more."""
+        """Report that no response will come."""
 
     def _handed_on(self) -> None:
-        """All whole answers among what came were handed on."""
+        """All complete responses were delivered."""
 
     def received(self, data: bytes) -> None:
         """See ``LinkPeer``."""
@@ -178,7 +183,10 @@ _Link = TypeVar("_Link", bound=WireLink)
 
 
 class Links(Generic[_Link]):
-    """Guards: a link that is lost is forgotten before anybody is told, so that the next request makes another."""
+    """Links by shard. A lost link is removed before its loss is reported, so that the next request creates another.
+
+    make: creates a link to a shard.
+    """
 
     __slots__ = ("_by_shard", "_make")
 
@@ -191,33 +199,33 @@ class Links(Generic[_Link]):
         return iter(list(self._by_shard.values()))
 
     def to(self, shard: int) -> _Link:
-        """The link to a shard, made now where there is none."""
+        """Return the link to a shard, created if necessary."""
         link = self._by_shard.get(shard)
         if link is None:
             link = self._by_shard[shard] = self._make(shard)
         return link
 
     def forget(self, shard: int) -> _Link | None:
-        """The link to a shard is of no more use; returns it."""
+        """Remove and return the link to a shard."""
         return self._by_shard.pop(shard, None)
 
     @property
     def are_clogged(self) -> bool:
-        """Whether one of the shards takes less than is sent."""
+        """Whether a shard accepts less than is sent."""
         return any(link.is_clogged for link in self._by_shard.values())
 
     def pause(self) -> None:
-        """The peer takes nothing for now."""
+        """Stop receiving for now."""
         for link in self._by_shard.values():
             link.pause()
 
     def resume(self) -> None:
-        """The peer takes answers again."""
+        """Receive again."""
         for link in self._by_shard.values():
             link.resume()
 
     def close(self) -> None:
-        """End all."""
+        """Close all."""
         by_shard, self._by_shard = self._by_shard, {}
         for link in by_shard.values():
             link.close()

@@ -1,10 +1,10 @@
-"""Large requests, prepared beside the loop: one at a time, in their order.
+"""Prepare large requests off the event loop: one at a time, in order.
 
-A request of a few KiB may expand to tens of MiB, which takes longer than everybody else should wait. Its session puts it here and takes no
-further request meanwhile.
+A request of a few KiB may expand to tens of MiB, which would delay all other clients. Its session queues it here and
+handles no further request meanwhile. At any time one request is being prepared or held, which bounds memory however
+many clients send such requests.
 
-Promises: of all the work put here one piece at a time is being done or held, so memory is bounded however many peers ask; the loop never
-waits for it; ``done`` is called on the loop, at most once, and not after ``leave``. Must not know: wires, what the work is.
+``done`` is called on the loop, at most once, and not after ``leave``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ from typing import Any, Final
 from polywire.errors import PeerError
 from polywire.log.base import Loop
 
-LARGE_BYTES: Final = 1024 * 1024  # what expands further is prepared here: 1 MiB takes some 3 ms
-LONG_BYTES: Final = (
-    4 * 1024 * 1024
-)  # longer requests are stored a little at a time, and have their turn here: 4 MiB take some 3 ms
+LARGE_BYTES: Final = 1024 * 1024  # larger requests are prepared here: expanding 1 MiB takes some 3 ms
+LONG_BYTES: Final = 4 * 1024 * 1024  # longer requests are stored in slices and take turns here: 4 MiB take some 3 ms
 
 
 class OffLoopWork:
-    """One request's stay in the queue.
-
-    Invariant: whoever put it here calls ``leave`` once it is handled, or not wanted any more; only then comes the next.
-    """
+    """One request in the queue. Its owner calls ``leave`` once it is handled, or cancelled; only then comes the next."""
 
     __slots__ = ("_off_loop", "done", "prepare", "release")
 
@@ -45,20 +40,20 @@ class OffLoopWork:
         self.release = release
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request."""
         self.leave()
 
     def leave(self) -> None:
-        """Make room for the next; the thread may still be at it, but nobody is told any more."""
+        """Give way to the next; the thread may still be busy, but its result is ignored."""
         if self.done is not None:
             self.done = None
             self._off_loop.left(self)
 
 
 class OffLoopQueue:
-    """Where one large request at a time is prepared.
+    """Queue in which one large request at a time is prepared.
 
-    Invariant: ``_on`` is the work whose turn it is; ``_running`` while the thread is at some work, even when that has left.
+    Invariant: ``_on`` is the current work; ``_running`` while the thread is busy, even for work that has left.
     """
 
     __slots__ = ("_loop", "_on", "_running", "_waiting")
@@ -72,10 +67,12 @@ class OffLoopQueue:
     def put(
         self, prepare: Callable[[], Any] | None, done: Callable[[Any], None], release: Callable[[], None]
     ) -> OffLoopWork:
-        """Have ``prepare`` called in a thread, then ``done`` with what it returned, or with the PeerError it raised.
+        """Call ``prepare`` in a thread, then ``done`` with its result, or with the PeerError it raised.
 
-        prepare: None when a turn is all that is wanted. release: called on the loop once the work has left and the thread does not look at
-        the request any more.
+        Args:
+            prepare: None if only a turn is needed.
+            done: called on the loop.
+            release: called on the loop once the work has left and the thread no longer uses the request.
         """
         work = OffLoopWork(self, prepare, done, release)
         self._waiting.append(work)
@@ -83,7 +80,7 @@ class OffLoopQueue:
         return work
 
     def left(self, work: OffLoopWork) -> None:
-        """Its turn is over, or it does not want one any more."""
+        """Its turn is over, or it was cancelled."""
         if work is not self._on:
             self._waiting.remove(work)
         else:
@@ -104,15 +101,15 @@ class OffLoopQueue:
         threading.Thread(target=self._prepare, args=(work,), name="polywire-off-loop", daemon=True).start()
 
     def _prepare(self, work: OffLoopWork) -> None:
-        """In the thread."""
+        """Run in the thread."""
         result: Any = PeerError("large request could not be prepared", fatal=True)
         try:
             assert work.prepare is not None, "it was looked at"
             result = work.prepare()
         except PeerError as error:
-            result = error.with_traceback(None)  # its frames hold what was prepared, and this result
-        finally:  # also when it broke a promise of ours: whoever waits must not wait for ever
-            with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
+            result = error.with_traceback(None)  # its frames reference the prepared data, and this result
+        finally:  # also when it broke an invariant: its caller must not wait forever
+            with suppress(RuntimeError):  # the loop was closed meanwhile, so there is no caller left
                 self._loop.call_soon_threadsafe(self._prepared, work, result)
 
     def _prepared(self, work: OffLoopWork, result: Any) -> None:

@@ -1,7 +1,7 @@
-"""Sessions whose answers leave in the order of the requests: reply slots, and what follows when one becomes known. Compiled.
+"""Sessions whose answers leave in the order of the requests: reply slots.
 
-Promises: an answer is filled once; what is known is written as soon as everything before it is, in as few writes as can be. No task, no
-future and no extra call per request. Must not know: any wire's bytes, what is answered.
+An answer is filled once, and written with as few writes as possible as soon as all earlier ones are known. There is no
+task, no future and no extra call per request.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if cython.compiled:
 else:
     from polywire.protocols.runtime.sequential import BareSequential
 
-ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
+ANSWERS_MAX: Final = 64  # unanswered requests of a connection before the next one waits
 
 
 class ReplyOwner(Protocol):
-    """What a reply slot needs of its session."""
+    """Methods of the session that a reply slot uses."""
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
 
     def answered(self) -> None:
         """An answer became known."""
@@ -41,13 +41,14 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 @cython.cclass
 class BareSlot:
-    """A slot in the order of answers; ``parts`` are set when the answer is known. Wires set all of it when they make one.
+    """A slot in the order of answers; ``parts`` are set when the answer is known. Protocols set all fields when
+    creating one.
 
-    Invariant: filled once. ``blocking`` ones hold up the requests behind them; ``released`` is called once the parts may be reused,
-    ``cancel`` when the connection goes first.
+    Invariant: filled once. ``blocking`` slots delay later requests. ``released`` is called once the parts may be
+    reused, ``cancel`` if the connection closes first.
     """
 
-    if not cython.compiled:  # compiled, pipelined.pxd declares them
+    if not cython.compiled:  # compiled, pipelined.pxd declares the fields
         __slots__ = ("blocking", "cancel", "parts", "released", "session")
 
         session: Any
@@ -57,7 +58,7 @@ class BareSlot:
         cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """The answer is known."""
+        """Set the answer."""
         self.parts = parts
         self.cancel = None
         if self.session.closed:
@@ -82,11 +83,11 @@ _Slot = TypeVar("_Slot", bound=BareSlot)
 
 @cython.cclass
 class BarePipelined(BareSequential):
-    """One peer; see ``PipelinedSession``, which is what wires make a class of their own of.
+    """One client; see ``PipelinedSession``, the base for protocols.
 
-    Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them. While SETTLING is among the reasons the next request waits for all answers. ``_queued``: what the log does not take
-    yet, of wires whose records wait for it; the next request waits for that, too.
+    Invariant: ``_answers`` holds unsent answers in request order; ``_blocking`` counts those that delay later requests.
+    While SETTLING is a reason, the next request waits for all answers. ``_queued``: batches that the log does not
+    accept yet; the next request waits for those, too.
     """
 
     if not cython.compiled:
@@ -100,27 +101,27 @@ class BarePipelined(BareSequential):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
         if self._reasons or self._blocking or self._queued or len(self._answers) >= ANSWERS_MAX:
             return True
         output = self.output
-        return output.backlog > output.backlog_max  # as the base says: one call less for every request
+        return output.backlog > output.backlog_max  # as in the base class; saves every request a call
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""
         return bool(self._answers)
 
     def append(self, answer: _Slot) -> _Slot:
-        """Give an answer its slot in the order."""
+        """Append a slot."""
         self._answers.append(answer)
         self._blocking += answer.blocking
         return answer
 
     def _settled(self) -> bool:
-        """Whether everything asked before is answered; what still is not makes the next request wait."""
+        """Return whether all earlier requests are answered; otherwise the next request waits."""
         if self._answers:
             self.broker.commit()
         if self._answers:
@@ -130,7 +131,7 @@ class BarePipelined(BareSequential):
         return True
 
     def answered(self) -> None:
-        """An answer became known: send what is next in order, and go on with what had to wait."""
+        """An answer became known: send those next in order, and continue with waiting requests."""
         if self._phase is CLOSED:
             return
         answers = self._answers
@@ -153,9 +154,9 @@ class BarePipelined(BareSequential):
             self._go_on()
 
     def _abandon(self) -> None:
-        """The connection is gone: nobody waits for anything."""
+        """The connection is closed: drop all slots."""
         assert self._phase is CLOSED, "answers are dropped at the end"
-        answers, self._answers = self._answers, deque()  # an answer has its session: not each the other
+        answers, self._answers = self._answers, deque()  # answers refer to their session: break the cycle
         for answer in answers:
             if answer.cancel is not None:
                 cancel, answer.cancel = answer.cancel, None
@@ -166,7 +167,7 @@ class BarePipelined(BareSequential):
 
 
 class PipelinedSession(BarePipelined, SequentialSession[_Broker], Generic[_Broker, _Slot]):
-    """One peer whose answers keep the order of its requests."""
+    """One client whose answers keep the order of its requests."""
 
     __slots__ = ()
 

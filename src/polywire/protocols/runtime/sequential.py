@@ -1,12 +1,13 @@
-"""Sessions whose next request may have to wait: when it does, how it is taken up again, and what that means at the end. Compiled.
+"""Sessions whose next request may have to wait: when it does, how it resumes, and what that means at the end.
 
-Where a conversation is, and what its next request waits for, are two things: a phase, which only goes on, and reasons, which come and go::
+The state of a conversation is a phase, which only advances, and reasons for waiting, which come and go::
 
-    OPEN ──► FINISHING ──► ENDING ──► CLOSED
-      └──────────────────────┘          any phase may be the last before CLOSED
+    OPEN ──► FINISHING ──► ENDING ──► CLOSED └──────────────────────┘          any phase may be the last before CLOSED
 
-Promises: requests are handled in the order they came, never inside the handling of another; whole ones that had to wait when the peer
-finished are still carried out; the connection is closed once nothing is owed. Must not know: any wire's bytes, what requests wait for.
+Guarantees:
+* Requests are handled in order, never inside the handling of another.
+* Whole requests that wait when the client finishes sending are still executed.
+* The connection is closed once no answer is outstanding.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class Phase(IntEnum):
-    """How far a conversation has come."""
+    """Phase of a conversation."""
 
     OPEN = 0
-    """Requests are taken as they come."""
+    """Requests are accepted."""
     FINISHING = 1
-    """The peer sends no more; whole requests that it left are still carried out."""
+    """The client sends no more; remaining whole requests are still executed."""
     ENDING = 2
-    """No further request is taken; what is owed still goes out, then the connection is closed."""
+    """No further request is accepted; outstanding answers are sent, then the connection is closed."""
     CLOSED = 3
-    """The connection is gone: nobody is answered."""
+    """The connection is closed; answers are dropped."""
 
 
-OPEN: Final = Phase.OPEN  # looked at for every request and answer: found by their own names in a tenth of the time
+OPEN: Final = Phase.OPEN  # read for every request and answer: a module constant takes a tenth of the time
 FINISHING: Final = Phase.FINISHING
 ENDING: Final = Phase.ENDING
 CLOSED: Final = Phase.CLOSED
@@ -52,39 +53,40 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Wait:
-    """Reasons why the next request is not handled yet, beside a backlog and what a wire has of its own; several may hold at once.
+    """Reasons for which the next request waits, beside a backlog and a protocol's own; several may apply.
 
-    Plain numbers: they are looked at before every request.
+    Plain integers, because they are checked before every request.
     """
 
     YIELDING: Final = 1
-    """Other connections have their quantum."""
+    """Other connections have their turn."""
     SETTLING: Final = 2
-    """Everything before it has to be answered."""
+    """All earlier requests must be answered."""
     ASLEEP: Final = 4
-    """What it asks for may be in the making."""
+    """The requested data may be about to arrive."""
     HOLDING: Final = 8
-    """The answer in hand decides how it is handled."""
+    """An outstanding answer decides how it is handled."""
 
 
-GROWTH_BYTES_MIN: Final = 1024 * 1024  # an announced length is believed so far, and four times what has come of it
+# an announced length is trusted up to this, and up to four times the received bytes
+GROWTH_BYTES_MIN: Final = 1024 * 1024
 
 
 def believed(announced: int, come: int) -> int:
-    """Bytes worth making room for, of a request that announces its length and of which so many bytes have come."""
+    """Return the bytes to allocate for a request that announces a length, of which some bytes have arrived."""
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
 @cython.cclass
 class BareSequential:
-    """One peer; see ``SequentialSession``, which is what wires make a class of their own of.
+    """One client; see ``SequentialSession``, the base for protocols.
 
-    Invariant: ``_phase`` changes as ``TRANSITIONS`` says; ``_rest``, what the peer left when it finished, is empty in any but FINISHING.
-    ``_reasons``: why the next request waits. ``_held``: the driver was told to wait for ``_resume``. ``_wanted``: bytes worth making room
-    for, of the request that has begun.
+    Invariant: ``_phase`` changes as in ``TRANSITIONS``. ``_rest``, bytes left when the client finished, is empty except
+    in FINISHING. ``_reasons``: why the next request waits. ``_held``: the driver waits for ``_resume``. ``_wanted``:
+    bytes to allocate for the incomplete request.
     """
 
-    if not cython.compiled:  # compiled, sequential.pxd declares them
+    if not cython.compiled:  # compiled, sequential.pxd declares the fields
         __slots__ = (
             "_held",
             "_phase",
@@ -109,33 +111,33 @@ class BareSequential:
         self._wanted = 0
 
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests, as a wire does; returns how many bytes they had. Raises PeerError."""
+        """Handle complete requests and return their bytes; raise PeerError. Implemented by protocols."""
         return 0
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet, as a wire knows."""
+        """Whether a request is unanswered. Implemented by protocols."""
         return False
 
     def _waits(self) -> bool:
-        """Whether something must come, or go, before the next request is handled."""
+        """Return whether the next request must wait."""
         return bool(self._reasons) or self.output.backlog > self.output.backlog_max
 
     @property
     def spoken_dialect(self) -> str:
-        """There is one only, unless the wire says otherwise."""
+        """The dialect of the protocol; empty by default."""
         return ""
 
     def wanted(self) -> int:
-        """Bytes worth making room for, of the request that has begun; 0 when it does not tell."""
+        """Bytes to allocate for the incomplete request; 0 if unknown."""
         return self._wanted
 
     def paused(self) -> bool:
-        """Whether something must come, or go, before the next request is handled; whoever was told so is resumed later."""
+        """Whether the next request must wait; if so, ``resume`` is called later."""
         self._held = self._waits()
         return self._held
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete requests; returns how many bytes they had. Raises PeerError."""
+        """Handle complete requests and return their bytes; raise PeerError."""
         if self._phase >= ENDING:
             return len(data)
         self._receiving = True
@@ -150,12 +152,12 @@ class BareSequential:
         self.broker.loop.call_soon(self._begin_quantum)
 
     def _begin_quantum(self) -> None:
-        """The others had their turn."""
+        """Other connections had their turn."""
         self._reasons &= ~Wait.YIELDING
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take up what had to wait, unless it still must; never from inside ``receive``."""
+        """Continue with waiting requests, if possible; never from inside ``receive``."""
         if self._receiving or self._phase is CLOSED or self._waits():
             return
         if self._phase is FINISHING:
@@ -166,11 +168,11 @@ class BareSequential:
         self._end_when_done()
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; a request that is not whole is none, whole ones that have to wait are still carried out."""
+        """The client has finished sending: drop an incomplete request; waiting whole ones are still executed."""
         if self._phase is OPEN:
             self._enter(FINISHING)
             self._rest = bytes(data)
@@ -179,11 +181,11 @@ class BareSequential:
         self._end_when_done()
 
     def _take_rest(self) -> None:
-        """Handle what was left when the peer finished, as far as it goes now."""
+        """Handle the bytes left when the client finished, as far as possible now."""
         rest, self._rest = self._rest, b""
         try:
             rest = rest[self.receive(memoryview(rest)) :] if rest else b""
-        except PeerError:  # nobody is left to be told; what is owed still goes out
+        except PeerError:  # the client has finished, so only outstanding answers are sent
             rest = b""
         if self._phase is FINISHING and rest and self._waits():
             self._rest = rest
@@ -191,14 +193,14 @@ class BareSequential:
             self._stop_taking()
 
     def _enter(self, phase: Phase) -> None:
-        """Go on to another phase."""
+        """Change the phase."""
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
         self._phase = phase
         if phase is not FINISHING:
             self._rest = b""
 
     def _stop_taking(self) -> None:
-        """Take no further request, also of those that wait; what is owed still goes out."""
+        """Accept no further request, waiting ones included; outstanding answers are still sent."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
@@ -208,11 +210,11 @@ class BareSequential:
             self.output.close()
 
     def _flush(self) -> None:
-        """Write answers that were collected; most wires collect none."""
+        """Write collected answers; most protocols collect none."""
 
 
 class SequentialSession(BareSequential, ABC, Generic[_Broker]):
-    """One peer, of a wire that sees this much of the broker."""
+    """One client, for protocols with this view of the broker."""
 
     __slots__ = ()
 
@@ -220,8 +222,8 @@ class SequentialSession(BareSequential, ABC, Generic[_Broker]):
 
     @abstractmethod
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests; returns how many bytes they had. Raises PeerError."""
+        """Handle complete requests and return their bytes; raise PeerError."""
 
     @abstractmethod
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""

@@ -1,8 +1,4 @@
-"""The shards beside a session's own, as sessions that carry requests see them (decision 0072).
-
-Promises: which shard has a topic is known at once; bytes to another shard keep their order. Must not know: any wire's bytes, sockets, how
-topics are placed.
-"""
+"""The other shards, as sessions that forward requests see them (decision 0072)."""
 
 from __future__ import annotations
 
@@ -12,78 +8,78 @@ KEY_BYTES: Final = 16
 
 
 class LinkPeer(Protocol):
-    """Who uses a link. Nothing is called from inside a call of the link."""
+    """Receiver of a link's events. Nothing is called from inside a call of the link."""
 
     def received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes have arrived."""
 
     def relieved(self) -> None:
-        """Much of what was written has left."""
+        """Most of the backlog was sent."""
 
     def lost(self) -> None:
-        """The link has ended, or could not be made; nothing comes any more."""
+        """The link has ended, or could not be made."""
 
 
 class Link(Protocol):
-    """A connection to one shard's own broker, which carries no further."""
+    """A connection to a shard's own broker, which does not forward further."""
 
     @property
     def backlog(self) -> int:
-        """Bytes written that have not left yet."""
+        """Bytes written that were not sent yet."""
 
     @property
     def backlog_max(self) -> int:
-        """Above this its user should write no more, until it is relieved."""
+        """Above this its user should pause until it is relieved."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes, once the link is made."""
+        """Send bytes, once connected."""
 
     def pause(self) -> None:
-        """Let nothing come for now."""
+        """Stop receiving for now."""
 
     def resume(self) -> None:
-        """Let bytes come again."""
+        """Receive again."""
 
     def finish(self) -> None:
-        """End it once what was written has left; its user is told nothing any more."""
+        """Close after sending everything; its user gets no further events."""
 
     def close(self) -> None:
-        """End it now; its user is told nothing any more."""
+        """Close now; its user gets no further events."""
 
 
 class Shards(Protocol):
-    """All shards of one data directory; they are numbered from 0 on."""
+    """All shards of one data directory, numbered from 0."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of shards."""
 
     @property
     def own(self) -> int:
-        """The one that this process has."""
+        """This process's shard."""
 
     @property
     def key(self) -> bytes:
-        """``KEY_BYTES`` that nobody but the processes of this directory knows, other ones at each start of their parent."""
+        """Secret of ``KEY_BYTES`` shared by the processes of this directory; new at each start of their parent."""
 
     def shard_of(self, full_name: str) -> int | None:
-        """Where a topic lies; None when there is none of this name that shards share."""
+        """Return the shard of a topic, or None if no shard has it."""
 
     def home(self, full_name: str) -> int:
-        """Where a topic begins that is made because somebody writes to it: every process says the same."""
+        """Return the shard for a topic that is created by a write; all processes agree."""
 
     def least_loaded(self) -> int:
-        """Where a topic begins that somebody asks for."""
+        """Return the shard for a topic that is created by request."""
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
-        """A link to a shard, this process's own included."""
+        """Return a link to a shard, possibly this process's own."""
 
 
 class ReachedShards(Shards, Protocol):
-    """Shards of processes whose clients can be sent to one of them."""
+    """Shards whose processes clients can address individually."""
 
     def listener_of(self, port: int) -> str:
-        """The listener that a client came to who has connected to this port; empty where that cannot be told."""
+        """Return the listener of a port to which a client has connected; empty if unknown."""
 
     def port_of(self, listener: str) -> int:
-        """By which clients of this listener reach this process and no other."""
+        """Return the port by which clients of this listener reach this process and no other."""

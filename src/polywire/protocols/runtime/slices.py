@@ -1,7 +1,7 @@
-"""Answers that take long to make, made in slices of the loop's time.
+"""Build long answers in slices of the loop's time.
 
-Promises: between two slices every other connection has had its turn, and of all such answers together a pass of the loop makes one slice;
-what is made is told once, whole, or not at all when nobody waits for it any more. Must not know: any wire's bytes, sockets.
+Other connections get a turn between two slices, and each pass of the loop runs one slice of all such answers. An answer
+is delivered once, whole, or not at all if it was cancelled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _Part = TypeVar("_Part")
 
 
 class Slices(Generic[_Part]):
-    """Runs an iterator slice by slice and then calls ``done`` with everything it gave, or with the error it ended with.
+    """Runs an iterator in slices, then calls ``done`` with everything it yielded, or with its error.
 
-    The iterator must yield often (``b""`` and None will do, they are not kept) and read nothing twice that may change between two slices.
-    Invariant: ``done`` is called at most once, never after ``cancel``, and never from inside the call that began.
+    The iterator must yield often (``b""`` and None are discarded), and must not read anything twice that may change
+    between two slices. Invariant: ``done`` is called at most once, never after ``cancel``, and never from inside the
+    call that began.
     """
 
     __slots__ = ("_broker", "_cancelled", "_done", "_made", "_parts")
@@ -34,7 +35,7 @@ class Slices(Generic[_Part]):
         broker.sliced.put(self._make)
 
     def _make(self, end: float) -> bool:
-        """Make a slice; whether there is more to make."""
+        """Run a slice; return whether there is more to do."""
         if self._cancelled:
             return False
         now = self._broker.clock.monotonic
@@ -51,5 +52,5 @@ class Slices(Generic[_Part]):
         return False
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop the answer."""
         self._cancelled = True

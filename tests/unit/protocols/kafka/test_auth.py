@@ -22,7 +22,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.session import LINGER_S
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
+from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
 WAIT_S_MAX = 60.0
@@ -269,11 +269,11 @@ def test_before_the_login_nothing_else_is_asked(world: World, api: Api) -> None:
 
 def test_who_is_nobody_sends_short_requests(world: World) -> None:
     peer = world.connect()
-    peer.feed(pack(">i", NOBODY_FRAME_BYTES_MAX + 1))
+    peer.feed(pack(">i", LOGIN_FRAME_BYTES_MAX + 1))
     assert peer.gave_up is not None
     known = world.connect()
     assert plain(known, ALICE.name, PASSWORD).error == WireError.NONE
-    known.feed(pack(">i", NOBODY_FRAME_BYTES_MAX + 1))
+    known.feed(pack(">i", LOGIN_FRAME_BYTES_MAX + 1))
     assert known.gave_up is None
 
 
