@@ -47,7 +47,7 @@ without a response, and requests pipelined behind a pending one, are not timed."
 `work` is `sync` (journal), `bucket` (an object stored, retries included), `seal` (segments written and merged), `reader` (reads from
 disk), `scrub` or `delete`.""",
     "A bucket": """\
-* `state` of `polywire_bucket_node` is `leads`, `takes over`, `stands by`, `deposed` or `silent`.
+* `state` of `polywire_bucket_node` is `leads`, `takes over`, `standby`, `deposed` or `silent`.
 * `outcome` of `polywire_bucket_request_seconds`: `refused` means that a conditional write lost, `missing` that the object does not
   exist, `failed` that there was no answer or an error. Failed requests are retried.
 * `polywire_bucket_cost_total` exists only with `--bucket-prices`.
@@ -99,10 +99,10 @@ def metrics_page() -> Iterator[str]:
     yield from ["# Metrics", "", MADE, ""]
     yield f"`GET /metrics` returns these in the Prometheus text format. It needs the permission `{Action.SERVER_DESCRIBE.permission_words}`."
     yield "[Monitor a broker](../operate/monitor.md) says which ones to watch. Metrics are collected on request; reading them stores nothing."
-    rows = dict.fromkeys([*map(_row, _families()), SHARD_UP])
+    rows = [*map(_row, _families()), SHARD_UP]
     for title, notes in NOTES.items():
         yield from ["", f"## {title}", ""]
-        own = sorted({row[0]: row for row in rows if _section(row[0]) == title}.values())
+        own = sorted({row[0]: row for row in reversed(rows) if _section(row[0]) == title}.values())
         named = [(f"`{name}`", kind, labels, unit, meaning) for name, kind, labels, unit, meaning in own]
         yield from table(("metric", "type", "labels", "unit", "meaning"), named)
         yield from ["", notes]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from polywire.cluster.nodes import NodeState
 from polywire.server.standby_health import METRICS
 from polywire.types import PositionKind
 from tests.unit.http.site import Site, bucket_view
@@ -37,6 +38,13 @@ def test_an_expression_names_metrics_that_there_are(site: Site, expression: str)
     assert asked <= names(site)
     for opening, closing in ("()", "{}", "[]"):
         assert expression.count(opening) == expression.count(closing)
+
+
+def test_states_of_brokers_are_those_that_there_are() -> None:
+    expressions = " ".join([*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])
+    states = set(re.findall(r'\bstate="([^"]+)"', expressions))
+    assert states
+    assert states <= {state.value for state in NodeState}
 
 
 def test_every_rule_and_panel_is_looked_at() -> None:
