@@ -23,6 +23,11 @@ def test_a_page_is_as_new_as_the_code(name: str) -> None:
     assert page.read_text("utf-8") == reference.pages()[name], "run `make docs`"
 
 
+def test_the_ledgers_are_as_new_as_the_tests() -> None:
+    there = {path.name: path.read_text("utf-8") for path in reference.LEDGERS.glob("*.md")}
+    assert there == reference.ledgers(), "run `make docs`"
+
+
 def test_nothing_else_lies_there() -> None:
     assert {path.name for path in reference.FOLDER.glob("*.md")} == {*reference.pages(), "index.md"}
 

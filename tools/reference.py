@@ -1,7 +1,6 @@
-"""``python -m tools.reference``: writes docs/reference, the pages that are made of the code itself.
+"""``python -m tools.reference``: generate docs/reference from the code, and the ledgers of statements from the tests.
 
-Promises: the same code gives the same pages, and a page says nothing that the code does not; tests/test_reference.py fails when a page is
-older than the code.
+Guarantees: the same code gives the same pages; tests/test_reference.py fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from tools.markdown import MADE, table
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 FOLDER: Final = DOCS / "reference"
+LEDGERS: Final = Path(__file__).parents[1] / "tests" / "specs" / "pages"
 HTTP_LIMITS: Final = (framing, records, spelling, api, users, dead_letters, lag)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
@@ -61,7 +61,7 @@ _SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols):
 
 
 def pages() -> dict[str, str]:
-    """Text of every page by file name."""
+    """Return the text of every page by file name."""
     writers: dict[str, Callable[[], Iterator[str]]] = {
         "cli.md": cli_page,
         "client.md": client_page,
@@ -74,9 +74,13 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page,
         "permissions.md": permissions_page,
     }
-    for wire in dict.fromkeys(page.wire for page in PAGES):
-        writers[f"pages-{wire}.md"] = partial(statements_page, wire)
     return {name: "\n".join(write()) + "\n" for name, write in writers.items()}
+
+
+def ledgers() -> dict[str, str]:
+    """Return the text of every ledger of statements by file name."""
+    wires = dict.fromkeys(page.wire for page in PAGES)
+    return {f"{wire}.md": "\n".join(statements_page(wire)) + "\n" for wire in wires}
 
 
 # The command line.
@@ -398,7 +402,7 @@ def statements_page(wire: str) -> Iterator[str]:
     """Every statement of a protocol's published pages, the test that shows it, and the differences."""
     yield from [f"# Statements of the {wire} pages", "", MADE, ""]
     yield "Each row is a statement of a published page, in our words, with the test in `tests/specs` that shows it on the protocol's own port"
-    yield f"and on the port of all protocols. [The protocol's page](protocols/{wire}.md) is for users."
+    yield f"and on the port of all protocols. [The protocol's page](../../../docs/reference/protocols/{wire}.md) is for users."
     pages_of_wire = [page for page in PAGES if page.wire == wire]
     for page in pages_of_wire:
         said = statements(page)
@@ -428,10 +432,11 @@ def statements_page(wire: str) -> Iterator[str]:
 
 
 def write() -> None:
-    """Write every page that is not as it should be."""
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        page = FOLDER / name
+    """Write every page that is out of date."""
+    made = {FOLDER / name: text for name, text in pages().items()}
+    made |= {LEDGERS / name: text for name, text in ledgers().items()}
+    for page, text in made.items():
+        page.parent.mkdir(exist_ok=True)
         if not page.exists() or page.read_text("utf-8") != text:
             page.write_text(text, "utf-8")
 

@@ -1,7 +1,7 @@
 """The published pages of the wires, statement by statement: which test shows each, and what on purpose is not as a page says.
 
 A test of ``tests/specs`` says beside itself which lines it shows, with :meth:`Page.says` or, for rows of one shape, :meth:`Page.rows`.
-``make docs`` writes the lists in docs/reference (``pages-<wire>.md``) from that, each with a table of differences.
+``make docs`` writes the ledgers in tests/specs/pages from that, each with a table of differences.
 """
 
 from __future__ import annotations
