@@ -21,7 +21,7 @@ import pytest
 import polywire
 from polywire.client.connect import connect
 from polywire.records.columns import Record
-from polywire.server.standby_health import CARRYING
+from polywire.server.standby_health import FORWARDING
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import Producer, check, end
@@ -135,7 +135,7 @@ def test_who_was_stopped_for_long_stands_by_afterwards(tmp_path: Path) -> None:
         until(lambda: leads(two, 1))
         os.kill(one.pid, signal.SIGCONT)
         until(lambda: stands_by(one, 1))
-        assert ask(one, "/readyz") == (200, CARRYING.encode())
+        assert ask(one, "/readyz") == (200, FORWARDING.encode())
         assert ask(one, "/livez") == ask(two, "/livez") == (200, b"alive\n")
         assert ask(two, "/readyz") == (200, b"ready\n")
         for broker, leading in ((one, 0), (two, 1)):

@@ -369,7 +369,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(broker: BrokerProcess, t
     words = ["serve", "--data-dir", str(tmp_path / "other"), "--polywire", taken]
     off = [word for wire in ("flux", "cursus", "iggy", "kafka", "kafka07") for word in (f"--{wire}", "off")]
     refused = Command("")(*words, *off, code=1)
-    assert f"choose another address with --polywire HOST:PORT listener=polywire address={taken}" in refused.stderr
+    assert f"choose another address with --polywire HOST:PORT) listener=polywire address={taken}" in refused.stderr
 
 
 def test_the_any_port_recognises_wires(broker: BrokerProcess, topic: str) -> None:

@@ -20,7 +20,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/iggy",
     "src/polywire/protocols/kafka",
     "src/polywire/protocols/kafka07",
-    "src/polywire/server",
     "src/polywire/testing",
     "docs/decisions",
     "docs/develop",

@@ -1,8 +1,10 @@
-"""Receive buffers, reused. Compiled.
+"""A pool of receive buffers, whose sizes are powers of two. Compiled.
 
-Promises: sizes are powers of two; a buffer that was given back is handed out again only once nothing views it any more, and goes back to the
-allocator when nobody takes it for a while; taking and giving call nobody, so that both may be done while the loop asks for a buffer.
-Must not know: connections, wires, when a write batch is committed.
+Guarantees:
+
+* A freed buffer is reused only once no write batch refers to it.
+* Buffers that are not reused for a while are returned to the allocator.
+* ``take`` and ``give`` call no other code, so both are allowed while the event loop asks for a buffer.
 """
 
 from __future__ import annotations
@@ -14,27 +16,25 @@ import cython
 
 from polywire.records.allocation import allocate
 
-BUFFER_BYTES_MIN: Final = 2 * 1024  # an unfinished request that has just begun
-MAPPED_BYTES_MIN: Final = (
-    16 * 1024
-)  # from here on the system has memory back as soon as it is free; the allocator's heap may keep it
-KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # free buffers kept; the rest goes back to the allocator
+BUFFER_BYTES_MIN: Final = 2 * 1024  # for the beginning of a request
+# Larger buffers are mapped, so that freeing them returns the memory to the system. The allocator's heap may retain it.
+MAPPED_BYTES_MIN: Final = 16 * 1024
+KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # of free buffers in the pool
 
 Memory = bytearray | mmap.mmap
 
 
 def rounded(size: int) -> int:
-    """The smallest buffer size that holds ``size`` bytes."""
+    """Return the smallest buffer size that holds ``size`` bytes."""
     return max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
 
 
 @cython.cclass
 class Arena:
-    """Buffers of one server.
+    """The buffers of one server.
 
-    Invariant: ``out_bytes`` is the size of all buffers taken and not given back, ``kept_bytes`` of those that were given back: ``_free``,
-    since the last sweep; ``_rested``, before it; and ``viewed``, since ``settle`` was last called: a write batch that is not committed yet
-    may view them.
+    out_bytes: size of all buffers in use. kept_bytes: size of all buffers in the pool, which are ``_free`` (since the last sweep),
+    ``_rested`` (before it) and ``viewed``: freed since the last ``settle``, so that an uncommitted write batch may refer to them.
     """
 
     __slots__ = ("_free", "_rested", "bytes_max", "kept_bytes", "out_bytes", "viewed")
@@ -48,21 +48,21 @@ class Arena:
         self.out_bytes = 0
 
     def fits(self, size: int) -> bool:
-        """Whether so much more may be taken."""
+        """Return whether a buffer of this size is within the limit."""
         return self.out_bytes + size <= self.bytes_max
 
     def take(self, size: int) -> Memory:
-        """A buffer of at least this size, its bytes undefined."""
-        wanted = rounded(size)
-        self.out_bytes += wanted
-        free = self._free.get(wanted) or self._rested.get(wanted)
+        """Return a buffer of at least this size, with undefined content."""
+        buffer_size = rounded(size)
+        self.out_bytes += buffer_size
+        free = self._free.get(buffer_size) or self._rested.get(buffer_size)
         if not free:
-            return allocate(wanted, mapped_bytes_min=MAPPED_BYTES_MIN)
-        self.kept_bytes -= wanted
+            return allocate(buffer_size, mapped_bytes_min=MAPPED_BYTES_MIN)
+        self.kept_bytes -= buffer_size
         return free.pop()
 
     def give(self, buffer: Memory) -> None:
-        """The buffer is not used any more; views of it may live until the next commit."""
+        """Free a buffer. The current write batch may still refer to it."""
         size = len(buffer)
         self.out_bytes -= size
         if self.kept_bytes + size <= KEPT_BYTES_MAX:
@@ -70,12 +70,12 @@ class Arena:
             self.viewed.append(buffer)
 
     def settle(self) -> None:
-        """Nothing views what was given back so far."""
+        """Allow reuse of all freed buffers: the write batch is committed."""
         for buffer in self.viewed:
             self._free.setdefault(len(buffer), []).append(buffer)
         self.viewed.clear()
 
     def sweep(self) -> None:
-        """A second has passed: what rested before it and was not taken is not needed."""
+        """Return buffers to the allocator that were not reused for a second; call it once a second."""
         self.kept_bytes -= sum(size * len(buffers) for size, buffers in self._rested.items())
         self._rested, self._free = self._free, {}

@@ -1,7 +1,9 @@
-"""A broker whose log lies in a bucket.
+"""Open the broker of a log in a bucket.
 
-Promises: nothing of it is imported where there is no bucket; a store that does not keep its conditional writes is refused before anything is
-written; the loop goes on while the log is being recovered. Must not know: how the log is stored.
+Guarantees:
+
+* A bucket whose conditional writes are unsafe is rejected before anything is written.
+* The event loop keeps running while a thread recovers the log.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from polywire.store.identity import Identity
 
 OPENING: Final = "polywire-opening"  # the thread that recovers
-OPENING_END_S: Final = 1.0  # for it to notice that nobody waits
-BLOB_TIMEOUT_S: Final = 120  # of a segment of 64 MiB and more
+OPENING_END_S: Final = 1.0  # for that thread to notice that it was interrupted
+BLOB_TIMEOUT_S: Final = 120  # enough for a segment of 64 MiB and more
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +46,7 @@ async def open_in_bucket(
     blobs_max: int,
     make_worker: MakeWorker = ThreadWorker,
 ) -> Broker:
-    """Lead the log in the bucket. Who cancels it need not wait for the bucket. Raises BrokerError."""
+    """Become the leader of the log in the bucket, and recover it. A cancelled call does not wait for the bucket. Raises BrokerError."""
     from polywire.cluster.opening import ShardOpening
 
     settings = config.broker_settings()
@@ -70,7 +72,7 @@ async def open_in_bucket(
 
 
 async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:
-    """What work returns or raises, done in a thread of its own."""
+    """Run ``work`` in a new thread, and return its result."""
     thread = ThreadPoolExecutor(1, OPENING)
     try:
         return await loop.run_in_executor(thread, work)
@@ -79,7 +81,7 @@ async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result
 
 
 def is_left_opening() -> bool:
-    """Whether a log that nobody waits for is still being recovered, after some time to notice that."""
+    """Return whether an interrupted recovery still runs after ``OPENING_END_S``."""
     for thread in threading.enumerate():
         if thread.name.startswith(OPENING):
             thread.join(OPENING_END_S)
@@ -88,14 +90,14 @@ def is_left_opening() -> bool:
 
 
 def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
-    """Where the log is, and that this broker may lead it there. Raises BrokerError."""
+    """Check that this broker can lead the log, and return its location. Raises BrokerError."""
     from polywire.cluster.opening import Place
     from polywire.cluster.probe import check
     from polywire.cluster.shards import shard_root
     from polywire.store.identity import make_identity
 
     objects, candidate = watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate
-    if candidate.shards == 1:  # else the parent of all processes has
+    if candidate.shards == 1:  # with several shards, the parent process has checked the bucket
         check(objects)
     identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=candidate.shards)
     check_identity(identity, candidate.shards)
@@ -112,7 +114,7 @@ def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
 
 
 def check_identity(identity: Identity, processes: int) -> None:
-    """Refuse a bucket that cannot be led, or not by so many processes. Raises Invalid(INVALID_REQUEST)."""
+    """Raise Invalid(INVALID_REQUEST) for a bucket with an incomplete import, or with another number of shards than processes."""
     if identity.importing:
         raise Invalid(
             ErrorCode.INVALID_REQUEST, "an import into this bucket is incomplete (run polywire cluster import again)"

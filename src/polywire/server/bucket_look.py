@@ -1,7 +1,7 @@
-"""What has to be known of a bucket before processes are forked for it, found out by a process that ends with the answer.
+"""Check a bucket before the broker's processes are forked.
 
-Promises: the process that asks has no thread afterwards, and no library that makes some; a bucket that does not keep its conditional writes
-is refused before anything is written. Must not know: what processes do.
+The checks run in a child process, because the libraries for buckets start threads, and a process with threads must not fork. A bucket whose
+conditional writes are unsafe is rejected before anything is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What was found, or why nothing was."""
+    """The result of a check, or the error."""
 
     shards: int = 1
     key: bytes = b""
@@ -37,15 +37,18 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def look(config: ServeConfig) -> tuple[int, bytes]:
-    """How many shards the bucket has, and the key of its processes where there are several; a bucket without a log gets as many as processes
-    are asked for. Raises Invalid where processes are asked for, but not so many, Unavailable."""
-    answer = _asked(lambda: _look(config))
+    """Return the number of shards of the bucket, and the key of its processes if there are several.
+
+    A log is created in an empty bucket, with a shard for each configured process. Raises Invalid if the bucket has another number of shards
+    than configured, Unavailable.
+    """
+    answer = _in_child(lambda: _look(config))
     return answer.shards, answer.key
 
 
 def check_machine(config: ServeConfig, shards: int) -> None:
-    """Refuse a name that another machine has. Takes some seconds where one had it that was killed. Raises Invalid, Unavailable."""
-    _asked(lambda: _check_machine(config, shards))
+    """Raise Invalid if another live machine uses this node name. Takes some seconds if a killed machine used it. Raises Unavailable."""
+    _in_child(lambda: _check_machine(config, shards))
 
 
 def _look(config: ServeConfig) -> _Answer:
@@ -57,7 +60,7 @@ def _look(config: ServeConfig) -> _Answer:
     if max(wanted if identity is None else identity.shards, 1) == 1:
         if identity is not None:
             check_identity(identity, wanted or 1)
-        return _Answer()  # the one process finds out the rest
+        return _Answer()  # the single process checks the rest itself
     check(objects)
     if identity is None:
         identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=wanted)
@@ -66,7 +69,7 @@ def _look(config: ServeConfig) -> _Answer:
 
 
 def _check_machine(config: ServeConfig, shards: int) -> _Answer:
-    """A change may be the last that a killed process has asked for; one that lives makes another."""
+    """Watch the machine's objects. One change can be the last write of a killed process; a second one means that the machine is alive."""
     from polywire.cluster.nodes import LOOK_S, Node, Nodes
     from polywire.server.candidates import candidate_of
 
@@ -79,7 +82,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
     while known and time.monotonic() < end:
         time.sleep(POLL_S)
         found = read()
-        changed = [one for one, node in found.items() if known.get(one) != node]
+        changed = [node_name for node_name, node in found.items() if known.get(node_name) != node]
         changes.update(changed)
         if max(changes.values(), default=0) > 1:
             raise Invalid(
@@ -87,19 +90,19 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
                 f"another machine with this name uses the bucket (give one of them another --node) name={name!r}",
             )
         known, end = found, time.monotonic() + LOOK_S if changed else end
-    nodes.undrain(name)  # that was said of the machine before it ended
+    nodes.undrain(name)  # a drain ended with the previous run of the machine
     return _Answer()
 
 
-def _asked(ask: Callable[[], _Answer]) -> _Answer:
-    """What a process of its own finds out. Raises Invalid, Unavailable."""
+def _in_child(check: Callable[[], _Answer]) -> _Answer:
+    """Run a check in a child process, because the parent forks later and must not have threads. Raises Invalid, Unavailable."""
     reads, writes = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(writes, msgspec.json.encode(_answer(ask)))
+            os.write(writes, msgspec.json.encode(_answer(check)))
         finally:
             os._exit(0)
     os.close(writes)
@@ -116,9 +119,9 @@ def _asked(ask: Callable[[], _Answer]) -> _Answer:
     return answer
 
 
-def _answer(ask: Callable[[], _Answer]) -> _Answer:
+def _answer(check: Callable[[], _Answer]) -> _Answer:
     try:
-        return ask()
+        return check()
     except BrokerError as error:
         return _Answer(code=error.code.value, message=error.message)
     except OSError as error:

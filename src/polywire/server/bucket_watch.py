@@ -1,7 +1,6 @@
-"""What this process knows of its bucket: what it asked it, what that costs, the shard that it leads, and who else is there.
+"""Statistics about the bucket: requests and their cost, the shard that this process leads, and the other brokers.
 
-Promises: one for the life of the process, whether it leads or stands by, so that nothing that was counted is lost when it is deposed; values,
-taken when asked for. Must not know: what is made of them, how the log is stored.
+There is one ``BucketWatch`` for the life of the process, as leader and as standby, so that counters survive a loss of leadership.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BucketWatch:
-    """Guards: ``_shard`` is there from when this process begins to lead until it is deposed."""
+    """``_shard`` is set while this process leads."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class BucketWatch:
         candidate: Candidate | None = None,
         may_hand_over: Callable[[float], bool] = lambda _: True,
     ) -> None:
-        """candidate: who this process is; without one the only process of its machine. may_hand_over: see ``Balance``."""
+        """candidate: identity of this process; by default that of the only process of its machine. may_hand_over: see ``Balance``."""
         self.candidate: Final = candidate or candidate_of(config)
         self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
         self._url: Final = config.bucket
@@ -50,31 +49,31 @@ class BucketWatch:
         self._deposed = 0
 
     def open(self, *, timeout_s: float) -> Objects:
-        """The objects of the bucket; what is asked of them is counted. Raises Invalid, OSError."""
+        """Open the bucket; requests to it are counted. Raises Invalid, OSError."""
         return MeteredObjects(open_bucket(self._url, timeout_s=timeout_s), self._meter)
 
     def leads(self, *, bucket_id: str, node: str, shard: Callable[[], ShardState]) -> None:
-        """This process leads from now on. shard: how it is doing, asked on the loop."""
+        """Record that this process has become the leader. shard: returns the shard's state; called on the loop."""
         self._id, self._node, self._shard = bucket_id, node, shard
         self._led += 1
 
     def deposed(self) -> None:
-        """It leads no longer."""
+        """Record that this process has lost leadership."""
         if self._shard is not None:
             self._deposed += 1
         self._shard = None
 
     def undrain(self) -> None:
-        """What was said of this machine ends with it."""
+        """End a drain of this machine."""
         with suppress(BrokerError, OSError):
             Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
 
     def sees(self, nodes: Sequence[tuple[Node, NodeState]]) -> None:
-        """Who is there, and what they do; from any thread."""
+        """Record the brokers of the bucket and their states; may be called in any thread."""
         self._nodes = nodes
 
     def view(self) -> BucketView | None:
-        """Everything; None while this process does not lead."""
+        """Return all statistics; None while this process does not lead."""
         from polywire.cluster.uploader import OBJECTS_MAX
 
         if self._shard is None:
@@ -100,10 +99,10 @@ class BucketWatch:
         )
 
     def _price(self, kind: Charge) -> float | None:
-        """Of a kind that is not named among prices: nothing."""
+        """Return the price of a kind of request: 0 if only others have prices, None if no prices are configured."""
         return self._prices.get(kind, 0.0) if self._prices else None
 
 
 def _requests(asked: RequestCounts) -> list[BucketRequests]:
     found = [BucketRequests(verb, outcome.value, durations) for (verb, outcome), durations in asked.taken.items()]
-    return sorted(found, key=lambda one: (one.verb, one.outcome))
+    return sorted(found, key=lambda row: (row.verb, row.outcome))

@@ -1,7 +1,4 @@
-"""What ``polywire serve`` is told.
-
-Promises: values are checked before anything is opened. Must not know: how they are given (flags, environment, file), sockets.
-"""
+"""The settings of ``polywire serve``, and the checks that need nothing but the settings."""
 
 from __future__ import annotations
 
@@ -32,45 +29,51 @@ from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, S
 
 OFF: Final = "off"
 LOGFMT: Final = "logfmt"
-DELETE_GRACE_S_MAX: Final = 30 * 24 * 3600  # a month of litter
-AUTO: Final = "auto"  # recognised
-EPOLL: Final = "epoll"  # drives plain connections, unless the event loop does
-# Each is a field of ``ServeConfig``, by the name of its listener.
-FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
-KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # as the wire counts
-FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
-WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
-CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
-CACHE_MIB: Final = 512  # eight slots: a reader who is a second behind at full speed
-CACHE_SHARE: Final = 4  # of the memory: a quarter
-IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
+DELETE_GRACE_S_MAX: Final = 30 * 24 * 3600  # a month of deleted segments
+AUTO: Final = "auto"  # detected
+EPOLL: Final = "epoll"
+FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # because responses list all replicas
+KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # an int16 in the protocol
+FLUX_LINE_BYTES_MIN: Final = 1024  # fits the longest names
+WIRES: Final = (
+    "flux",
+    "cursus",
+    "iggy",
+    "kafka",
+    "kafka07",
+    "polywire",
+)  # fields of ``ServeConfig``, and names of listeners
+CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # as in the original broker
+CACHE_MIB: Final = 512  # eight journal files: enough for a consumer that lags by a second at full speed
+CACHE_SHARE: Final = 4  # the cache takes at most a quarter of the memory
+IDLE_POLL_US_MAX: Final = 10_000  # with more, every slow request would keep a processor busy
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
 HTTP_ADDRESS: Final = "127.0.0.1:9080"
-ANY: Final = "any"  # the listener that recognises the wire
-TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
-# Where wires without a login listen when nothing is said, as long as nobody has to log in (decision 0028).
+ANY: Final = "any"  # the listener that detects the protocol
+TLS_SUFFIX: Final = "-tls"  # of the name of a listener with TLS
+# Default addresses of protocols without a login, while no users are configured (decision 0028).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
-    "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
-    "kafka": BATCH_BYTES_MAX,  # what a compressed batch may expand to
+    "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; the state of any protocol fits, too
+    "kafka": BATCH_BYTES_MAX,  # the decompressed size of a batch
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
     "cursus": (BrokerSettings().transaction_batches_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
     "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # payloads of one request, with the longest headers
     "polywire": BATCH_BYTES_MAX,
 }
-"""What the largest request that a wire documents makes the journal take as one group."""
+"""Size of the journal group that the largest documented request of a protocol makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener listens; port 0 lets the system choose."""
+    """Address of a listener; with port 0 the system chooses the port."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -83,7 +86,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address | None:
-    """``HOST:PORT``, an IPv6 host in brackets, or None for ``off``. Raises Invalid(INVALID_REQUEST)."""
+    """Parse ``HOST:PORT``, with an IPv6 host in brackets; return None for ``off``. Raises Invalid(INVALID_REQUEST)."""
     if text == OFF:
         return None
     host, colon, port = text.rpartition(":")
@@ -102,61 +105,50 @@ def parse_address(text: str) -> Address | None:
 class ServeConfig:
     """Settings of one broker process.
 
-    data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, iggy, kafka, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without
-        one, flux and kafka07, which have no login, listen where they usually do, and with users nowhere.
-    http: the same for HTTP; without one it listens where it usually does, unless somebody else does.
-    http_names: hosts by which browsers may reach HTTP of a broker without users, beside addresses and localhost, commas between.
-    tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
-    tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
-    tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
-    tls_machine_authority: PEM file of who signs the certificates of the bucket's machines; links between them are under TLS then.
-    ready_file: written once all listeners accept, removed when they do no longer.
-    durability: least level of any acknowledgement, ``written`` or ``synced``; with a bucket always ``stored``.
-    bucket: URL of the bucket that holds the log; nothing where the data directory does.
-    node: name of this broker among those of the bucket; without one the machine's.
-    advertise: host by which other brokers of the bucket reach this one; without one where it listens, or the machine's name.
-    cache_gib: of segments that are kept in the data directory beside the bucket.
-    cache_mib: of what was sealed last, kept in memory; a quarter of the machine's or the container's at most.
-    bucket_prices: what the store asks for 1,000 requests of a kind, ``put=0.005,get=0.0004``; nothing where nobody has told.
-    delete_grace_s: how long what no record of the log needs any more stays in the bucket, for queries that were planned.
-    users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
-    insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
-    driver: of plain connections, ``epoll`` or the event loop itself, ``loop``; ``auto`` takes the first where the system has it.
-    log_format: of the lines on standard error, ``logfmt`` or ``json``.
-    audit_log: file that logins, refusals and administration are appended to, besides the log.
-    partition_count: of topics made automatically.
-    processes: how many have the data directory's topics between them (decision 0072), or the bucket's (decision 0075); 0 for one, or as many
-        as the bucket has shards.
-    shard_port: first port where each of several processes is reached alone, 20 for each; 0: on a directory the shared port and 100 for each,
-        in a bucket as the system chooses.
-    balance_s: how long a machine must have stood by before a shard that it should lead is handed to it; 0 for never.
-    drain_timeout_s: how long owed answers may hold up a stop.
-    slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
-    scrub_hours: every stored segment is verified once in so many hours; 0 for never.
-    retention_hours: how long topics without a setting of their own keep records; 0 for ever.
-    retention_mib: how much each partition of such a topic keeps; 0 sets no limit.
-    offsets_retention_hours: how long positions that nobody uses are kept; 0 for ever.
-    state_mib, owner_share: what may be kept for peers beside records, and the share of it that one user or address may have.
-    idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
-    flux_admin: whether the FLUX wire's admin commands are known.
-    flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
-    flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; without it a line has the four
-    sections of its page and no more.
-    flux_replication_factor: replicas of a topic on the FLUX wire that is given no factor of its own, the leader among them.
-    flux_min_isr: replicas in sync, the leader among them, that acks=all of the FLUX wire waits for; no more than that factor.
-    flux_exports: whether groups.json and offsets.json in the data directory tell of the FLUX wire's groups, where this wire is spoken.
-    flux_line_bytes_max: of a request on the FLUX wire, its line ending included; 1 KiB to 1 MiB.
-    cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
-    cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
-    cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
-    cursus_dedup_minutes: how long the legacy dialect of the Cursus wire drops a payload that its topic has had; 0 for never.
-    kafka_advertise: ``HOST:PORT`` by which clients of the Kafka wire reach this broker, ``auto``: where each has connected to. Several
-        processes have the host, and ports of their own.
-    kafka_acks_all: what acks=all of the Kafka wire means, ``written`` or ``synced``.
-    kafka_replication_factor_max: how many copies clients of the Kafka wire may ask for when they make a topic; one is kept.
-    kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
-    iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
+    data_dir: data directory, created if missing; one broker at a time can use it. flux, cursus, iggy, kafka, kafka07, polywire, any_wire:
+    ``HOST:PORT`` or ``off`` for each listener; with port 0 the system chooses the port.
+        Unset, flux and kafka07 have a default address, or are off if there are users, because they have no login.
+    http: the same for HTTP; unset, it has a default address, or is off if that port is in use. http_names: comma-separated host names that
+    HTTP accepts without users, in addition to addresses and localhost. tls: ``HOST:PORT`` by protocol for listeners with TLS; needs a
+    certificate, with which ``any_wire`` also detects TLS. tls_certificate, tls_key: PEM files, the certificate with its chain; without a
+    key, the certificate file must contain it. tls_client_authority: PEM file of the CA that must have signed the certificates of TLS
+    clients. tls_machine_authority: PEM file of the CA of the bucket's machines; links between them then use mutual TLS. ready_file: exists
+    while all listeners accept connections. durability: lowest durability level of an acknowledgement, ``written`` or ``synced``; with a
+    bucket always ``stored``. bucket: URL of the bucket that stores the log; empty if the data directory does. node: name of this broker
+    among those of the bucket; by default the host name. advertise: host at which other brokers of the bucket reach this one; by default
+    that of its listeners, or the host name. cache_gib: size of the disk cache of segments, with a bucket. cache_mib: size of the memory
+    cache of the latest segments; at most a quarter of the memory of the machine or container. bucket_prices: price of 1,000 requests by
+    kind, ``put=0.005,get=0.0004``; empty for none. delete_grace_s: seconds to keep deleted segments in the bucket, for running queries.
+    users: users file (``server.users``); without one, authentication is off unless the broker has stored users. insecure: allow
+    non-loopback addresses without authentication, or with passwords in clear text. driver: I/O driver of plain connections: ``epoll``,
+    ``loop`` (the event loop), or ``auto`` for epoll where it is available. log_format: format of log lines, ``logfmt`` or ``json``.
+    audit_log: file for audit events, in addition to the log. partition_count: of automatically created topics. processes: number of
+    processes that share the data directory (decision 0072) or the bucket (decision 0075); 0 for one, or one for each shard
+        of the bucket.
+    shard_port: first port of the listeners of single processes, 20 for each; 0: on a directory every process adds 100 to the shared port,
+    in a
+        bucket the system chooses.
+    balance_s: seconds a preferred standby must be healthy before it takes over its shard; 0 disables rebalancing. drain_timeout_s: seconds
+    to wait for pending responses at shutdown. slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; unset, the
+    defaults of the log. scrub_hours: interval for verifying all stored segments; 0 disables it. retention_hours: default retention time of
+    topics; 0 for no limit. retention_mib: default retention size of each partition; 0 for no limit. offsets_retention_hours: hours after
+    which unused committed offsets expire; 0 for never. state_mib, owner_share: memory limit for groups, offsets, writers and protocol
+    state, and the share of it for one user or address. idle_poll_us: microseconds to poll for more requests before sleeping while the
+    broker is busy (decision 0008). flux_admin: enable the admin commands of FLUX. flux_strict_leaders: topics created over FLUX have no
+    leaders at first. flux_pipes: FLUX keys and values can contain pipes, as in the original broker; without it, a line has exactly four
+    sections. flux_replication_factor: default replication factor of FLUX topics, including the leader. flux_min_isr: in-sync replicas,
+    including the leader, that acks=all of FLUX waits for; at most the replication factor. flux_exports: write groups.json and offsets.json
+    to the data directory while FLUX is on. flux_line_bytes_max: maximum length of a FLUX request with its line ending; 1 KiB to 1 MiB.
+    cursus_dialect: dialect of Cursus; ``auto`` detects it. cursus_compression: compression of frames that Cursus clients send; ``auto``
+    detects it for each frame. cursus_idle_timeout_s: seconds after which an idle Cursus connection without a stream is closed.
+    cursus_dedup_minutes: minutes during which the legacy dialect of Cursus drops duplicate payloads of a topic; 0 disables it.
+    kafka_advertise: ``HOST:PORT`` that Kafka clients are given; ``auto`` for the address each client used. With several processes only the
+    host
+        applies.
+    kafka_acks_all: what acks=all of Kafka waits for, ``written`` or ``synced``.
+    kafka_replication_factor_max: highest replication factor that Kafka clients can request; topics get one replica.
+    kafka07_zookeeper: ZooKeeper in which to register Kafka 0.7, ``HOST:PORT/chroot``, or ``off``.
+    iggy_dialect: dialect of Iggy; ``auto`` detects it.
     """
 
     data_dir: Path = Path("polywire-data")
@@ -222,7 +214,7 @@ class ServeConfig:
     log_format: str = LOGFMT
 
     def broker_settings(self) -> BrokerSettings:
-        """What the broker is built with. Raises Invalid for what it cannot be."""
+        """Return the settings of the broker. Raises Invalid."""
         return BrokerSettings(
             durability=Level.STORED if self.bucket else self.durability,
             partition_count=self.partition_count,
@@ -234,26 +226,26 @@ class ServeConfig:
         )
 
     def log_settings(self) -> LogSettings:
-        """Sizes of the journal, where they were given."""
-        usual = LogSettings()
+        """Return the settings of the log; those that are not set here have the log's defaults."""
+        default = LogSettings()
         return LogSettings(
-            slot_bytes=self.slot_bytes or usual.slot_bytes,
-            slot_count_min=self.slot_count_min or usual.slot_count_min,
-            slot_count_max=self.slot_count_max or usual.slot_count_max,
-            sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
+            slot_bytes=self.slot_bytes or default.slot_bytes,
+            slot_count_min=self.slot_count_min or default.slot_count_min,
+            slot_count_max=self.slot_count_max or default.slot_count_max,
+            sync_interval_ms=self.sync_interval_ms or default.sync_interval_ms,
             scrub_hours=self.scrub_hours,
             cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // max(self.processes, 1),
         )
 
     def reached_at(self, address: Address) -> str:
-        """By which host others reach a listener of this machine."""
+        """Return the host at which other machines reach a listener."""
         return self.advertise or reached_at(address.host)
 
     def listeners(self) -> Mapping[str, Address]:
-        """Addresses by listener name, those switched off left out.
+        """Return the addresses of all enabled listeners, by name.
 
-        Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine where nobody has to log in, unless
-        ``insecure``, when none is left, for a number out of range, and for a durability below ``written``.
+        Raises Invalid(INVALID_REQUEST) for a malformed address, for an insecure one unless ``insecure`` is set, if all listeners are off,
+        and for other settings that are out of range.
         """
         parse_prices(self.bucket_prices)
         for name, value, limit in (
@@ -288,9 +280,9 @@ class ServeConfig:
             )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is invalid (use written or synced) got=memory")
-        given = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}
-        given |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
-        addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
+        texts = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}
+        texts |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
+        addresses = {name: address for name, text in texts.items() if (address := parse_address(text)) is not None}
         if not addresses and self.http in (None, OFF):
             raise Invalid(ErrorCode.INVALID_REQUEST, "all listeners are off (enable at least one)")
         http = parse_address(HTTP_ADDRESS if self.http is None else self.http)
@@ -307,14 +299,14 @@ class ServeConfig:
         return addresses
 
     def address_of(self, wire: str) -> str:
-        """Where a wire listens: as given, or the usual place."""
-        given: str | None = getattr(self, wire)
-        return USUAL[wire] if given is None else given
+        """Return the configured or default address of a protocol's listener."""
+        configured: str | None = getattr(self, wire)
+        return USUAL[wire] if configured is None else configured
 
     def served(self, *, has_users: bool, has_anonymous: bool) -> Mapping[str, Address]:
-        """The listeners of a broker whose users are known: with users, wires without a login only where they were asked for by name.
+        """Return the listeners to open. With users, protocols without a login are off unless their address is set.
 
-        Raises Invalid(INVALID_REQUEST) when nobody could do anything there, and as ``listeners``.
+        Raises Invalid(INVALID_REQUEST) for a protocol without a login if the user ``anonymous`` does not exist, and as ``listeners``.
         """
         addresses = dict(self.listeners())
         if not has_users:
@@ -338,7 +330,7 @@ class ServeConfig:
         return addresses
 
     def _check_machines(self) -> None:
-        """Machines show each other a certificate, where there are to be several."""
+        """Check the settings of links between machines."""
         if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):
             missing = "a certificate (--tls-certificate)" if self.bucket else "a bucket (--bucket)"
             raise Invalid(
@@ -347,7 +339,7 @@ class ServeConfig:
             )
 
     def _check_slots(self, name: str) -> None:
-        """What a wire may be sent must fit one journal file."""
+        """Check that the largest request of a protocol fits one journal file."""
         if name.removesuffix(TLS_SUFFIX) == HTTP:
             return
         wires = self.any_wires() or WIRES if name == ANY else (name.removesuffix(TLS_SUFFIX),)
@@ -361,7 +353,7 @@ class ServeConfig:
             )
 
     def _check_reach(self, name: str, address: Address) -> None:
-        """Beyond this machine only those who log in under TLS, or have a certificate of their own, are served."""
+        """Check that clients of other machines must log in over TLS, or present a certificate."""
         if (
             self.insecure
             or address.is_loopback
@@ -393,21 +385,21 @@ class ServeConfig:
 
     @property
     def any_plain(self) -> bool:
-        """Whether the listener for all wires takes them without TLS, too."""
+        """Whether the listener for all protocols also accepts connections without TLS."""
         address = parse_address(self.any_wire)
         return address is None or self.insecure or address.is_loopback
 
     def speaks(self, wire: str, *, has_users: bool) -> bool:
-        """Whether this wire is spoken anywhere, on a listener of its own or on the one for all of them."""
+        """Return whether any listener accepts a protocol."""
         addresses = self.served(has_users=has_users, has_anonymous=True)
         any_wires = self.any_wires(has_users=has_users)
         anywhere = ANY in addresses and (any_wires is None or wire in any_wires)
         return anywhere or wire in addresses or wire + TLS_SUFFIX in addresses
 
     def any_wires(self, *, has_users: bool = False) -> frozenset[str] | None:
-        """The wires that the listener for all of them recognises; None: every one."""
+        """Return the protocols that the listener for all protocols detects; None means all of them."""
         address = parse_address(self.any_wire)
         if address is None or self.insecure or address.is_loopback:
-            asked_for = LOGIN_WIRES.union(wire for wire in USUAL if getattr(self, wire) not in (None, OFF))
-            return asked_for if address is not None and has_users else None
+            enabled = LOGIN_WIRES.union(wire for wire in USUAL if getattr(self, wire) not in (None, OFF))
+            return enabled if address is not None and has_users else None
         return LOGIN_WIRES

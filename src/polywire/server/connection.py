@@ -1,15 +1,17 @@
-"""The one connection driver, for all wires: moves bytes between a socket and a session. Compiled.
+"""The connection driver of all protocols: moves bytes between a socket and a session. Compiled.
 
-Promises: a session is offered its bytes in order, each exactly once beyond what it left; it is not called while it is paused or while too
-many of its answers wait for the peer; bytes handed to the broker are not overwritten before their write batch was committed. Whatever one
-peer does, floods, stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the
-broker's verbs.
+Guarantees:
 
-**No callback of ours runs while the loop asks for a buffer.** libuv asks for memory and reads into it without looking again whether the
-connection still is open and still reads (its issue 2399): a connection paused or closed in between ends the process. To commit is to answer
-peers, this one among them, and an answer may pause or close. So ``get_buffer`` only finds memory: it commits nothing, and pauses, writes to
-and closes no connection, its own or another; ``Hub.lending`` is true meanwhile, and whoever does so is stopped by an assertion. What needs
-more is done at the end of ``buffer_updated``, when the loop expects anything. Memory that a write batch may still view is left alone.
+* A session receives its bytes in order. Bytes that it does not consume are offered again, with those that follow.
+* A session is not called while it is paused, or while too many of its responses wait to be sent.
+* Bytes handed to the broker are not overwritten before their write batch is committed.
+* Every buffer has a limit, so a client that floods, stalls or sends garbage costs other clients nothing but time.
+
+**None of our callbacks runs while the event loop asks for a buffer.** libuv asks for memory and reads into it without checking again
+whether the connection is still open and reading (its issue 2399); pausing or closing the connection in between crashes the process. A
+commit sends responses, and sending one can pause or close a connection. So ``get_buffer`` only finds memory: it does not commit, pause,
+write or close. ``Hub.lending`` is true meanwhile, and assertions fail if anything else happens. All other work is done at the end of
+``buffer_updated``.
 """
 
 from __future__ import annotations
@@ -48,10 +50,10 @@ log = structlog.get_logger("polywire.server")
 class BareConnection(SendingHalf):
     """One socket. Implements ``protocols.runtime.session.Output``.
 
-    Invariant: ``_phase`` changes as ``TRANSITIONS`` says; there is a session in OPEN and, where one wire only may be spoken, before.
-    ``_pauses``: why nothing is read. ``_buffer``: what was received and not consumed, or what a flow is read into; without either there is
-    none, and bytes are read into the chunk that all share. ``_produces``, ``_is_heavy``: whether the peer produces and asks for
-    much, as far as the last offer showed.
+    _phase: changes as in ``TRANSITIONS``. There is a session in OPEN, and earlier if only one protocol is allowed here. _pauses: the reasons
+    not to read. _buffer: received bytes that the session has not consumed, or memory for a stream of large reads; without either it is None,
+    and reads go to the chunk that all connections share. _produces, _is_heavy: whether the client produces, and whether its requests take
+    long, as of the last call of the session.
     """
 
     _buffer: ReceiveBuffer | None
@@ -67,7 +69,7 @@ class BareConnection(SendingHalf):
     seen_tick = cython.declare(cython.longlong, visibility="public")
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
-        """factories: the wires that may be spoken here; with one, nothing has to be recognised."""
+        """factories: the protocols allowed here; with only one, nothing has to be detected."""
         super().__init__(hub)
         self._factories = factories
         self._phase = SILENT
@@ -82,16 +84,16 @@ class BareConnection(SendingHalf):
         self.certified = None
 
     def _enter(self, phase: Phase) -> None:
-        """Go on to another phase."""
+        """Change to another phase."""
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
         self._phase = phase
 
     def _stop_offering(self) -> None:
-        """Offer nothing more."""
+        """Give the session no more bytes."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
-    # The socket's side
+    # Called by the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -99,7 +101,7 @@ class BareConnection(SendingHalf):
         if not self._hub.enter(self):
             self._transport.abort()
             return
-        # Above 0 the transport says so at once, and writes without waiting for the end of the pass.
+        # With a limit of 0 the transport reports unsent bytes at once, and writes without waiting for the end of the loop's pass.
         self._transport.set_write_buffer_limits(high=0)
         if len(self._factories) == 1:
             self._open_session(self._factories[0])
@@ -110,7 +112,7 @@ class BareConnection(SendingHalf):
         return session
 
     def certify(self, name: str) -> bool:
-        """The peer has proved by its TLS certificate what its name is; whether it may go on."""
+        """Set the client's name from its TLS certificate. Return False, and close, if there is no such user."""
         logins = self._hub.logins
         try:
             self.certified = logins.certify(self, name)
@@ -118,12 +120,12 @@ class BareConnection(SendingHalf):
             self.abort(error.message)
             return False
         if self.certified is None and not logins.is_open:
-            self.abort(f"the peer's certificate names no user name={name!r}")
+            self.abort(f"the client's certificate does not name a user name={name!r}")
             return False
         return True
 
     def move_to(self, transport: Any, received: bytes) -> None:
-        """Go on with another transport of the same socket, from which these bytes came."""
+        """Continue with another transport of the same socket, and process the bytes that its predecessor received."""
         self._transport = transport
         transport.set_protocol(self)
         while received and not transport.is_closing():
@@ -134,7 +136,7 @@ class BareConnection(SendingHalf):
             self.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Memory for what comes next. Nothing of ours may happen in here (see above)."""
+        """Return memory for the next read. Nothing else may happen here (see the module's docstring)."""
         hub = self._hub
         memory = hub.memory
         hub.lending = True
@@ -156,7 +158,7 @@ class BareConnection(SendingHalf):
             self._hub.idle.came()
 
     def received(self, nbytes: int) -> None:
-        """So much was read into the memory that was asked for last."""
+        """Process bytes that were read into the memory of the last ``get_buffer``."""
         hub = self._hub
         self.seen_tick = hub.tick
         if self._phase is SILENT:
@@ -185,7 +187,7 @@ class BareConnection(SendingHalf):
             self._let_others_read()
 
     def _keep(self, left: memoryview, read: int) -> None:
-        """Have a buffer for what is left of so much that landed, or for a flow that fills its reads."""
+        """Move unconsumed bytes of a read into a buffer, or allocate one for a stream of large reads."""
         hub, pinned = self._hub, self._buffer
         if pinned is not None:
             pinned.consumed(read - len(left))
@@ -198,10 +200,10 @@ class BareConnection(SendingHalf):
                 self._grow()
 
     def _prepare(self, buffer: ReceiveBuffer) -> None:
-        """Have memory for the next read, as long as others may still be answered and closed for it."""
+        """Find memory for the next read now, while it is still allowed to commit and to close other connections for it."""
         hub = self._hub
         if buffer.end == len(buffer.view):
-            if hub.ingest.uncommitted:  # the loop reads on at once: let it be into the same memory
+            if hub.ingest.uncommitted:  # the loop reads again at once: a commit lets it reuse the same memory
                 hub.commit()
             else:
                 hub.memory.settle()
@@ -213,7 +215,7 @@ class BareConnection(SendingHalf):
             self._grow()
 
     def _grow(self) -> bool:
-        """Have memory for more of an unfinished request; False when that has to wait, and then nothing is read."""
+        """Enlarge the buffer of an unfinished request. Return False if there is no memory; the connection is then paused."""
         buffer = self._buffer
         assert buffer is not None, "a request is unfinished"
         size, wanted = len(buffer.view), self._wanted_size(buffer)
@@ -226,7 +228,7 @@ class BareConnection(SendingHalf):
 
     def _wanted_size(self, buffer: ReceiveBuffer) -> int:
         session = self._session
-        assert session is not None, "somebody has taken the beginning"
+        assert session is not None, "a session has read the beginning of the request"
         return buffer.wanted_size(
             needed=session.wanted(),
             request_bytes_max=session.frame_bytes_max,
@@ -234,14 +236,17 @@ class BareConnection(SendingHalf):
         )
 
     def go_on_receiving(self) -> None:
-        """There may be memory now."""
+        """Try again to get memory."""
         if self._phase is OPEN and self._buffer is not None and self._grow():
             self._buffer.begin()
             self.seen_tick = self._hub.tick
             self._take_up(Pause.STARVED)
 
     def _let_others_read(self) -> None:
-        """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
+        """Pause until the loop's next pass.
+
+        libuv reads up to 32 buffers from a socket that is never empty before it serves any other: that takes tens of milliseconds.
+        """
         self._taken_before += self._taken
         self._taken = 0
         if not self._pauses:
@@ -249,11 +254,11 @@ class BareConnection(SendingHalf):
             self._hub.soon(self._read_again)
 
     def _read_again(self) -> None:
-        """The others had their turn."""
+        """Continue reading after other connections were served."""
         self._take_up(Pause.YIELDING)
 
     def eof_received(self) -> bool:
-        """The peer will send nothing more; answers still go out, the session closes when it owes none."""
+        """The client will send nothing more. Pending responses are still sent, then the session closes."""
         self._stop_offering()
         self.seen_tick = self._hub.tick
         session, buffer = self._session, self._buffer
@@ -268,7 +273,7 @@ class BareConnection(SendingHalf):
         return True
 
     def _drop_left(self) -> None:
-        """What was received is not wanted any more; the buffer may be looked at still."""
+        """Discard unconsumed bytes. The buffer remains, because its memory may be in use."""
         if self._buffer is not None:
             self._buffer.start = self._buffer.end
 
@@ -279,13 +284,13 @@ class BareConnection(SendingHalf):
             self._take_up(Pause.OWING)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._clogged = False  # nothing is owed to anybody, as far as the slot is concerned
+        self._clogged = False  # so that leaving the slot does not wait for unsent responses
         self.vacate()
         self._unclog()
         self._transport = EndedTransport(self._transport)
 
     def let_go(self) -> None:
-        """Have nothing received any more: the transport has ended, or will without another read."""
+        """Close the session and free the buffer. The transport is closed, or closes without another read."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if self._phase is CLOSED:
             return
@@ -298,26 +303,26 @@ class BareConnection(SendingHalf):
             buffer.give_back()
 
     def give_back_idle(self) -> None:
-        """Give back a buffer that holds no request."""
+        """Free a buffer that contains no request."""
         if self._buffer is not None:
             self._buffer = self._buffer.given_back()
 
     def vacate(self) -> None:
-        """The transport was ended: the place is free, though the loop has not said so yet."""
+        """Free the connection's slot. The transport was aborted, but the loop has not called ``connection_lost`` yet."""
         self._hub.leave(self)
         self.let_go()
 
     def pin(self) -> Callable[[], None]:
-        """Keep what was received as it is."""
+        """Keep received bytes in memory until the returned function is called."""
         memory = self._hub.memory
         if self._buffer is None and memory.shared_chunk.reader is self:
             self._buffer = ReceiveBuffer.of_chunk(memory)
-        return (lambda: None) if self._buffer is None else self._buffer.pin()  # a copy stays as it is
+        return (lambda: None) if self._buffer is None else self._buffer.pin()  # without a buffer the bytes were copied
 
     # Bytes to the session
 
     def _offer(self, data: memoryview) -> int:
-        """Let the session take what it can of this; returns how many bytes that were."""
+        """Give bytes to the session, and return how many it consumed."""
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
@@ -355,11 +360,11 @@ class BareConnection(SendingHalf):
         return count
 
     def take_turn(self) -> None:
-        """It is this connection's turn again."""
+        """Continue in this pass of the loop."""
         self._take_up(Pause.QUEUED)
 
     def _recognise(self, data: memoryview) -> Session | None:
-        """Find out which wire the peer speaks."""
+        """Detect the client's protocol, and open a session once it is known."""
         if self._phase is not UNKNOWN:
             return None
         try:
@@ -373,11 +378,11 @@ class BareConnection(SendingHalf):
         return self._open_session(factory)
 
     def fail(self, error: PeerError) -> None:
-        """The session gave up outside of ``receive``."""
+        """Close the connection after an error of the session outside of ``receive``."""
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """The session gave up: answers already owed go out, then the connection closes."""
+        """Close the connection after an error of the session, once pending responses are sent."""
         if isinstance(error, PeerError):
             log.info("connection closed: protocol error", peer=self.peer, reason=error.message)
         else:
@@ -388,17 +393,17 @@ class BareConnection(SendingHalf):
         self._hub.commit()
         self.close()
 
-    # Reading and not
+    # Pausing and resuming
 
     def _pause(self, reason: int) -> None:
-        """Read nothing as long as there is this reason not to."""
+        """Stop reading for a reason."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._pauses and not self._transport.is_closing():
             self._transport.pause_reading()
         self._pauses |= reason
 
     def _take_up(self, reason: int) -> None:
-        """A reason not to read has gone: without another, offer what has waited, and read on unless that gave one."""
+        """Remove a reason not to read. Without another reason, give the waiting bytes to the session, and resume reading."""
         if not self._pauses & reason:
             return
         self._pauses &= ~reason
@@ -419,11 +424,12 @@ class BareConnection(SendingHalf):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Nothing stands against reading, unless there is no memory for it."""
+        """Resume reading, or wait for memory."""
         buffer = self._buffer
         if buffer is not None and buffer.left:
             if self._wanted_size(buffer) > buffer.size:
-                self._pauses |= Pause.STARVED  # others may have to go: not from inside of what resumed this one
+                # Getting memory can close other connections, which must not happen inside the code that resumed this one.
+                self._pauses |= Pause.STARVED
                 self._hub.soon(self.go_on_receiving)
                 return
         elif buffer is not None:
@@ -431,38 +437,38 @@ class BareConnection(SendingHalf):
         self._transport.resume_reading()
 
     def resume(self) -> None:
-        """The session takes requests again."""
+        """Called by the session when it accepts requests again."""
         self._take_up(Pause.OWING)
 
     def _wait_for_relief(self) -> None:
-        """Wait, with what was not offered yet, until the intake has caught up."""
+        """Pause until the log has caught up."""
         self._hub.hold(self)
         self._pause(Pause.CONGESTED)
 
     def relieve(self) -> None:
-        """The intake has caught up."""
+        """Resume because the log has caught up."""
         self._take_up(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
-        """Take no further request; those that have come are carried out."""
+        """Read no more requests; those already received are executed."""
         self._pause(Pause.DRAINING)
 
-    # What the session may do
+    # Called by the session
 
     def identified(self, principal: Principal | None) -> None:
-        """Say who the peer is."""
+        """Set the authenticated user; None restores the user of the TLS certificate, if any."""
         self._hub.logins.identify(self, principal or self.certified)
 
-    # What the hub asks
+    # Called by the hub
 
     @property
     def received_bytes(self) -> int:
-        """Read from the peer so far."""
+        """Bytes received so far."""
         return self._taken_before + self._taken
 
     @property
     def dialect(self) -> str:
-        """See ``Session.spoken_dialect``; empty before it is known which wire it is."""
+        """See ``Session.spoken_dialect``; empty before the protocol is detected."""
         return "" if self._session is None else self._session.spoken_dialect
 
     @property
@@ -472,24 +478,24 @@ class BareConnection(SendingHalf):
 
     @property
     def rate(self) -> float:
-        """Bytes a second in which an unfinished request arrives."""
+        """Arrival rate of an unfinished request in bytes per second."""
         return 0.0 if self._buffer is None else self._buffer.rate()
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a request hardly arrives, for no reason of ours: what lies unread has arrived, too."""
+        """Whether a request arrives too slowly although this side reads. Unread bytes in the socket count as arrived."""
         buffer = self._buffer
         if buffer is None or not buffer.left or self._pauses:
             return False
         return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.goes_on(self._transport)
 
     def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
-        """Whether nothing came for so long, or for longer than that less than so much."""
+        """Whether nothing arrived for ``ticks`` seconds, or less than ``bytes_per_s`` for at least as long."""
         return self._hub.tick - self.seen_tick >= ticks or buffer.is_slow(ticks, bytes_per_s)
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a request is arriving, or will be read on, or is kept while it is prepared beside the loop."""
+        """Whether a request is arriving, waits to be read further, or is pinned while a thread prepares it."""
         buffer = self._buffer
         if buffer is None or buffer.is_pinned:
             return buffer is not None
@@ -497,12 +503,12 @@ class BareConnection(SendingHalf):
 
     @property
     def standing(self) -> Standing:
-        """How well the peer is known."""
+        """How far the client is identified."""
         return Standing.SILENT if self._phase is SILENT else self._hub.logins.standing(self)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session owes an answer that holds up its next request, or will when its turn comes, or answers wait for the peer."""
+        """Whether a response is pending: of the session, of a request that waits for its turn, or unsent in the socket."""
         return bool(self._pauses & Pause.QUEUED) or self._is_owing
 
     @property
@@ -510,32 +516,32 @@ class BareConnection(SendingHalf):
         return self._clogged or (self._session is not None and self._session.paused())
 
     def sweep(self) -> None:
-        """A second has passed."""
+        """Close the connection if it has stalled for too long; called once a second."""
         hub, buffer, quiet = self._hub, self._buffer, self._hub.tick - self.seen_tick
         if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:
-            self.abort("the peer does not read its answers")
+            self.abort("the client does not read its responses")
         elif self._phase >= ENDING:
             if hub.tick - max(self.seen_tick, self.clogged_tick) > hub.limits.stalled_s:
-                self.abort("the peer has finished and nothing is left to say")
+                self.abort("the client has closed its side and no response is pending")
         elif self._session is None and quiet > hub.limits.unknown_s:
-            self.abort("the peer did not say which wire it speaks")
+            self.abort("the protocol could not be detected in time")
         elif buffer is None or self._pauses:
             return
         elif not buffer.left:
             if quiet > 1:
                 self.give_back_idle()
         elif self._is_slow(buffer, hub.limits.stalled_s + 1, BYTES_PER_S_MIN):
-            self.abort("a request stands still in its middle")
+            self.abort("a request is incomplete and arrives too slowly")
 
     def end(self, reason: str) -> None:
-        """Carry out nothing more, and close once everything written was sent."""
+        """Execute no more requests, and close once all responses are sent."""
         log.info("connection closed", peer=self.peer, reason=reason)
         self._pause(Pause.ENDED)
         self.let_go()
         self._transport.close()
 
     def abort(self, reason: str = "") -> None:
-        """Close at once, dropping what was not sent; without a reason nothing is logged."""
+        """Close at once and discard unsent bytes. Without a reason nothing is logged."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if reason:
             log.info("connection dropped", peer=self.peer, reason=reason)
@@ -544,6 +550,6 @@ class BareConnection(SendingHalf):
 
 
 class Connection(BareConnection, asyncio.BufferedProtocol):
-    """One socket, of the class that asyncio's loops ask for."""
+    """One socket, as a protocol of asyncio."""
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""Slots for connections: who gets one when all are taken, and who gives way.
+"""Connection slots: which connection is closed when a new one arrives and all slots are taken.
 
-Promises: a peer that never said anything gives way to one that comes, the one silent longest first; then one that nobody knows and that has
-been quiet for a while; and no address that has most of the slots keeps an address that has few from getting one. Must not know: sockets,
-wires.
+* First, the oldest connection that has never sent anything.
+* Then an unauthenticated connection that has been quiet for ``QUIET_TICKS``, starting with the address that has most connections.
+* An address with more than half of the slots also gives up busy connections to an address that has few.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Final, Protocol
 
 from polywire.server.logins import Standing
 
-QUIET_TICKS: Final = 10  # seconds without a byte after which an idle peer may have to give way
-MOST: Final = 2  # an address with more than this share of all slots gives way to one with less than half as many
+QUIET_TICKS: Final = 10  # seconds without a byte after which an idle connection can be closed
+MOST: Final = 2  # an address with more than half of all slots gives way to one with less than a quarter
 
 
 class SlotHolder(Protocol):
-    """A connection, as far as its slot is concerned."""
+    """A connection with a slot."""
 
     @property
     def host(self) -> str:
-        """Address of the peer, without its port."""
+        """Address of the client, without its port."""
 
     @property
     def standing(self) -> Standing:
-        """How well the peer is known."""
+        """How far the client is identified."""
 
     @property
     def seen_tick(self) -> int:
-        """When the peer last sent something."""
+        """When the client last sent something."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is owed an answer."""
+        """Whether a response is pending."""
 
     def abort(self, reason: str) -> None:
         """Close at once."""
@@ -44,7 +44,7 @@ class SlotHolder(Protocol):
 
 
 class ConnectionSlots:
-    """Invariant: ``_silent`` are the connections that never said anything, in the order they came; ``_by_host`` counts all of an address."""
+    """_silent: connections that have never sent anything, oldest first. _by_host: number of connections of each address."""
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
@@ -58,7 +58,7 @@ class ConnectionSlots:
         self.tick = 0
 
     def enter(self, connection: SlotHolder) -> bool:
-        """Give a new connection a slot; False when there is none and nobody gives way."""
+        """Give a new connection a slot. Return False if all are taken and none can be freed."""
         if len(self._connections) >= self.count_max and not self._give_way(connection.host):
             return False
         self._silent[connection] = None
@@ -66,28 +66,28 @@ class ConnectionSlots:
         return True
 
     def spoke(self, connection: SlotHolder) -> None:
-        """A peer has said something."""
+        """Record that a client has sent something."""
         self._silent.pop(connection, None)
 
     def leave(self, connection: SlotHolder) -> None:
-        """The connection is gone."""
+        """Free the slot of a closed connection."""
         self._silent.pop(connection, None)
         self._by_host[connection.host] -= 1
         if not self._by_host[connection.host]:
             del self._by_host[connection.host]
 
     def _give_way(self, host: str) -> bool:
-        """Have somebody go for a peer from this address."""
-        going = next(iter(self._silent), None) or self._quietest(host)
-        if going is None:
+        """Close a connection in favour of a new one from ``host``. Return False if there is none to close."""
+        evicted = next(iter(self._silent), None) or self._quietest(host)
+        if evicted is None:
             return False
-        self._silent.pop(going, None)
-        going.abort("all connection slots are taken, and this peer has been quiet longest")
-        going.vacate()
+        self._silent.pop(evicted, None)
+        evicted.abort("all connection slots are taken, and this client has been quiet longest")
+        evicted.vacate()
         return True
 
     def _quietest(self, host: str) -> SlotHolder | None:
-        """Who has been quiet for a while; who that is changes with the seconds only."""
+        """Return the connection to close, if any. They are sorted once a second, because their order changes only with the seconds."""
         if self._looked != self.tick:
             self._looked = self.tick
             known = [connection for connection in self._connections if connection.standing < Standing.IDENTIFIED]

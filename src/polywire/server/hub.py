@@ -1,7 +1,6 @@
-"""What the connections of one server share: limits, memory, whose turn it is to go. Compiled.
+"""Limits, memory, slots and logins that the connections of a server share. Compiled.
 
-Promises: every connection is known here from its first moment to its last; what all of them together may cost has a limit, and whoever stands
-still longest goes first when it is reached. Must not know: sockets, sessions, wires.
+All connections together have limits. When one is reached, the connection that has stalled longest is closed first.
 """
 
 from __future__ import annotations
@@ -52,69 +51,68 @@ class ConnectionLimits:
 
 
 class Ingest(Protocol):
-    """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
+    """The broker as connections see it, to slow down producers."""
 
     @property
     def appended(self) -> int:
-        """Batches taken so far; it grows while a session is offered bytes that produce."""
+        """Batches accepted so far; it grows while a session processes produce requests."""
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something waits for ``commit``; it may view bytes that were handed on."""
+        """Whether batches wait for ``commit``; they may refer to the connections' receive memory."""
 
     @property
     def congested(self) -> bool:
-        """Whether peers that produce should be read no further for now."""
+        """Whether connections that produce should not be read for now."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when there is no congestion (any more)."""
+        """Call back once, on the loop, as soon as there is no congestion."""
 
     def hold(self) -> None:
-        """A commit follows soon, and need not be scheduled."""
+        """Do not schedule a commit: the caller commits soon."""
 
     def commit(self) -> None:
-        """Write this turn now."""
+        """Write the batches of this pass now."""
 
 
 class Peer(Receiver, SlotHolder, Guest, Protocol):
-    """A connection, as far as others are concerned."""
+    """A connection as the hub sees it."""
 
     @property
     def backlog(self) -> int:
-        """Bytes of answers the kernel has not taken."""
+        """Bytes of responses that the kernel has not accepted."""
 
     @property
     def clogged_tick(self) -> int:
-        """Since when that is so."""
+        """The tick since which there is a backlog."""
 
     @property
     def received_bytes(self) -> int:
-        """Read from the peer so far."""
+        """Bytes received so far."""
 
     @property
     def sent_bytes(self) -> int:
-        """Written to the peer so far."""
+        """Bytes sent so far."""
 
     def sweep(self) -> None:
-        """Close what has stood still too long; called once a second."""
+        """Close the connection if it has stalled for too long; called once a second."""
 
     def stop_reading(self) -> None:
-        """Take no further request."""
+        """Read no more requests."""
 
     def relieve(self) -> None:
-        """The intake has caught up."""
+        """Resume because the log has caught up."""
 
     def close(self) -> None:
-        """Close once everything written was sent."""
+        """Close once everything is sent."""
 
 
 @cython.cclass
 class Hub:
-    """What the connections of one server share.
+    """The shared state of a server's connections.
 
-    Invariant: ``connections`` holds every open connection, in the order they came; ``tick`` counts the seconds since the start, as ``sweep``
-    is called each second; ``_held`` are those that wait for the intake, in the order they came; ``lending`` is true while the loop asks a
-    connection for a buffer.
+    connections: all open connections, oldest first. tick: seconds since the start, counted by ``sweep``. _held: connections that wait for the
+    log to catch up, in order. lending: true while the event loop asks a connection for a buffer.
     """
 
     __slots__ = (
@@ -148,8 +146,8 @@ class Hub:
         clock: Clock = SYSTEM_CLOCK,
         identities: Identities | None = None,
     ) -> None:
-        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself. clock: what offers take is
-        measured by. identities: who may log in."""
+        """idle: polls the loop after bytes arrive. soon: calls back in the loop's next pass; by default that of the running loop.
+        clock: measures how long sessions take. identities: the users."""
         self.limits: Final = limits or ConnectionLimits()
         self.ingest: Final = ingest
         self.idle: Final = idle
@@ -165,24 +163,27 @@ class Hub:
         self.draining = False
         self.refused = 0
         self.refused_before = 0
-        """Those that were told of."""
+        """Rejected connections that have been logged."""
         self.accepted: Counter[str] = Counter()
         self.moved: dict[str, tuple[int, int]] = {}
-        """Bytes received from and sent to connections that are gone, by wire, and how many of them there were in ``accepted``."""
+        """Bytes received from and sent to closed connections, by protocol; ``accepted`` is their number."""
         self.tick = 0
 
     def commit(self) -> None:
-        """Write this turn now. A log that breaks over it has ended and told so (decision 0020): that is not the fault of the peer that is
-        being read, and no reason to leave its connection, or a drain, half way."""
+        """Write the batches of this pass now.
+
+        If the log fails, it has stopped and reported the failure itself (decision 0020). The exception ends here, so that the connection
+        that is being read, or a drain, is not interrupted half-way.
+        """
         assert not self.lending, "the loop asks for a buffer"
-        self.memory.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
+        self.memory.settle()  # before the callbacks of the commit, which may append to the next batch
         try:
             self.ingest.commit()
         except Exception as error:
             log.error("internal error of the log", exc_info=error)
 
     def sweep(self) -> None:
-        """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
+        """Close stalled connections and free the buffers of idle ones; call it once a second."""
         self.tick += 1
         self.memory.tick = self.slots.tick = self.tick
         for connection in list(self.connections):
@@ -199,7 +200,7 @@ class Hub:
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:
-        """Let a connection whose peer produces wait until the intake has caught up."""
+        """Make a connection that produces wait until the log has caught up."""
         if not self._held:
             self.ingest.on_relief(self._relieved)
         self._held[connection] = None
@@ -210,7 +211,7 @@ class Hub:
             connection.relieve()
 
     def enter(self, connection: Peer) -> bool:
-        """Give a new connection a slot; False when there is none."""
+        """Register a new connection. Return False if there is no free slot."""
         if self.draining or not self.logins.enter(connection):
             self.refused += 1
             return False
@@ -222,7 +223,7 @@ class Hub:
         return True
 
     def leave(self, connection: Peer) -> None:
-        """The connection is gone, or as good as gone."""
+        """Unregister a connection that is closed or about to close."""
         if connection in self.connections:
             del self.connections[connection]
             self.slots.leave(connection)
@@ -233,14 +234,14 @@ class Hub:
             self.accepted[connection.wire] += 1
 
     def check_backlog(self) -> None:
-        """Close the connection whose answers have waited longest while all of them together wait for too much."""
+        """Close connections whose responses have been unsent for longest, until all unsent responses are within their limit."""
         clogged = [connection for connection in self.connections if connection.backlog]
         total = sum(connection.backlog for connection in clogged)
         while clogged and total > self.limits.backlog_total_bytes_max:
             slowest = min(clogged, key=_clogged_tick)
             clogged.remove(slowest)
             total -= slowest.backlog
-            slowest.abort("answers of all connections take too much memory, this peer has not read longest")
+            slowest.abort("unsent responses exceed their limit, and this client has not read for the longest time")
 
 
 def _call_soon(callback: Callable[[], None]) -> object:

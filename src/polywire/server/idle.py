@@ -1,7 +1,6 @@
-"""Polling before sleeping: for a moment after bytes came, the loop looks for more rather than sleep (decision 0008). Compiled.
+"""Polling before sleeping: for a moment after bytes arrive, the event loop polls for more instead of sleeping (decision 0008). Compiled.
 
-Promises: no polling unless bytes have lately come quicker than three times the limit, and never for longer than it without bytes.
-Must not know: connections, wires.
+It polls only if the recent intervals between bytes were shorter than three times the limit, and never longer than the limit without bytes.
 """
 
 from __future__ import annotations
@@ -14,34 +13,31 @@ import cython
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
-PAUSES_AVERAGED: Final = 8  # a burst of that many quick requests is enough to begin, a few slow ones to end
-QUICK: Final = 3  # times the limit: until polling begins, every pause has two wake-ups in it
+PAUSES_AVERAGED: Final = 8  # this many quick requests start polling, and a few slow ones stop it
+QUICK: Final = 3  # times the limit; before polling starts, every interval includes two wake-ups of the process
 
 
 @cython.cclass
 class IdlePoll:
-    """Keeps one loop awake between requests that follow each other quickly.
-
-    Invariant: ``_polling`` is true while one call of ``_poll`` is scheduled.
-    """
+    """Keeps an event loop awake between quick requests. ``_polling`` is true while a call of ``_poll`` is scheduled."""
 
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
-        """limit_us: microseconds of polling after bytes came; 0 never polls."""
+        """limit_us: microseconds of polling after bytes arrive; 0 disables polling."""
         self._loop = loop
         self._clock = clock
         self._limit_s = limit_us / 1e6
         self._pause_s = 2 * QUICK * self._limit_s
-        """Average time from bytes to bytes, so far."""
+        """Average interval between arrivals of bytes."""
         self._last = 0.0
         self._end = 0.0
         self._polling = False
         self.look: Callable[[], object] = nothing
-        """Handles what has come, where somebody knows it sooner than the loop."""
+        """Handles sockets that are ready, if the driver can find them sooner than the loop."""
 
     def came(self) -> None:
-        """Bytes came and were handled."""
+        """Record that bytes arrived and were processed."""
         limit_s = self._limit_s
         now = self._clock.monotonic()
         self._pause_s += (min(now - self._last, 2 * QUICK * limit_s) - self._pause_s) / PAUSES_AVERAGED
@@ -53,7 +49,7 @@ class IdlePoll:
                 self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
-        """A scheduled call makes the loop ask for events without waiting."""
+        """Poll once. A scheduled call keeps the loop from sleeping."""
         self.look()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
@@ -62,4 +58,4 @@ class IdlePoll:
 
 
 def nothing() -> None:
-    """The loop knows first."""
+    """Do nothing: the loop itself finds sockets that are ready."""

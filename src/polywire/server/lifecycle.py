@@ -1,8 +1,11 @@
-"""The life of one broker process: open, listen, serve, drain, stop.
+"""The life of one broker process: recover, listen, serve, drain, stop.
 
-Promises: nothing listens before recovery is done and synced; the ready file appears, whole, once every listener accepts; on SIGTERM or
-SIGINT no request is taken any more, owed answers go out and everything is synced; a second signal ends the process at once; failed
-storage ends it with ``EXIT_STORAGE``. Must not know: any wire's bytes.
+Guarantees:
+
+* No listener opens before recovery is complete and synced.
+* The ready file appears once every listener accepts connections.
+* After SIGTERM or SIGINT the broker accepts no more requests, sends pending responses, and syncs. A second signal exits at once.
+* If storage fails, the process exits with ``EXIT_STORAGE``.
 """
 
 from __future__ import annotations
@@ -67,46 +70,49 @@ if TYPE_CHECKING:
 log = structlog.get_logger("polywire.server")
 
 
-class Others(Protocol):
-    """Other brokers of the same bucket."""
+class OtherBrokers(Protocol):
+    """The other brokers of the same bucket, as seen by the leader."""
 
     @property
     def watch(self) -> BucketWatch:
-        """What is known of the bucket."""
+        """Statistics about the bucket."""
 
     @property
     def signals(self) -> Signals:
-        """Of this process: what comes between two turns counts for the next."""
+        """Signals of this process, which outlive one term as leader."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether they know that this one lives."""
+        """Whether the other brokers cannot consider this one dead."""
 
     async def opened(self) -> None:
-        """The log is recovered: this broker answers for itself from now on."""
+        """The log is recovered: stop serving as a standby."""
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
-        """Tell them where this one listens, and under which start it leads; calls back, in any thread, when it is to lead no longer."""
+        """Set the addresses and the start number in this broker's heartbeats.
+
+        ``deposed`` is called, in any thread, when leadership is lost.
+        """
 
 
 EXIT_OK: Final = 0
 EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
-EXIT_DEPOSED: Final = 75  # never left with: the process stands by again
+EXIT_DEPOSED: Final = 75  # internal: the process becomes a standby again instead of exiting
 EXIT_SECOND_SIGNAL: Final = 130
-HANDOVER_S: Final = 3.0  # for a process that is ending to let go of the data directory, beside its drain
+HANDOVER_S: Final = 3.0  # for a process that is stopping to release the data directory, after its drain
 HANDOVER_POLL_S: Final = 0.05
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
-FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
+FLUSH_TIMEOUT_S: Final = 1.0  # to send the last responses
 
 
 def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: Mapping[str, str] | None = None) -> int:
-    """Do what a process is for, with its log set up: a start that fails is told there. facts: that every line tells."""
+    """Set up logging, call ``serving``, and return its exit code; errors at the start are logged. facts: added to every log line."""
     lines = LineLimit(SystemClock())
     set_up_log(lines, form=config.log_format, facts=facts)
     make_private()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     try:
         return serving(lines)
     except BrokerError as error:
@@ -118,16 +124,16 @@ def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: 
 
 
 def run_once(serving: Callable[[], Coroutine[None, None, int]]) -> int:
-    """Serve until told to stop, or until another broker of the bucket leads."""
+    """Serve on a new event loop until a signal stops the process, or until another broker of the bucket leads."""
     with asyncio.Runner(loop_factory=_new_loop()) as runner:
         return runner.run(serving())
 
 
 async def serve(
-    config: ServeConfig, lines: LineLimit | None = None, others: Others | None = None, shard: Shard | None = None
+    config: ServeConfig, lines: LineLimit | None = None, others: OtherBrokers | None = None, shard: Shard | None = None
 ) -> int:
-    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
-    config.listeners()  # what cannot be is refused before anything is opened
+    """Recover the broker, listen, and serve until the end. Return the exit code. Raises BrokerError if it cannot start."""
+    config.listeners()  # reports invalid settings before anything is opened
     users = None if config.users is None else load_users(config.users)
     close_to_others(config.data_dir, marks=DATA_MARKS)
     audit = AuditLog(SystemClock(), config.audit_log)
@@ -148,7 +154,7 @@ async def serve(
         access = broker.access
         if users is not None:
             access.configure(users)
-            assert not access.is_open, "with users somebody has to log in"
+            assert not access.is_open, "authentication is on with users"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
@@ -175,7 +181,7 @@ async def serve(
         def deposed(reason: str) -> None:
             broker.loop.call_soon_threadsafe(server.storage_failed, NotOwner(ErrorCode.NOT_OWNER, reason))
 
-        others.say(_told(listeners), broker.epoch, deposed)
+        others.say(_advertised(listeners), broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 
 
@@ -189,8 +195,10 @@ async def _open_wires(
     shard: Shard | None,
     links: LinkTls | None,
 ) -> list[Listener]:
-    """Listen for every wire; for the other processes, too, where a shard is all that this one has, and where other machines reach it alone,
-    under ``links`` where there is to be TLS. Raises Busy(BUSY)."""
+    """Open the listeners of all protocols; for a shard also those for other processes and machines (``links``: their TLS).
+
+    Raises Busy(BUSY).
+    """
     factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
     opening = partial(
         open_listeners,
@@ -208,10 +216,10 @@ async def _open_wires(
     alone = HttpFactory(broker, overview, names=_http_names(config), shards=shard, is_linked=True)
     inside.append(HttpLinkFactory(alone, shard.key))
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
-    is_cached = INSIDE not in shard.reached  # by the parent, which holds the addresses until it ends
-    own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_cached)
-    shard.opened(listeners, own, host=config.advertise, is_told=is_cached and config.shard_port > 0)
-    if not is_cached:
+    is_reserved = INSIDE not in shard.reached  # on a data directory the parent has reserved the addresses
+    own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_reserved)
+    shard.opened(listeners, own, host=config.advertise, is_advertised=is_reserved and config.shard_port > 0)
+    if not is_reserved:
         own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver, links))
     return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
 
@@ -225,7 +233,7 @@ async def _open_http(
     tls: ServerTls | None,
     shard: Shard | None,
 ) -> list[Listener]:
-    """Listen for HTTP beside the wires; where nobody asked for it and its usual port is taken, without. Raises Busy(BUSY)."""
+    """Open the HTTP listeners. Without ``--http``, HTTP is off if its default port is in use. Raises Busy(BUSY)."""
     own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
     factory = HttpFactory(broker, overview, names=_http_names(config), shards=shard)
     opened: list[Listener] = []
@@ -247,8 +255,8 @@ async def _open_http(
     return opened
 
 
-def _told(listeners: Sequence[Listener]) -> dict[str, Address]:
-    """Where the others of a bucket reach this broker: this process alone, where it is one of several."""
+def _advertised(listeners: Sequence[Listener]) -> dict[str, Address]:
+    """Return the addresses at which other brokers of the bucket reach this process."""
     own = {listener.name.removeprefix(OWN): listener.address for listener in listeners if listener.name.startswith(OWN)}
     return own or {listener.name: listener.address for listener in listeners}
 
@@ -258,16 +266,16 @@ def _http_names(config: ServeConfig) -> Sequence[str]:
 
 
 class Server:
-    """One run of the process.
+    """One run of the broker.
 
-    Invariant: ``_stopping`` is set once, by the first signal, by failed storage, or because another broker leads; ``_is_told`` by a signal.
+    ``_stopping`` is set by the first signal (then ``_is_signalled`` as well), by failed storage, or by a loss of leadership.
     """
 
     __slots__ = (
         "_audit",
         "_config",
         "_exit_code",
-        "_is_told",
+        "_is_signalled",
         "_lines",
         "_loop",
         "_signals",
@@ -284,45 +292,45 @@ class Server:
     def __init__(
         self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog, watch: BucketWatch | None
     ) -> None:
-        """watch: what is known of the bucket that holds the log, where one does."""
+        """watch: statistics of the bucket, if there is one."""
         self._audit = audit
         self._config = config
         self._lines = lines
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
-        self._is_told = False
+        self._is_signalled = False
         self._signals: Signals | None = None
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
-        self.others: Others | None = None
+        self.others: OtherBrokers | None = None
         self.registration: Registration | None = None
         self.watch: Final = watch
         self.work: Final = WorkTimes()
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     async def open_broker(self) -> Broker:
-        """Recover the data directory, once a process that is ending has let go of it. Raises BrokerError."""
+        """Recover the data directory, waiting for a process that is stopping to release it. Raises BrokerError."""
         limit_s = HANDOVER_S + self._config.drain_timeout_s
         end = self._loop.time() + limit_s
-        told = False
+        is_logged = False
         while True:
             try:
                 return await self._open_broker()
             except Busy as error:
                 if error.code is not ErrorCode.BUSY or self._loop.time() >= end:
                     raise
-                if not told:
+                if not is_logged:
                     log.info(
                         "waiting for another process to release the data directory",
                         reason=error.message,
                         limit_s=limit_s,
                     )
-                told = True
+                is_logged = True
             await asyncio.sleep(HANDOVER_POLL_S)
 
     async def _open_broker(self) -> Broker:
-        """Recover the data directory, or take over the log in the bucket. Raises BrokerError."""
+        """Recover the data directory, or become the leader of the log in the bucket. Raises BrokerError."""
         config = self._config
         if self.watch is not None:
             return await open_in_bucket(
@@ -344,16 +352,19 @@ class Server:
         )
 
     def drive(self, hub: Hub) -> None:
-        """Have a driver for plain connections, unless the loop is to be it. Raises Invalid(INVALID_REQUEST)."""
+        """Create the epoll driver for plain connections if it is configured and available. Raises Invalid(INVALID_REQUEST)."""
         if self._config.driver in (AUTO, EPOLL) and is_available():
             self.driver = ReadinessDriver(hub, self._loop)
         elif self._config.driver == EPOLL:
             raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll (remove --driver)")
 
     def storage_failed(self, error: BrokerError) -> None:
-        """The log can no longer keep its promises; nothing is retried (concepts: durability#what-a-crash-may-take)."""
+        """Stop the broker because the log has failed or leadership is lost.
+
+        Nothing is retried (concepts: durability#what-a-crash-may-take).
+        """
         if self._config.bucket and self._stopping.is_set():
-            return  # the last objects found no way into the bucket: nothing of them was acknowledged
+            return  # the last uploads of a stopping broker failed, but none of their records was acknowledged
         if error.code in (ErrorCode.NOT_OWNER, ErrorCode.REPLICATION_TIMEOUT):
             log.warning("lost leadership: this broker acknowledges no more requests", reason=error.message)
             self._exit_code = EXIT_DEPOSED
@@ -365,23 +376,25 @@ class Server:
         self._stopping.set()
 
     def watch_signals(self, reload: Callable[[], None], signals: Signals | None) -> None:
-        """Stop in good order on the first signal, at once on the second; SIGHUP takes files up anew. signals: those of a process that may
-        serve once more."""
+        """Stop cleanly on the first signal and at once on the second, and reload on SIGHUP.
+
+        signals: those of a process that can lead again.
+        """
         self._signals = signals or Signals()
         self._signals.listen(self._signalled, reload)
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._is_told:
+        if self._is_signalled:
             log.warning("exiting immediately after a second signal", signal=number.name)
             os._exit(EXIT_SECOND_SIGNAL)
-        self._is_told = True
+        self._is_signalled = True
         log.info("stopping", signal=number.name, limit_s=self._config.drain_timeout_s)
         if self._exit_code == EXIT_DEPOSED:
-            self._exit_code = EXIT_OK  # it ends, instead of standing by
+            self._exit_code = EXIT_OK  # exit instead of becoming a standby
         self._stopping.set()
 
     async def wait(self, broker: Broker, hub: Hub, listeners: Sequence[Listener]) -> int:
-        """Serve until stopped, then drain; returns the exit code."""
+        """Serve until stopped, then drain, and return the exit code."""
         collector = Collector()
         collector.start()
         sweeper = asyncio.create_task(self._sweep(hub, broker, collector))
@@ -389,9 +402,8 @@ class Server:
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
         close_listeners(listeners)
-        withdraw_ready(
-            self._config.ready_file
-        )  # before the data directory is let go of: then there may be one of the next process
+        # Before the data directory is released: afterwards the file can belong to the next process.
+        withdraw_ready(self._config.ready_file)
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()
@@ -400,7 +412,7 @@ class Server:
             self.exports.stop()
         with contextlib.suppress(BrokerError):  # failed storage was reported already
             broker.close()
-        await _hang_up(hub)
+        await _close_connections(hub)
         if self.driver is not None:
             self.driver.close()
         self._audit.sweep(stopping=True)
@@ -408,7 +420,7 @@ class Server:
         if self._lines is not None:
             self._lines.sweep(stopping=True)
         if self._signals is not None and self._exit_code == EXIT_DEPOSED:
-            self._signals.keep()  # what comes from here on is for the next turn
+            self._signals.keep()  # later signals are for the standby
         elif self._signals is not None and self.others is None:
             self._signals.end()
         log.info("stopped", exit_code=self._exit_code)
@@ -431,7 +443,7 @@ class Server:
 
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id: int) -> Registration | None:
-    """Where the Kafka 0.7 wire is told to listen, begun. Raises Invalid."""
+    """Start the registration of Kafka 0.7 in ZooKeeper, if it is configured. Raises Invalid."""
     addresses = [listener.address for listener in listeners if listener.name == "kafka07"]
     if config.kafka07_zookeeper == OFF or not addresses:
         return None
@@ -441,7 +453,7 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id:
 
 
 def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
-    """The files that tell of the FLUX wire's groups, begun; where there are to be none, those of an earlier start are removed."""
+    """Start the export of FLUX groups to files, or remove the files of an earlier start if it is off."""
     store = FileStore(config.data_dir)
     if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
         exports.remove(store)
@@ -452,16 +464,16 @@ def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
 
 
 def _registered(broker: Broker) -> list[Topic]:
-    """What clients of ZooKeeper are told of: what those who come without a login may see."""
+    """Return the topics to register in ZooKeeper: those that a client without a login can see."""
     try:
-        who = broker.access.nameless(None)
-    except Denied:  # all come with certificates
+        client = broker.access.nameless(None)
+    except Denied:  # clients need certificates
         return []
-    return [topic for topic in broker.topics() if broker.access.permits(who, Action.TOPIC_DESCRIBE, topic)]
+    return [topic for topic in broker.topics() if broker.access.permits(client, Action.TOPIC_DESCRIBE, topic)]
 
 
 async def drain(hub: Hub, timeout_s: float) -> None:
-    """Take no further requests and wait, up to a limit, for the answers that are owed."""
+    """Accept no more requests, and wait up to a limit for pending responses."""
     hub.draining = True
     for connection in list(hub.connections):
         connection.stop_reading()
@@ -475,8 +487,8 @@ async def drain(hub: Hub, timeout_s: float) -> None:
         log.warning("drain timed out with responses pending", connections=waiting, limit_s=timeout_s)
 
 
-async def _hang_up(hub: Hub) -> None:
-    """Close every connection once its answers have left, up to a limit."""
+async def _close_connections(hub: Hub) -> None:
+    """Close every connection once its responses are sent, up to a limit."""
     for connection in list(hub.connections):
         connection.close()
     loop = asyncio.get_running_loop()
@@ -484,11 +496,11 @@ async def _hang_up(hub: Hub) -> None:
     while hub.connections and loop.time() < end:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(DRAIN_POLL_S)
     for connection in list(hub.connections):
-        connection.abort("the broker stops and the peer does not read its answers")
+        connection.abort("the broker is stopping, and the client does not read its responses")
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:
-    """Tell where we listen and what is weaker than usual; the ready file comes last."""
+    """Log the listeners and the settings that weaken durability or security, and write the ready file last."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
     if config.durability is Level.WRITTEN and not config.bucket:
@@ -515,7 +527,7 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
 
 
 def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where there is one."""
+    """Return the event loop factory: uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:

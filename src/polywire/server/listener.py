@@ -1,6 +1,6 @@
-"""Listeners: sockets that accept connections for one wire, or for whichever the peer speaks.
+"""Listeners: sockets that accept connections of one protocol, or of every protocol.
 
-Promises: all listeners accept before ``open_listeners`` returns, or none is left open. Must not know: any wire, the broker.
+``open_listeners`` opens all listeners or none.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls
 
 INSIDE: Final = "inside"  # the listener for other processes of this broker
-INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the one for other machines, where links between them are under TLS
-OWN: Final = "own-"  # before the name of one where a process is reached alone, beside those that several share
+INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the listener for other machines, if they connect with TLS
+OWN: Final = "own-"  # prefix of listeners that belong to one process, beside those that several share
 EVERYWHERE_V6: Final = "::"
-ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
-ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor, or no memory, for another one
+ACCEPT_BACKLOG: Final = 1024  # connections that the kernel can queue before they are accepted
+ACCEPT_PAUSE_S: Final = 1.0  # while the system has no descriptor or memory for another connection
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 KEEP_ALIVE: Final = {
     "TCP_KEEPIDLE": 60,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 6,
-}  # seconds, seconds, probes: dead after two minutes
+}  # seconds, seconds, probes: a vanished client is detected after two minutes
 
 log = structlog.get_logger("polywire.server")
 
 
 class Server(Protocol):
-    """What accepts connections; asyncio's servers do."""
+    """Accepts connections, as asyncio's servers do."""
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """Those that listen."""
+        """The listening sockets."""
 
     def close(self) -> None:
-        """Accept no further connection."""
+        """Accept no more connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An open listener and the address it really has."""
+    """An open listener, with its real address."""
 
     name: str
     address: Address
@@ -59,26 +59,28 @@ class Listener:
 
 
 class LoopServer:
-    """Accepts connections for the loop, on several sockets."""
+    """Accepts connections that the event loop drives, on several sockets."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
-        self.sockets: Sequence[Any] = [one for server in servers for one in server.sockets]
+        self.sockets: Sequence[Any] = [listening for server in servers for listening in server.sockets]
 
     def close(self) -> None:
-        """Accept no further connection."""
+        """Accept no more connections."""
         for server in self._servers:
             server.close()
 
 
 class ReadinessServer:
-    """Accepts connections for the readiness driver. Guards: each of ``sockets`` is watched by the loop, but for a pause while the system has
-    no descriptor for another connection."""
+    """Accepts connections for the readiness driver.
+
+    The loop watches all ``sockets``, except in a pause while the system has no descriptors.
+    """
 
     def __init__(
         self, driver: ReadinessDriver, sockets: Sequence[socket.socket], connect: Callable[[], Any], loop: Any
     ) -> None:
-        """connect: makes what is told of a connection's bytes. loop: any that can watch a descriptor."""
+        """connect: creates the protocol of a connection. loop: an event loop that can watch descriptors."""
         self._driver = driver
         self._loop = loop
         self._connect = connect
@@ -92,7 +94,7 @@ class ReadinessServer:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection: in a storm of them those that are there are served in between."""
+        """Accept one connection only, so that existing connections are served during a storm of new ones."""
         try:
             peer, name = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -109,7 +111,7 @@ class ReadinessServer:
         self._driver.accepted(peer, name, self._connect())
 
     def close(self) -> None:
-        """Accept no further connection."""
+        """Accept no more connections."""
         sockets, self.sockets = self.sockets, ()
         for listening in sockets:
             self._loop.remove_reader(listening.fileno())
@@ -127,11 +129,13 @@ async def open_listeners(
     driver: ReadinessDriver | None = None,
     shared: bool = False,
 ) -> list[Listener]:
-    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a certificate;
-    without ``any_plain`` it takes nothing but TLS. driver: of plain connections; without one the loop drives them, as it does those of TLS.
-    shared: other processes listen there, too, and the system gives each a part of the connections.
+    """Listen on every address.
 
-    Raises Busy(BUSY) with the address that cannot be had.
+    any_wires: protocols that the listener for all protocols detects; None for all. any_plain: whether it accepts connections without TLS.
+    tls: its certificate, if any. driver: drives plain connections; without one the event loop does, as it does for TLS. shared: other
+    processes listen on the same addresses, and the system distributes connections among them.
+
+    Raises Busy(BUSY) with the address that is not available.
     """
     by_wire = {factory.wire: factory for factory in factories}
     among_all = [factory for factory in factories if any_wires is None or factory.wire in any_wires]
@@ -153,11 +157,11 @@ async def open_listeners(
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> Busy:
-    """What is said of an address that cannot be had."""
+    """Return the error for an address that is not available."""
     reason = error.strerror or str(error)
     advice = ""
     if error.errno == errno.EADDRINUSE:
-        advice = f", something else listens there: stop it or choose another address with --{name} HOST:PORT"
+        advice = f": the address is in use (stop the other program, or choose another address with --{name} HOST:PORT)"
     return Busy(ErrorCode.BUSY, f"cannot listen{advice} listener={name} address={address} reason={reason!r}")
 
 
@@ -183,7 +187,9 @@ async def _listen(
     if tls is None and driver is not None:
         server = ReadinessServer(driver, sockets, connect, loop)
     else:
-        server = LoopServer([await loop.create_server(connect, sock=one, backlog=ACCEPT_BACKLOG) for one in sockets])
+        server = LoopServer(
+            [await loop.create_server(connect, sock=listening, backlog=ACCEPT_BACKLOG) for listening in sockets]
+        )
     for listening in server.sockets:
         _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
@@ -193,7 +199,7 @@ async def _listen(
 async def listen_inside(
     hub: Hub, listening: socket.socket, factories: Sequence[SessionFactory], driver: ReadinessDriver | None
 ) -> Listener:
-    """Accept, on a socket that listens already, the connections of other processes of this broker."""
+    """Accept connections of other processes of this broker on a socket that already listens."""
     loop = asyncio.get_running_loop()
     server: Server
 
@@ -215,7 +221,7 @@ async def open_inside(
     driver: ReadinessDriver | None,
     tls: ServerTls | None = None,
 ) -> Listener:
-    """Accept what other machines carry to the processes of this one; with ``tls`` nothing else. Raises Busy(BUSY)."""
+    """Accept connections of other machines; with ``tls``, only those with TLS. Raises Busy(BUSY)."""
     name = INSIDE if tls is None else INSIDE_TLS
     try:
         return await _listen(hub, name, address, factories, tls, driver, plain_too=False, shared=False)
@@ -224,7 +230,7 @@ async def open_inside(
 
 
 async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
-    """A socket for every address of this host, and for both families where the host is the wildcard of IPv6. Raises OSError."""
+    """Return a bound socket for every address of a host; a single one for both families if the host is ``::``. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -248,13 +254,13 @@ async def bound(address: Address, *, shared: bool = False) -> list[socket.socket
 
 
 def close_listeners(listeners: Sequence[Listener]) -> None:
-    """Accept no further connection."""
+    """Accept no more connections."""
     for listener in listeners:
         listener.server.close()
 
 
 def _keep_alive(listening: Any) -> None:
-    """Peers that vanished without a word are noticed by the kernel; accepted sockets inherit these options."""
+    """Make the kernel detect clients that vanished; accepted sockets inherit these options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
         option = getattr(socket, name, None)  # not every system has all of them

@@ -1,9 +1,12 @@
-"""Memory for requests that have begun to arrive: who gets some, who waits for it, and who has to give it back. Compiled.
+"""Memory for unfinished requests: which connections get some, wait for it, or are closed to free it. Compiled.
 
-Promises: an unfinished request takes memory in proportion to what of it has come; together they stay within a limit, and one that goes on
-arriving is held back at worst, never cut: one at a time may go beyond the limit until it is handled, beside the others, so that there is
-always one that comes to its end. Short of memory, those that hardly arrive have to go: first of peers that nobody knows, then of the
-address that holds most, the slowest first; nobody goes for what the loop has not read yet. Must not know: sessions, wires.
+Guarantees:
+
+* An unfinished request takes memory in proportion to the bytes received.
+* All unfinished requests together stay within a limit. A request that still arrives is delayed at worst, never cut off: one request at a
+  time may exceed the limit, so that there is always one that can complete.
+* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address that uses most
+  memory, the slowest first. Unread bytes in the socket count as arrived.
 """
 
 from __future__ import annotations
@@ -20,51 +23,51 @@ from polywire.server.shared_chunk import SharedChunk
 
 
 class Receiver(Protocol):
-    """A connection, as far as its memory is concerned."""
+    """A connection that receives requests."""
 
     @property
     def host(self) -> str:
-        """Address of the peer, without its port."""
+        """Address of the client, without its port."""
 
     @property
     def standing(self) -> Standing:
-        """How well the peer is known."""
+        """How far the client is identified."""
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a request has begun to arrive."""
+        """Whether a request is arriving."""
 
     @property
     def is_stalled(self) -> bool:
-        """Whether that request hardly arrives."""
+        """Whether that request arrives too slowly."""
 
     @property
     def rate(self) -> float:
-        """Bytes a second of it."""
+        """Its arrival rate in bytes per second."""
 
     @property
     def held_bytes(self) -> int:
-        """What it takes."""
+        """Memory that it uses."""
 
     def go_on_receiving(self) -> None:
-        """There may be memory now."""
+        """Try again to get memory."""
 
     def give_back_idle(self) -> None:
-        """Give back a buffer that holds no request."""
+        """Free a buffer that contains no request."""
 
     def abort(self, reason: str = "") -> None:
         """Close at once."""
 
     def let_go(self) -> None:
-        """Have nothing received any more."""
+        """Close the session and free the buffer."""
 
 
 @cython.cclass
 class ReceiveMemory:
-    """What the unfinished requests of one server take.
+    """The receive memory of a server.
 
-    Invariant: ``_waiting`` are connections that are paused until they get memory, the one waiting longest first; ``_beyond`` is the one that
-    may take what it needs. Nothing views bytes that were handed on while ``write_batch`` was smaller.
+    _waiting: connections that are paused until they get memory, longest first. _beyond: the one connection that may exceed the limit.
+    write_batch: number of the current write batch; no committed batch refers to receive memory.
     """
 
     __slots__ = (
@@ -97,18 +100,18 @@ class ReceiveMemory:
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for memory, or more is taken than should be."""
+        """Whether a connection waits for memory, or the limit is exceeded."""
         return bool(self._waiting) or not self.arena.fits(0)
 
     def settle(self) -> None:
-        """Nothing views what was handed on, or given back, so far."""
+        """Reuse all memory that was consumed or freed: the write batch that referred to it is committed."""
         self.write_batch += 1
         self.shared_chunk.position = 0
         if self.arena.viewed:
             self.arena.settle()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
-        """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""
+        """Return whether a connection may use ``grown`` more bytes. If not, it is called back when it may try again."""
         if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
         if self._beyond is asking or self._fits(grown):
@@ -123,24 +126,27 @@ class ReceiveMemory:
         return False
 
     def _fits(self, grown: int) -> bool:
-        """Whether so much more may be taken: what the one beyond the limit takes does not count, so that others are served meanwhile."""
+        """Return whether ``grown`` more bytes fit.
+
+        The connection that may exceed the limit does not count, so that others are served meanwhile.
+        """
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
     def given_back(self) -> None:
-        """A request has come to its end, or its connection has."""
+        """Let waiting connections try again, because a request or a connection has ended."""
         if self._waiting and not self._feeding:
             self._feeding = True
             self._soon(self._feed)
 
     def leave(self, connection: Receiver) -> None:
-        """The connection is gone."""
+        """Forget a closed connection."""
         self._waiting.pop(connection, None)
         if self._beyond is connection:
             self._beyond = None
         self.given_back()
 
     def _feed(self) -> None:
-        """Let those that wait try again, the one waiting longest first, until one has to go on waiting."""
+        """Let waiting connections try again, longest first, until one has to wait again."""
         self._feeding = False
         while self._waiting:
             connection = next(iter(self._waiting))
@@ -152,7 +158,7 @@ class ReceiveMemory:
                 return
 
     def _reclaim(self, grown: int, asking: Receiver) -> None:
-        """Take back what holds no request, then close what hardly arrives; who that is changes with the seconds only."""
+        """Free buffers without a request, then close stalled connections. Once a second is enough: stalls are measured in seconds."""
         if self._looked == self.tick:
             return
         for connection in self._connections:
@@ -166,6 +172,6 @@ class ReceiveMemory:
         for connection in slow:
             if self._fits(grown):
                 return
-            connection.abort("receive memory is short, and this request hardly arrives")
+            connection.abort("receive memory is short, and this request arrives too slowly")
             connection.let_go()
         self._looked = self.tick

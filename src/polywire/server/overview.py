@@ -1,7 +1,4 @@
-"""What the process tells of itself over HTTP: connections, traffic by wire, listeners, settings, and what the log's threads take.
-
-Promises: values, taken when asked for. Must not know: what is made of them, any wire.
-"""
+"""Statistics of the process for HTTP: connections, traffic by protocol, listeners, settings, and times of the log's threads."""
 
 from __future__ import annotations
 
@@ -25,18 +22,18 @@ _Result = TypeVar("_Result")
 
 
 class WorkTimes:
-    """Makes the log's threads, and knows how long their jobs took, by the name of the thread."""
+    """Creates the log's threads, and records how long their jobs take, by the name of the thread."""
 
     def __init__(self) -> None:
         self.by_name: Final[dict[str, Durations]] = {}
 
     def make_worker(self, name: str, loop: Loop) -> TimedWorker:
-        """A thread whose jobs are timed."""
+        """Return a thread whose jobs are timed."""
         return TimedWorker(name, loop, self.by_name.setdefault(name, Durations()))
 
 
 class TimedWorker(ThreadWorker):
-    """A thread that notes how long each job took."""
+    """A thread that records how long each job takes."""
 
     def __init__(self, name: str, loop: Loop, durations: Durations) -> None:
         super().__init__(name, loop)
@@ -54,7 +51,7 @@ class TimedWorker(ThreadWorker):
 
 
 class Overview:
-    """Implements ``http.process.Process``. ``addresses`` are those of listeners that are open."""
+    """Implements ``http.process.Process``. ``addresses`` are those of the open listeners."""
 
     def __init__(
         self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations], watch: BucketWatch | None = None
@@ -67,26 +64,26 @@ class Overview:
 
     @property
     def stopping(self) -> bool:
-        """Whether no further request is taken."""
+        """Whether the broker accepts no more requests."""
         return self.hub.draining
 
     @property
     def refused(self) -> int:
-        """Connections turned away since the start."""
+        """Connections rejected since the start."""
         return self.hub.refused_before + self.hub.refused
 
     @property
     def connections_max(self) -> int:
-        """How many may be open at once."""
+        """Limit of open connections."""
         return self.hub.limits.connections_max
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """Memory in which unfinished requests lie."""
+        """Memory of unfinished requests."""
         return sum(connection.held_bytes for connection in self.hub.connections)
 
     def connections(self) -> Iterable[ConnectionView]:
-        """Those that are open."""
+        """Yield the open connections."""
         hub = self.hub
         for connection in list(hub.connections):
             if isinstance(connection, Connection):
@@ -100,7 +97,7 @@ class Overview:
                 )
 
     def traffic(self) -> Mapping[str, Traffic]:
-        """By wire, those included that are gone."""
+        """Return the traffic by protocol, including closed connections."""
         hub = self.hub
         sums = {wire: [0, hub.accepted[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
         for connection in hub.connections:
@@ -112,23 +109,23 @@ class Overview:
         return {wire: Traffic(*numbers) for wire, numbers in sums.items()}
 
     def work(self) -> Mapping[str, Durations]:
-        """What the log's threads did, by name."""
+        """Return the job times of the log's threads, by name."""
         return self._work
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
-        """What a sample of requests took."""
+        """Return latencies of a sample of requests."""
         return self.hub.request_times.by_kind
 
     def bucket(self) -> BucketView | None:
-        """The bucket that holds the log, where one does."""
+        """Return statistics about the bucket; None without a bucket, or while this process does not lead."""
         return None if self._watch is None else self._watch.view()
 
     def listeners(self) -> Mapping[str, str]:
-        """Addresses by name of the listener."""
+        """Return addresses by name of the listener."""
         return self.addresses
 
     def settings(self) -> Sequence[tuple[str, object]]:
-        """How the process was started."""
+        """Return the settings that the process was started with."""
         return [(field.name, _plain(getattr(self._config, field.name))) for field in fields(self._config)]
 
 

@@ -1,9 +1,7 @@
-"""How far a connection has come, and why its peer is not read: a phase, which only goes on, and reasons, which come and go::
+"""The state of a connection: a phase, which only moves forward, and the reasons why it is not read, which come and go::
 
-    SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
-       └──────────────────────┘        any phase may be the last before ENDING or CLOSED
-
-Promises: a transition that is not in the table is none. Must not know: connections.
+SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
+   └──────────────────────┘        every phase can change to ENDING or CLOSED
 """
 
 from __future__ import annotations
@@ -14,21 +12,22 @@ from typing import Final
 
 
 class Phase(IntEnum):
-    """How far a connection has come."""
+    """The phases of a connection."""
 
     SILENT = 0
-    """The peer has sent nothing yet."""
+    """The client has sent nothing yet."""
     UNKNOWN = 1
-    """What the peer has sent does not tell its wire yet."""
+    """The client's protocol is not detected yet."""
     OPEN = 2
-    """What the peer sends is offered to the session."""
+    """Received bytes go to the session."""
     ENDING = 3
-    """Nothing more is offered; what was answered still goes out."""
+    """The session gets no more bytes; pending responses are still sent."""
     CLOSED = 4
-    """There is no session any more, and nothing that was received; the transport has ended, or will without another read."""
+    """The session and the received bytes are gone; the transport is closed, or closes without another read."""
 
 
-SILENT: Final = Phase.SILENT  # looked at for every read: found by their own names in a tenth of the time
+# Every read compares them, and a module's name is found in a tenth of the time of an attribute.
+SILENT: Final = Phase.SILENT
 UNKNOWN: Final = Phase.UNKNOWN
 OPEN: Final = Phase.OPEN
 ENDING: Final = Phase.ENDING
@@ -44,25 +43,23 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Pause:
-    """Reasons not to read from the peer; several may hold at once, and nothing is read while any does. What was received is offered again
-    when no reason is left but DRAINING.
-
-    Plain numbers: they are looked at for every read.
+    """Reasons not to read from a connection, as bits. Nothing is read while any is set; received bytes go to the session again once no reason
+    but DRAINING is set. They are plain numbers because every read tests them.
     """
 
     OWING: Final = 1
-    """The session answers first, or the peer has to take its answers."""
+    """A response is pending, or the client does not read its responses."""
     CONGESTED: Final = 2
-    """The peer produces, and the log is behind."""
+    """The client produces, and the log is behind."""
     STARVED: Final = 4
     """There is no memory for more of its request."""
     YIELDING: Final = 8
-    """So much was read from it at once that others are read first."""
+    """Much was read from it at once, so other connections are read first."""
     QUEUED: Final = 16
-    """Offers have taken long enough in this pass of the loop."""
+    """This pass of the loop has served requests for long enough."""
     OFFERING: Final = 32
-    """What had waited is being offered."""
+    """The session is processing bytes that had waited."""
     ENDED: Final = 64
-    """Nothing more is offered."""
+    """The session gets no more bytes."""
     DRAINING: Final = 128
-    """The broker takes no further request."""
+    """The broker accepts no more requests."""

@@ -1,8 +1,8 @@
-"""Which shard has a topic: of a data directory a symbolic link for each name says it, made only where there is none (decision 0072), of a
-bucket the name alone (decision 0075).
+"""Which shard owns a topic. On a data directory a symbolic link for each name says so (decision 0072); with a bucket the hash of the name
+decides (decision 0075).
 
-Promises: of those who claim a name at the same time one gets it. Links are no record: a shard's own log says which topics it has, and every
-start makes them anew. Must not know: processes, wires.
+Of several processes that claim a name at the same time, one gets it, because creating a symbolic link is atomic. The links are a cache: a
+shard's log says which topics it has, and every start creates the links again.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.types import shard_name
 
 NAME_HASH_BYTES: Final = 16
-INTERNAL: Final = "__"  # names of topics that every shard has for itself begin so
+INTERNAL: Final = "__"  # prefix of topics that every shard has for itself
 
 
 class Names(Protocol):
-    """Which shard has the topic of a name."""
+    """Maps topic names to shards."""
 
     @property
     def waits(self) -> bool:
-        """Whether nobody may be served before all shards have begun."""
+        """Whether clients must wait until all shards have started."""
 
     def shard_of(self, full_name: str) -> int | None:
-        """Where the topic of a name lies, or would; None when nobody can tell before there is one."""
+        """Return the shard that has the topic, or would have it; None if that is open until the topic is created."""
 
     def claim(self, full_name: str) -> None:
-        """A topic of this name is about to begin in our shard. Raises Busy(BUSY) where it is another's, Unavailable(STORAGE_FAILED)."""
+        """Reserve the name for a new topic in this shard. Raises Busy(BUSY) if another shard has it, Unavailable(STORAGE_FAILED)."""
 
     def release(self, full_name: str) -> None:
-        """Ours has ended."""
+        """Release the name of a deleted topic of this shard."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Our shard was recovered, with topics of these names; returns those that another shard has as well. Raises Unavailable."""
+        """Register the recovered topics of this shard. Return those that another shard has as well. Raises Unavailable."""
 
 
 class HashedNames:
-    """A name's hash says which shard has it, for ever: nobody claims, records or asks (decision 0075)."""
+    """The hash of a name says which shard owns the topic, and never changes (decision 0075)."""
 
     __slots__ = ("_count", "_own")
 
@@ -52,24 +52,24 @@ class HashedNames:
         self._count: Final = count
 
     def shard_of(self, full_name: str) -> int | None:
-        """Where it lies, or would."""
+        """See ``Names``."""
         return None if full_name.startswith(INTERNAL) else home_of(full_name, self._count)
 
     def claim(self, full_name: str) -> None:
-        """Find that a name is ours. Raises Busy(BUSY)."""
+        """See ``Names``."""
         if home_of(full_name, self._count) != self._own:
             raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
-        """It stays ours."""
+        """Do nothing."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Those whose hash says otherwise: no broker that keeps to it has made them."""
+        """Return the names whose hash belongs to another shard; a correct broker never creates such topics."""
         return [name for name in names if home_of(name, self._count) != self._own]
 
 
 class Placement:
-    """The links of one directory. Guards: a link is made once and says who made it until it is removed."""
+    """The symbolic links of one data directory. A link names the shard that created it."""
 
     __slots__ = ("_directory", "_own")
 
@@ -80,11 +80,11 @@ class Placement:
         self._own: Final = own
 
     def shard_of(self, full_name: str) -> int | None:
-        """Who has claimed a name."""
+        """See ``Names``."""
         return None if full_name.startswith(INTERNAL) else self._read(_link_name(full_name))
 
     def claim(self, full_name: str) -> None:
-        """Claim a name, or find that it is ours. Raises Busy(BUSY) where it is another's, Unavailable(STORAGE_FAILED)."""
+        """See ``Names``."""
         link = _link_name(full_name)
         try:
             os.symlink(shard_name(self._own), self._directory / link)
@@ -99,22 +99,22 @@ class Placement:
             ) from error
 
     def release(self, full_name: str) -> None:
-        """Give up a name that is ours."""
+        """See ``Names``."""
         self._remove(_link_name(full_name))
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Have what our shard has, and no more; returns names that another shard has as well. Raises Unavailable."""
-        taken = []
-        wanted = {_link_name(name) for name in names}
+        """See ``Names``. Links of this shard without a topic are removed."""
+        conflicts = []
+        current = {_link_name(name) for name in names}
         for link in os.listdir(self._directory):
-            if link not in wanted:
+            if link not in current:
                 self._remove(link)
         for name in names:
             try:
                 self.claim(name)
             except Busy:
-                taken.append(name)
-        return taken
+                conflicts.append(name)
+        return conflicts
 
     def _remove(self, link: str) -> None:
         if self._read(link) == self._own:
@@ -128,7 +128,7 @@ class Placement:
 
 
 def home_of(full_name: str, count: int) -> int:
-    """Which of so many shards a name falls to, the same on every process and at every start."""
+    """Return the shard of a name by its hash, which is the same in every process and after every start."""
     return int.from_bytes(_hash(full_name)[:8], "little") % count
 
 

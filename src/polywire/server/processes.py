@@ -1,8 +1,12 @@
-"""The parent of several broker processes that share one data directory (decision 0072), or have a bucket's shards on one machine (decision
-0075), and their addresses.
+"""The parent process of several broker processes, for a data directory (decision 0072) or the shards of a bucket (decision 0075).
 
-Promises: nothing is ready before all are; a process that ends is started again; what the parent is told to do all are told; none outlives the
-parent. The parent has no loop and no threads: processes are forked from it. Must not know: topics, any wire.
+Guarantees:
+
+* The ready file appears once all processes are ready.
+* A process that exits is restarted.
+* Signals to the parent reach all processes, and no process outlives the parent.
+
+The parent has no event loop and no threads, because it forks.
 """
 
 from __future__ import annotations
@@ -42,35 +46,35 @@ from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
 
-LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients go to the process that has a topic by themselves
-TOLD_WIRES: Final = (
+LED_WIRES: Final = ("kafka", ANY)  # listeners whose clients connect to the leader of a partition themselves
+ADVERTISED_WIRES: Final = (
     "cursus",
-)  # where ports are chosen, for clients to reach, those of these wires are sent there as well
-TOLD: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+)  # with --shard-port, clients of these protocols are sent to the owner of a topic as well
+FORWARDED_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 STARTING_POLL_S: Final = 0.02
 LOOK_S: Final = 1.0
-LASTING_S: Final = 10.0  # a process that lived so long is started again at once
+LASTING_S: Final = 10.0  # a process that ran at least this long is restarted without a pause
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
-PORTS_EACH: Final = 20  # of a process, where they are not left to the system
-OWN_PORTS_STEP: Final = 100  # from the port that all share to those of one process, where nobody says which
-KILL_AFTER_S: Final = 10.0  # beyond the time for the drain
+PORTS_EACH: Final = 20  # ports of each process with --shard-port
+OWN_PORTS_STEP: Final = 100  # between the shared port and those of the processes, without --shard-port
+KILL_AFTER_S: Final = 10.0  # after the drain timeout
 HANDOVER_POLL_S: Final = 0.05
 PR_SET_PDEATHSIG: Final = 1
 
 Mask = set[int | signal.Signals]
-"""Signals that are held back."""
+"""Blocked signals."""
 
 log = structlog.get_logger("polywire.server")
 
 
 def run_processes(config: ServeConfig) -> int:
-    """Serve with as many processes as there are to be until told to stop; returns the exit code."""
+    """Serve with one or several processes until a signal stops them, and return the exit code."""
     return lifecycle.run_logged(config, lambda lines: _run(config, lines))
 
 
 def _run(config: ServeConfig, lines: LineLimit) -> int:
-    """Raises BrokerError, OSError where that cannot be begun."""
+    """Raises BrokerError, OSError if the processes cannot be started."""
     if not 0 <= config.processes <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
@@ -99,20 +103,18 @@ def _run(config: ServeConfig, lines: LineLimit) -> int:
 
 
 def _check(config: ServeConfig) -> None:
-    """Raises Invalid for what several processes cannot do."""
+    """Raise Invalid for settings that several processes do not support."""
     reason = ""
     if sys.platform != "linux":
-        reason = "several processes share their addresses on Linux only: leave --processes out"
+        reason = "several processes are supported on Linux only (remove --processes)"
     elif config.tls_client_authority is not None:
-        reason = (
-            "certificates of clients are not carried between processes: leave --tls-client-authority or --processes out"
-        )
+        reason = "client certificates do not work with several processes (remove --tls-client-authority or --processes)"
     if reason:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"{reason} processes={config.processes}")
 
 
 def _lock(config: ServeConfig) -> Callable[[], None]:
-    """Keep other parents out, once one that is ending has let go. Raises Busy(BUSY)."""
+    """Lock the data directory, waiting for a parent that is stopping. Raises Busy(BUSY)."""
     end = time.monotonic() + lifecycle.HANDOVER_S + config.drain_timeout_s
     while True:
         try:
@@ -125,7 +127,7 @@ def _lock(config: ServeConfig) -> Callable[[], None]:
 
 @dataclass(slots=True)
 class Child:
-    """A process by its shard. pause_s: before it is started again."""
+    """The process of a shard. pause_s: pause before the next restart."""
 
     shard: int
     pid: int = 0
@@ -135,11 +137,13 @@ class Child:
 
 
 class Parent:
-    """Guards: of each shard there is one process at most; ``_sockets`` keep addresses, and connections to a process that is being started
-    again, until the end."""
+    """Starts and watches the processes, at most one for each shard.
+
+    ``_sockets`` reserve the addresses, and queue connections to a process that is being restarted.
+    """
 
     def __init__(self, config: ServeConfig, key: bytes) -> None:
-        """key: what processes know each other by. Raises Busy(BUSY) with the address that cannot be had, Invalid."""
+        """key: shared secret of the processes. Raises Busy(BUSY) with the address that is not available, Invalid."""
         self._config: Final = config
         self._sockets: Final[list[socket.socket]] = []
         self._addresses: Final = self._reserve()
@@ -153,16 +157,16 @@ class Parent:
         self._kill_at = 0.0
 
     def run(self) -> int:
-        """Serve until told to stop."""
-        watched = TOLD | {signal.SIGCHLD}
+        """Serve until a signal stops the parent."""
+        watched = FORWARDED_SIGNALS | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         try:
             for child in self._children:
                 self._start(child, mask)
             while any(child.pid for child in self._children) or not self._kill_at:
                 found = signal.sigtimedwait(watched, LOOK_S if self._is_ready else STARTING_POLL_S)
-                if found is not None and found.si_signo in TOLD:
-                    self._told(signal.Signals(found.si_signo))
+                if found is not None and found.si_signo in FORWARDED_SIGNALS:
+                    self._signal_all(signal.Signals(found.si_signo))
                 self._look(mask)
             return self._exit_code
         finally:
@@ -170,11 +174,11 @@ class Parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
-        """Let go of all addresses."""
-        for kept in (*self._sockets, *self._inside):
-            kept.close()
+        """Release all addresses."""
+        for reserved in (*self._sockets, *self._inside):
+            reserved.close()
 
-    def _told(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> None:
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGHUP if number == signal.SIGHUP else signal.SIGTERM)
@@ -187,7 +191,7 @@ class Parent:
             self._kill_at = time.monotonic() + self._config.drain_timeout_s + KILL_AFTER_S
 
     def _look(self, mask: Mask) -> None:
-        """Bury who has ended, start who is to be started, say when all serve."""
+        """Handle processes that exited, start those whose pause is over, and write the ready file once all serve."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -216,7 +220,7 @@ class Parent:
             self._exit_code = self._exit_code or max(code, 0)
         elif not self._is_ready:
             self._exit_code = code if code > 0 else lifecycle.EXIT_START
-            self._told(signal.SIGTERM)
+            self._signal_all(signal.SIGTERM)
         else:
             now = time.monotonic()
             lasted = now - child.started_at >= LASTING_S
@@ -238,10 +242,10 @@ class Parent:
             self._become(child.shard, parent, mask)
 
     def _become(self, number: int, parent: int, mask: Mask) -> NoReturn:
-        """What a new process does."""
+        """Run the broker of a shard in this forked process, and exit."""
         code = lifecycle.EXIT_START
         try:
-            os.setpgid(0, 0)  # a terminal's interrupt is the parent's, which tells all
+            os.setpgid(0, 0)  # so that Ctrl-C in a terminal reaches the parent only, which forwards it
             _end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             names = self._config.data_dir / SHARDS / NAMES
@@ -261,15 +265,15 @@ class Parent:
             os._exit(code)
 
     def _reserve(self) -> dict[str, Address]:
-        """Keep the addresses of all wires and HTTP, and find out which those are. Raises Busy(BUSY)."""
+        """Reserve the shared addresses of all listeners, and return them with their real ports. Raises Busy(BUSY)."""
         served: dict[str, Address] = {}
         for name, address in self._config.listeners().items():
             if name in USUAL and getattr(self._config, name) is None and self._config.users is not None:
-                continue  # it has no login, and nobody has asked for it
+                continue  # a protocol without a login, whose address is not set
             if name == HTTP and self._config.http is None:
-                self._keep_http(served, address)
+                self._reserve_http(served, address)
             else:
-                served[name] = self._kept(name, address)
+                served[name] = self._reserved(name, address)
         if not served.keys() - {HTTP}:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"all protocol listeners are off (enable one of {', '.join(WIRES)})"
@@ -279,60 +283,67 @@ class Parent:
         return served
 
     def _reserve_own(self, shard: int) -> dict[str, Address]:
-        """Where one process is reached and no other, by listener: in a bucket for other machines, which it tells of itself; on a directory
-        for clients that follow leaders, for as long as the parent lives. Raises Busy(BUSY)."""
+        """Return the addresses of one process alone, by listener.
+
+        With a bucket they are for other machines, and the process opens them itself. On a data directory they are for clients that connect
+        to the owner of a topic, and the parent reserves them. Raises Busy(BUSY).
+        """
         if self._config.bucket:
             return _reached(self._config, shard, self._addresses)
-        wires = (LED_WIRES, TOLD_WIRES) if self._config.shard_port else (LED_WIRES,)
+        wires = (LED_WIRES, ADVERTISED_WIRES) if self._config.shard_port else (LED_WIRES,)
         led = [
             (name, at)
             for among in wires
             for name, at in self._addresses.items()
             if name.removesuffix(TLS_SUFFIX) in among
         ]
-        first, wanted = self._config.shard_port + PORTS_EACH * shard, self._config.listeners()
+        first, configured = self._config.shard_port + PORTS_EACH * shard, self._config.listeners()
         own = {}
         for number, (name, at) in enumerate(led):
             if self._config.shard_port:
-                own[name] = self._kept(name, Address(at.host, first + number))
+                own[name] = self._reserved(name, Address(at.host, first + number))
             else:
-                own[name] = self._kept_near(name, at, OWN_PORTS_STEP * (shard + 1) if wanted[name].port else 0)
+                own[name] = self._reserved_near(name, at, OWN_PORTS_STEP * (shard + 1) if configured[name].port else 0)
         return own
 
-    def _kept_near(self, name: str, shared: Address, step: int) -> Address:
-        """So many ports from the one that all share, the same at every start: there are clients that look for a broker where it was. Where
-        that is taken, wherever the system says. Raises Busy(BUSY)."""
+    def _reserved_near(self, name: str, shared: Address, step: int) -> Address:
+        """Reserve the port at this distance from the shared one, or any free port.
+
+        The distance is the same at every start, because some clients reconnect to the last known address. Raises Busy(BUSY).
+        """
         port = shared.port + step if step and shared.port + step <= PORT_MAX else 0
         try:
-            return self._kept(name, Address(shared.host, port))
+            return self._reserved(name, Address(shared.host, port))
         except Busy as error:
             log.warning(
                 "a process has a different port than usual (set the ports with --shard-port)", reason=error.message
             )
-            return self._kept(name, Address(shared.host, 0))
+            return self._reserved(name, Address(shared.host, 0))
 
-    def _keep_http(self, served: dict[str, Address], address: Address) -> None:
-        """Where nobody asked for HTTP and its usual port is taken, do without."""
+    def _reserve_http(self, served: dict[str, Address], address: Address) -> None:
+        """Reserve the default port of HTTP; turn HTTP off if it is in use."""
         try:
-            served[HTTP] = self._kept(HTTP, address)
+            served[HTTP] = self._reserved(HTTP, address)
         except Busy as error:
             log.warning(
                 "HTTP is off: its default port is in use (choose another with --http HOST:PORT)", reason=error.message
             )
 
-    def _kept(self, name: str, address: Address) -> Address:
-        """The address with its real port, which is ours from now on although the parent does not listen there."""
+    def _reserved(self, name: str, address: Address) -> Address:
+        """Bind an address without listening, and return it with its real port."""
         try:
-            kept = _bound(address)  # without sharing: nobody else listens there, sharing or not
+            bound = _bound(
+                address
+            )  # first without SO_REUSEPORT, so that binding fails if another program listens there
         except OSError as error:
             raise cannot_listen(name, address, error) from error
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on, with those whom we start
-        self._sockets.append(kept)
-        return Address(address.host, kept.getsockname()[1])
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # from now on shared with the child processes
+        self._sockets.append(bound)
+        return Address(address.host, bound.getsockname()[1])
 
 
 def _bound(address: Address) -> socket.socket:
-    """Raises OSError."""
+    """Return a bound socket. Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -347,7 +358,7 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _inside() -> socket.socket:
-    """Where one process listens for the others: as little protected as any address of this machine, and as much."""
+    """Return the internal listening socket of a process, on loopback. The shared key protects it."""
     made = _bound(Address("127.0.0.1", 0))
     made.setblocking(False)
     made.listen(ACCEPT_BACKLOG)
@@ -355,7 +366,7 @@ def _inside() -> socket.socket:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Be stopped when the parent is gone, however it went."""
+    """Make the system send SIGTERM to this process when the parent exits in any way."""
     control = find_call("prctl", c_int, c_ulong, c_ulong, c_ulong, c_ulong)
     if control is not None:
         control(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -364,7 +375,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
-    """Logins that one machine carries to another do not travel as they are, and a certificate is one that the others take. Raises Invalid."""
+    """Raise Invalid if machines would send passwords to each other in clear text, or would reject each other's certificates."""
     place = inside_of(config, served)
     if link_tls(config, config.reached_at(place)) is not None or place.is_loopback or config.insecure:
         return
@@ -377,7 +388,7 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
 
 
 def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
-    """The listener beside which processes are reached by other machines: with TLS the plain ones are often this machine's alone."""
+    """Return the listener whose host other machines can reach. With TLS, plain listeners are often on loopback only."""
     usual = served.get("polywire") or next(iter(served.values()))
     if config.tls_machine_authority is None or not usual.is_loopback:
         return usual
@@ -386,14 +397,14 @@ def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
 
 
 def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
-    """Where other machines reach one process, by listener: on the hosts on which all listen, on ports of its own."""
+    """Return the addresses at which other machines reach one process, by listener: the shared hosts with its own ports."""
     hosts = {name: address.host for name, address in served.items()} | {INSIDE: inside_of(config, served).host}
     first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
     return {name: Address(host, first + number if first else 0) for number, (name, host) in enumerate(hosts.items())}
 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
-    """What a process knows of its bucket. Raises Invalid."""
+    """Return the statistics of the bucket for a process. Raises Invalid."""
     from polywire.server.bucket_watch import BucketWatch
     from polywire.server.candidates import candidate_of
 
@@ -402,7 +413,7 @@ def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
 
 
 def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]) -> ServeConfig:
-    """What one process is told."""
+    """Return the settings of one process."""
     return replace(
         config,
         cache_gib=config.cache_gib / config.processes,

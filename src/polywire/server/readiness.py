@@ -1,11 +1,14 @@
-"""The readiness driver: reads every plain socket that is ready in one callback of the loop, and writes what that adds in one group. Compiled.
+"""The readiness driver: reads all ready plain sockets in one callback of the event loop, and commits their records as one group. Compiled.
 
-An epoll descriptor of its own holds the sockets, and the running loop watches that one descriptor: timers, threads and TLS stay with the
-loop, whichever it is. A pass reads each ready socket once, so nobody holds it; what is left in a socket is read in the next one.
+An epoll descriptor contains the sockets, and the event loop watches only that descriptor. Timers, threads and TLS stay with the loop. A
+pass reads each ready socket once, so that no connection can block the others; remaining bytes are read in the next pass.
 
-Promises: to a connection it is what a transport of asyncio's is, with a write limit of 0; a connection that breaks is ended, and nobody else
-notices; nothing is called between asking for memory and having read into it; what a pass adds to the log is committed at its end.
-Must not know: sessions, wires, what the bytes mean.
+Guarantees:
+
+* For a connection it behaves like a transport of asyncio with a write limit of 0.
+* A connection that fails is closed, without effect on others.
+* No other code runs between asking for memory and reading into it.
+* Batches that a pass appends are committed at its end.
 """
 
 from __future__ import annotations
@@ -32,28 +35,30 @@ else:
     from polywire.records.memory import Lent, lend, lend_writable
     from polywire.server.hub import Hub
 
-PASSES_MAX: Final = 8  # before the loop has its turn
-READY_MAX: Final = 256  # sockets read in one pass; the others are in the next one
-PARTS_MAX: Final = 1024  # buffers of one gathered write
+PASSES_MAX: Final = 8  # before the event loop runs again
+READY_MAX: Final = 256  # sockets read in one pass; the others follow in the next one
+PARTS_MAX: Final = 1024  # buffers of one sendmsg
 
 _IN = cython.declare(cython.uint, 0x001)
 _OUT = cython.declare(cython.uint, 0x004)
 _BROKEN = cython.declare(cython.uint, 0x018)  # EPOLLERR and EPOLLHUP
 _READY_MAX = cython.declare(cython.int, 256)
-_LOOKS = cython.declare(cython.int, 32)  # each takes a quarter of a microsecond: between two the loop has its turn
+_LOOKS = cython.declare(
+    cython.int, 32
+)  # polls of epoll before the event loop runs again; each takes a quarter of a microsecond
 _EVENT_BYTES = cython.declare(cython.Py_ssize_t, 16)  # at most, of one event
 _AGAIN = cython.declare(cython.int, errno.EAGAIN)
 _INTERRUPTED = cython.declare(cython.int, errno.EINTR)
 _NOGIL_BYTES_MIN = cython.declare(
     cython.Py_ssize_t, 65_536
-)  # copying so much takes long enough for other threads to go on
+)  # copying this much takes long enough to let other threads run
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
 def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.int:
-    """Ask again and again what is ready, so many times at most."""
+    """Poll epoll at most ``looks`` times, until a socket is ready."""
     count: cython.int = 0
     if cython.compiled:
         while count == 0 and looks > 0:
@@ -63,17 +68,17 @@ def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.in
 
 
 def is_available() -> bool:
-    """Whether this system has what the driver rests on."""
+    """Return whether this system has epoll."""
     return hasattr(select, "epoll")
 
 
 @cython.cclass
 class SocketTransport:
-    """One accepted socket; to its connection what asyncio's transport is.
+    """One accepted socket, with the interface of asyncio's transports.
 
-    Guards: ``_events`` is what epoll watches the socket for, nothing once ``_is_ended``; ``_waiting`` is what the kernel has not taken, of
-    ``_waiting_bytes``, and the connection was told to pause as long as there is some. Of a pause of reading epoll hears only when bytes come
-    during it: most pauses are over before.
+    _events: what epoll watches the socket for; nothing once ``_is_ended``. _waiting: parts that the kernel has not accepted, of
+    ``_waiting_bytes``; the connection is paused while there are any. Pausing reading does not change epoll until bytes arrive, because most
+    pauses end before that.
     """
 
     _driver: ReadinessDriver
@@ -101,10 +106,10 @@ class SocketTransport:
         self._waiting = deque()
         self._waiting_bytes = 0
 
-    # What a connection calls
+    # Called by the connection
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Whose socket it is."""
+        """Return an address of the socket, or the socket."""
         if name == "peername":
             return self._peer_name
         if name == "sockname":
@@ -112,29 +117,29 @@ class SocketTransport:
         return self._socket if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Everything that waits is told of, as connections ask for."""
-        assert not high, "what is not taken at once is told"
+        """Accept only a limit of 0: the connection is paused as soon as the kernel does not accept all bytes."""
+        assert not high, "only a write limit of 0 is supported"
 
     def get_write_buffer_size(self) -> int:
-        """Bytes the kernel has not taken."""
+        """Bytes that the kernel has not accepted."""
         return self._waiting_bytes
 
     def is_closing(self) -> bool:
-        """Whether it was closed, or lost."""
+        """Whether the socket is closed, closing or lost."""
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Read nothing."""
+        """Stop reading."""
         self._is_reading = False
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if not self._is_closing:
             self._is_reading = True
             self._watch()
 
     def write(self, data: Buffer) -> None:
-        """Send bytes; those that the kernel does not take wait."""
+        """Send bytes; those that the kernel does not accept wait."""
         if self._is_closing:
             return
         if self._waiting_bytes:
@@ -160,7 +165,7 @@ class SocketTransport:
                 self._clog()
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Close once all bytes are sent."""
         if not self._is_closing:
             self._is_closing = True
             self._is_reading = False
@@ -170,15 +175,15 @@ class SocketTransport:
                 self.end(None)
 
     def abort(self) -> None:
-        """End now."""
+        """Close at once."""
         if not self._is_ended:
             self.end(None)
 
-    # What is sent
+    # Sending
 
     @cython.cfunc
     def _send(self, data: Buffer) -> cython.Py_ssize_t:
-        """Give bytes to the kernel: how many it took, -1 when the peer is gone."""
+        """Send bytes, and return how many the kernel accepted; -1 if the connection is lost."""
         sent: cython.Py_ssize_t
         if cython.compiled and self._fd >= 0:
             lent: Lent = lend(data)
@@ -208,13 +213,13 @@ class SocketTransport:
 
     @cython.cfunc
     def _clog(self) -> cython.void:
-        """The kernel does not take everything."""
+        """Pause the connection, because the kernel does not accept all bytes."""
         self._watch()
         self.protocol.pause_writing()
 
     @cython.cfunc
     def _send_waiting(self) -> cython.void:
-        """Give the kernel what waits, as far as it takes it."""
+        """Send waiting parts, as many as the kernel accepts."""
         waiting = self._waiting
         try:
             while waiting:
@@ -229,17 +234,17 @@ class SocketTransport:
         except OSError as error:
             self.end(error)
 
-    # What the driver calls
+    # Called by the driver
 
     @cython.cfunc
     def begin(self) -> cython.void:
-        """The socket was accepted."""
+        """Start serving an accepted socket."""
         self.protocol.connection_made(self)
         self._watch()
 
     @cython.cfunc
     def serve(self, events: cython.uint) -> cython.void:
-        """Do what the socket is ready for, once."""
+        """Write and read once, as far as the socket is ready."""
         if self._waiting_bytes and events & (_OUT | _BROKEN):
             self._send_waiting()
             if not self._waiting_bytes and not self._is_ended:
@@ -268,7 +273,7 @@ class SocketTransport:
 
     @cython.cfunc
     def _receive(self, memory: memoryview) -> cython.Py_ssize_t:
-        """Read into memory: how many bytes came, 0 behind the last one, -1 when there is nothing, or the peer is gone."""
+        """Read into memory, and return the number of bytes; 0 at the end of the stream, -1 if there are none or the connection is lost."""
         count: cython.Py_ssize_t
         if cython.compiled and self._fd >= 0:
             lent: Lent = lend_writable(memory)
@@ -290,7 +295,7 @@ class SocketTransport:
 
     @cython.cfunc
     def _watch(self) -> cython.void:
-        """Have epoll watch for what is waited for."""
+        """Tell epoll which events matter now."""
         events: cython.uint = 0
         if not self._is_ended:
             events = (_IN if self._is_reading else 0) | (_OUT if self._waiting_bytes else 0)
@@ -307,7 +312,7 @@ class SocketTransport:
 
     @cython.cfunc
     def end(self, error: Exception | None) -> cython.void:
-        """Read and send nothing more; the connection is told in a callback of its own."""
+        """Stop reading and sending. ``connection_lost`` is called later, from the event loop."""
         if self._is_ended:
             return
         self._is_closing = self._is_ended = True
@@ -328,8 +333,10 @@ class SocketTransport:
 
 @cython.cclass
 class ReadinessDriver:
-    """The sockets of one server. Guards: ``_transports`` holds every socket that is open, by its descriptor. ``_found``, or
-    ``_listed`` where calls of C are not what is asked, is what was ready when that was asked last."""
+    """The sockets of one server.
+
+    _transports: every open socket by its descriptor. _found: result of the last poll; ``_listed`` if epoll is called through Python.
+    """
 
     epoll: Any
     loop: Any
@@ -340,8 +347,11 @@ class ReadinessDriver:
     _fd: cython.int
 
     def __init__(self, hub: Hub, loop: Any, epoll: Any = None) -> None:
-        """loop: any that can watch a descriptor. epoll: the system's by itself; another one has a descriptor below 0, as its sockets do, and
-        all of them are asked by their methods."""
+        """Watch the sockets with epoll.
+
+        loop: an event loop that can watch descriptors. epoll: the system's by default. A simulated one has a negative descriptor, as have its
+        sockets, and is called through its Python methods.
+        """
         self.loop = loop
         self.epoll = select.epoll() if epoll is None else epoll
         self._hub = hub
@@ -354,7 +364,7 @@ class ReadinessDriver:
             hub.idle.look = self.look
 
     def accepted(self, peer: socket.socket, peer_name: Any, protocol: Any) -> None:
-        """Drive a connection from now on."""
+        """Start driving an accepted connection."""
         peer.setblocking(False)
         transport = SocketTransport(self, peer, peer_name, protocol)
         self._transports[peer.fileno()] = transport
@@ -364,25 +374,24 @@ class ReadinessDriver:
             self._broken(transport, error)
 
     def forget(self, fd: int) -> None:
-        """A socket is about to be closed."""
+        """Forget a socket that is about to be closed."""
         del self._transports[fd]
 
     def close(self) -> None:
-        """Drive nothing more."""
+        """Stop driving connections."""
         if self._hub.idle is not None:
             self._hub.idle.look = nothing
         self.loop.remove_reader(self._fd)
         self.epoll.close()
 
     def make_pass(self) -> None:
-        """Serve every socket that is ready once, and write what that added."""
+        """Serve every ready socket once, and commit."""
         self._make_pass(1)
 
     def look(self) -> None:
-        """Make pass after pass, a few at most, for who would rather look than hear from the loop of what comes in some microseconds.
+        """Make several passes in a row while requests arrive every few microseconds, faster than the event loop would report them.
 
-        Behind a pass that served somebody it only looks once: what that pass has the loop call, such as whoever waits for its records,
-        comes first.
+        After a pass that served a socket it polls only once more, because its callbacks (such as waiting consumers) should run first.
         """
         looks: cython.int = _LOOKS
         for _ in range(PASSES_MAX):
@@ -392,7 +401,7 @@ class ReadinessDriver:
 
     @cython.cfunc
     def _make_pass(self, looks: cython.int) -> cython.bint:
-        """Whether anything was ready, at one of so many looks."""
+        """Serve ready sockets after at most ``looks`` polls, and return whether there were any."""
         hub: Hub = self._hub
         count: cython.int = self._find(looks)
         i: cython.int
@@ -408,14 +417,14 @@ class ReadinessDriver:
                     fd, events = self._listed[i]
                     self._serve(fd, events)
         finally:
-            hub.commit()  # whatever happened: nobody else does as long as the log is held
+            hub.commit()  # in any case: while the log is held, no other code commits
         if hub.idle is not None:
             hub.idle.came()
         return True
 
     @cython.cfunc
     def _find(self, looks: cython.int) -> cython.int:
-        """Find out which sockets are ready; how many."""
+        """Poll epoll, and return the number of ready sockets."""
         if cython.compiled and self._fd >= 0:
             count: cython.int = _look(self._fd, self._found.p, 1)
             if count == 0 and looks > 1:
@@ -435,7 +444,7 @@ class ReadinessDriver:
 
     @cython.cfunc
     def _broken(self, transport: SocketTransport, error: Exception) -> cython.void:
-        """A connection's own code has failed: it ends, and is told of as the loop tells of such."""
+        """Close a connection whose code raised an exception, and report the exception through the event loop."""
         transport.end(error)
         self.loop.call_exception_handler(
             {"message": "a connection failed", "exception": error, "protocol": transport.protocol}

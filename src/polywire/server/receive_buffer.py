@@ -1,8 +1,10 @@
-"""What one connection has received of a request that is not whole yet, or reads into because much comes.
+"""The receive buffer of one connection: an unfinished request, or memory for a stream of large reads.
 
-Promises: what was received and not consumed stays, in order, whatever the buffer grows to; what a write batch may view, and what somebody
-has pinned, is not overwritten; finding memory for the next read calls nobody, so that it may be done while the loop asks for it.
-Must not know: connections, sessions, who else wants memory.
+Guarantees:
+
+* Unconsumed bytes stay in order when the buffer grows.
+* Bytes that a write batch may refer to, or that are pinned, are not overwritten.
+* Finding memory for the next read calls no other code, so it is allowed while the event loop asks for a buffer.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from polywire.server.memory import ReceiveMemory
 from polywire.server.shared_chunk import READ_BYTES
 from polywire.server.unread import unread_bytes
 
-FREE_BYTES_MIN: Final = 4 * 1024  # of a buffer; less is not worth a read where other memory can be had
-GROWTH: Final = 4  # times what has come: for a flow that fills its reads, and at most for a request that needs more
-STALLED_TICKS: Final = 2  # more than one second, at most two, after which a request that hardly arrives may have to go
-SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # less is "hardly" while memory is short
-BYTES_PER_S_MIN: Final = 64  # less is "not at all", memory or not
+FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
+GROWTH: Final = 4  # a buffer grows to at most this many times the bytes received, whatever length a request claims
+STALLED_TICKS: Final = 2  # one to two seconds after which a slow request can be closed when memory is short
+SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # a slower request is stalled while memory is short
+BYTES_PER_S_MIN: Final = 64  # a slower request is stalled in any case
 
 
 class ReceiveBuffer:
-    """One piece of memory; who needs another size, or must leave this one as it is, goes on with the one that ``replaced`` gives.
+    """One piece of memory. For another size, or to leave this memory unchanged, continue with the buffer that ``replaced`` returns.
 
-    Invariant: ``view[start:end]`` is what was not consumed; the write batch ``viewed_by`` may view what lies before. flow_bytes: how large
-    a buffer the flow deserves by itself, 0 while nothing is known of it.
+    view[start:end]: unconsumed bytes. viewed_by: number of the write batch that may refer to the bytes before them. flow_bytes: buffer size
+    that suits the client's stream of reads; 0 if unknown.
     """
 
     __slots__ = (
@@ -58,7 +60,7 @@ class ReceiveBuffer:
 
     @classmethod
     def holding(cls, memory: ReceiveMemory, left: memoryview, size: int, *, flow_bytes: int = 0) -> Self:
-        """A buffer of at least this size that begins with what is left."""
+        """Return a buffer of at least ``size`` bytes that begins with ``left``."""
         buffer = cls(memory, memory.arena.take(size), flow_bytes=flow_bytes)
         buffer.end = len(left)
         buffer.view[: buffer.end] = left
@@ -66,7 +68,7 @@ class ReceiveBuffer:
 
     @classmethod
     def of_landed(cls, memory: ReceiveMemory, left: memoryview, *, read: int, flow_bytes_max: int) -> Self | None:
-        """A buffer for what is left of a read into memory that all share, or for a flow that fills its reads; None where there is neither."""
+        """Return a buffer for the unconsumed rest of a read into the shared chunk, or for a stream of large reads, or None for neither."""
         flow = GROWTH * read if READ_BYTES <= read < flow_bytes_max else 0
         if left:
             buffer = cls.holding(memory, left, len(left) + 1, flow_bytes=flow)
@@ -79,7 +81,7 @@ class ReceiveBuffer:
 
     @classmethod
     def of_chunk(cls, memory: ReceiveMemory) -> Self:
-        """The chunk in which everybody's bytes land, for whoever must keep what landed last as it is."""
+        """Return the shared chunk as a buffer, to pin the bytes of the last read."""
         chunk = memory.shared_chunk
         start, end = chunk.lent_at, chunk.lent_at + len(chunk.lent)
         buffer = cls(memory, chunk.hand_over())
@@ -88,23 +90,23 @@ class ReceiveBuffer:
 
     @property
     def left(self) -> int:
-        """Bytes that were not consumed."""
+        """Number of unconsumed bytes."""
         return self.end - self.start
 
     @property
     def size(self) -> int:
-        """Bytes it takes."""
+        """Size of the memory in bytes."""
         return len(self.view)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether somebody looks at what was received."""
+        """Whether received bytes are in use elsewhere."""
         return self._pins > 0
 
     # Reading
 
     def with_free(self) -> ReceiveBuffer:
-        """This buffer or what replaces it, with free memory behind what is left; no more of it than there is."""
+        """Return this buffer or its replacement, with free memory after the unconsumed bytes, without allocating more than it has."""
         left, size = self.end - self.start, len(self.view)
         if not left and self.viewed_by < self._memory.write_batch and not self._pins:
             self.start = self.end = 0
@@ -113,18 +115,18 @@ class ReceiveBuffer:
         return self
 
     def filled(self, count: int, *, flow_bytes_max: int) -> None:
-        """So much was read into what was free."""
+        """Record that ``count`` bytes were read into the free memory."""
         self.end = end = self.end + count
         if end == len(self.view) and end < flow_bytes_max:
             self.flow_bytes = GROWTH * end
 
     def consumed(self, count: int) -> None:
-        """So much of what was left is not wanted any more; the write batch may view it."""
+        """Record that the session consumed ``count`` bytes; the write batch may refer to them."""
         self.start += count
         self.viewed_by = self._memory.write_batch
 
     def replaced(self, size: int) -> ReceiveBuffer:
-        """A buffer of at least this size with what is left at its front; this one if it serves."""
+        """Return a buffer of at least ``size`` bytes that begins with the unconsumed bytes; this one if possible."""
         left = self.view[self.start : self.end]
         if rounded(size) == len(self.view) and self.viewed_by < self._memory.write_batch and not self._pins:
             self.view[: len(left)] = left
@@ -136,7 +138,7 @@ class ReceiveBuffer:
         return other
 
     def for_flow(self, flow_bytes_max: int) -> ReceiveBuffer | None:
-        """What the next request is read into: None when the flow deserves no buffer of its own, or memory is short."""
+        """Return the buffer for the next request, or None if reads are small or memory is short."""
         memory, size = self._memory, len(self.view)
         wanted = min(self.flow_bytes, flow_bytes_max)
         if wanted <= READ_BYTES or memory.is_short:
@@ -146,17 +148,16 @@ class ReceiveBuffer:
         return self
 
     def wanted_size(self, *, needed: int, request_bytes_max: int, flow_bytes_max: int) -> int:
-        """Size that the request which has begun deserves: what the flow so far does, and what it says it needs, but of that no more than a
-        few times what has come."""
+        """Return the best size for the request that is arriving: what its header claims, but at most ``GROWTH`` times the bytes received."""
         left, size = self.end - self.start, len(self.view)
         wanted = 2 * size if left == size else needed
         most = min(max(request_bytes_max, flow_bytes_max), GROWTH * left)
         return rounded(max(min(self.flow_bytes, flow_bytes_max), min(wanted, most), left + 1))
 
-    # Keeping
+    # Pinning and freeing
 
     def pin(self) -> Callable[[], None]:
-        """Keep what was received as it is, whatever becomes of the connection, until what is returned is called."""
+        """Keep the received bytes unchanged, even if the connection closes, until the returned function is called."""
         self._pins += 1
         return self._unpin
 
@@ -172,33 +173,33 @@ class ReceiveBuffer:
             self._memory.arena.give(self._bytes)
 
     def give_back(self) -> None:
-        """Nothing that was received is wanted any more."""
+        """Free the memory."""
         self._give()
         self._memory.given_back()
 
     def given_back(self) -> ReceiveBuffer | None:
-        """None, once it is given back; this buffer while it holds something."""
+        """Free the memory and return None, or return this buffer if it contains unconsumed or pinned bytes."""
         if self.start != self.end or self._pins:
             return self
         self.give_back()
         return None
 
-    # How quickly it arrives
+    # Arrival rate
 
     def begin(self) -> None:
-        """What is left is the beginning of a request, or goes on from here."""
+        """Start measuring the arrival rate: the unconsumed bytes begin a request, or reading was resumed."""
         self._began_tick = self._memory.tick
         self._began_bytes = self.end - self.start
 
     def rate(self, unread: int = 0) -> float:
-        """Bytes a second since it began, with what has arrived and lies unread."""
+        """Return bytes per second since ``begin``, including ``unread`` bytes in the socket."""
         return (self.left + unread - self._began_bytes) / max(self._memory.tick - self._began_tick, 1)
 
     def is_slow(self, ticks: int, bytes_per_s: int) -> bool:
-        """Whether for so long less than so much has come."""
+        """Return whether fewer than ``bytes_per_s`` arrived for at least ``ticks`` seconds."""
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def goes_on(self, transport: object) -> bool:
-        """Whether it arrives well enough while memory is short, if what lies unread is counted."""
+        """Return whether the request arrives fast enough while memory is short, counting unread bytes in the socket."""
         unread = unread_bytes(transport)
         return unread > 0 and self.rate(unread) >= SHORT_BYTES_PER_S_MIN

@@ -1,7 +1,7 @@
-"""Carries connections of a broker that stands by to the one that leads: bytes as they are, on every wire.
+"""Forward connections of a standby to the leader, byte for byte, for every protocol.
 
-Promises: bytes keep their order and nothing is held but what one socket has given and the other not yet taken; who comes while nobody leads
-waits a little for who will, and is turned away then. Must not know: any wire's bytes; what may be answered here is for others to say.
+* Bytes keep their order, and only bytes that one socket has sent and the other has not accepted yet are buffered.
+* Without a leader, a new connection waits for ``HOLD_S`` and is then closed.
 """
 
 from __future__ import annotations
@@ -19,62 +19,60 @@ from polywire.errors import ErrorCode, Unavailable
 from polywire.server.config import Address
 from polywire.server.listener import bound
 
-RELAYED_MAX: Final = 10_000  # connections: each takes two descriptors
+RELAYED_MAX: Final = 10_000  # connections; each takes two descriptors
 CONNECT_TIMEOUT_S: Final = 5.0
-HOLD_S: Final = (
-    3.0  # a leader that was killed is followed within: clients take a port that hangs up at once for another wire's
-)
-LOOK_S: Final = 0.1  # between two looks for a leader
-LOOKS_PER_S_MAX: Final = (
-    500  # of all that wait: thousands may come at once from a leader that was killed, and who follows it has work to do
-)
-FIRST_BYTES_S: Final = 5.0  # for the first bytes of who may be answered here
-BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before the other is read no further
+# A killed leader is replaced within this time. Closing the connection at once would look to clients like the wrong port.
+HOLD_S: Final = 3.0
+LOOK_S: Final = 0.1  # between two attempts of one connection to reach a leader
+# Attempts of all waiting connections: thousands can arrive at once from a killed leader, and the new leader is busy with recovery.
+LOOKS_PER_S_MAX: Final = 500
+FIRST_BYTES_S: Final = 5.0  # for the first bytes of a connection that may be answered here
+BUFFERED_BYTES: Final = 256 * 1024  # unread by one side, before reading from the other side pauses
 
 log = structlog.get_logger("polywire.server")
 
 Find = Callable[[str], tuple[str, int] | None]
-"""Where the leader listens for what comes to this listener, if anybody leads."""
+"""Returns the leader's address for connections of a listener, or None without a leader."""
 
 Connect = Callable[["_End", tuple[str, int]], Awaitable[object]]
-"""Connects one side to the leader in a way of its own. Raises OSError."""
+"""Connects an end to the leader. Raises OSError."""
 
 Answer = Callable[[str, bytes], bytes | None]
-"""What who comes to this listener is told here, by the first bytes that came; None for who is carried."""
+"""Returns a local response to the first bytes of a connection of a listener, or None to forward the connection."""
 
 
-def _answers_nobody(_: str, __: bytes) -> None:
-    """Everybody is carried."""
+def _forward_all(_: str, __: bytes) -> None:
+    """Forward every connection."""
 
 
 class Relay:
-    """Guards: at most ``RELAYED_MAX`` connections; all end with ``stop``."""
+    """Forwards at most ``RELAYED_MAX`` connections, until ``stop``."""
 
     def __init__(
         self,
         find: Find,
-        answer: Answer = _answers_nobody,
+        answer: Answer = _forward_all,
         *,
-        asked: Container[str] = (),
-        ways: Mapping[str, Connect] | None = None,
+        answered: Container[str] = (),
+        connects: Mapping[str, Connect] | None = None,
     ) -> None:
-        """asked: listeners of whose peers ``answer`` sees the first bytes, before anything is done with them. ways: to the leader, for
-        listeners whose peers are not carried there as they came."""
+        """answered: listeners whose connections ``answer`` can answer itself. connects: how to connect to the leader, by listener, if not
+        with plain TCP."""
         self._find = find
         self._answer = answer
-        self._asked = asked
-        self._ways: Final[Mapping[str, Connect]] = ways or {}
+        self._answered = answered
+        self._connects: Final[Mapping[str, Connect]] = connects or {}
         self._servers: list[asyncio.Server] = []
         self._ends: set[_End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, addresses: Mapping[str, Address], *, shared: bool = False) -> dict[str, Address]:
-        """Accept on these addresses; returns them with their real ports. shared: other processes listen there, too. Raises Unavailable."""
+        """Listen on these addresses, and return them with their real ports. shared: other processes also listen there. Raises Unavailable."""
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
             try:
                 sockets = await bound(address, shared=shared)
-                servers = [await loop.create_server(partial(_End, self, name), sock=one) for one in sockets]
+                servers = [await loop.create_server(partial(_End, self, name), sock=listening) for listening in sockets]
             except OSError as error:
                 await self.stop()
                 raise Unavailable(
@@ -85,12 +83,12 @@ class Relay:
         return found
 
     async def listen_on(self, name: str, listening: socket.socket) -> None:
-        """Accept on a socket that listens already."""
+        """Accept connections on a socket that already listens."""
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(lambda: _End(self, name), sock=listening))
 
     async def stop(self) -> None:
-        """Accept nobody any more, and end every connection: its client finds whoever leads."""
+        """Close all listeners and connections; clients reconnect to the leader."""
         for server in self._servers:
             server.close()
         for task in list(self._tasks):
@@ -101,7 +99,7 @@ class Relay:
         self._servers.clear()
 
     def came(self, end: _End, listener: str) -> None:
-        """A client has connected."""
+        """Forward a new connection."""
         self._ends.add(end)
         if len(self._ends) > 2 * RELAYED_MAX:
             end.abort()
@@ -111,11 +109,11 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     def went(self, end: _End) -> None:
-        """An end is closed."""
+        """Forget a closed end."""
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
-        if listener in self._asked and await end.is_answered(lambda first: self._answer(listener, first)):
+        if listener in self._answered and await end.is_answered(lambda first: self._answer(listener, first)):
             return
         loop = asyncio.get_running_loop()
         held_until = loop.time() + HOLD_S
@@ -131,25 +129,25 @@ class Relay:
         end.meet(other)
 
     async def _reach(self, listener: str) -> _End | None:
-        """A connection to the leader, if one is known and answers."""
-        place = self._find(listener)
-        if place is None:
+        """Connect to the leader. Return None if there is none, or if it does not respond."""
+        address = self._find(listener)
+        if address is None:
             return None
-        other, connect = _End(self, ""), self._ways.get(listener, _connect)
+        other, connect = _End(self, ""), self._connects.get(listener, _connect)
         try:
-            await asyncio.wait_for(connect(other, place), CONNECT_TIMEOUT_S)
+            await asyncio.wait_for(connect(other, address), CONNECT_TIMEOUT_S)
         except (OSError, TimeoutError):
             return None
         return other
 
 
-async def _connect(end: _End, place: tuple[str, int]) -> None:
-    """As everybody does. Raises OSError."""
-    await asyncio.get_running_loop().create_connection(lambda: end, *place)
+async def _connect(end: _End, address: tuple[str, int]) -> None:
+    """Connect with plain TCP. Raises OSError."""
+    await asyncio.get_running_loop().create_connection(lambda: end, *address)
 
 
 class _End(asyncio.Protocol):
-    """One side of a carried connection. It is read only while the other side takes what comes."""
+    """One side of a forwarded connection. It is read only while the other side accepts bytes."""
 
     def __init__(self, relay: Relay, listener: str) -> None:
         self._relay = relay
@@ -157,22 +155,22 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._other: _End | None = None
         self._early = b""
-        self._came: asyncio.Future[None] | None = None
-        """Of who waits for the first bytes."""
+        self._first_bytes: asyncio.Future[None] | None = None
+        """Set while ``is_answered`` waits for the first bytes."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the peer is gone, as far as is known: who is not read is not seen to go."""
+        """Whether the socket is closed. A close is not noticed while reading is paused."""
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = made = cast("asyncio.Transport", transport)  # uvloop's derive from no class of asyncio's
+        self._transport = made = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
         made.set_write_buffer_limits(BUFFERED_BYTES)
         if self._listener:
             self._relay.came(self, self._listener)
 
     def meet(self, other: _End) -> None:
-        """The other side is there."""
+        """Connect this end with the other one."""
         if self._transport is None or self._transport.is_closing() or other.is_closed:
             other.abort()
             self.abort()
@@ -184,30 +182,30 @@ class _End(asyncio.Protocol):
         self._transport.resume_reading()
 
     async def is_answered(self, answer: Callable[[bytes], bytes | None]) -> bool:
-        """Whether the peer is told something by its first bytes, and hung up on; who says nothing for long is gone."""
+        """Answer the first bytes here if ``answer`` does, and close. Return whether the connection is answered or closed."""
         if not self._early and self._transport is not None:
-            self._came = asyncio.get_running_loop().create_future()
+            self._first_bytes = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(self._came, FIRST_BYTES_S)
+                await asyncio.wait_for(self._first_bytes, FIRST_BYTES_S)
             except TimeoutError:
                 self.abort()
-        told = answer(self._early)
-        if told is None or self._transport is None:
+        response = answer(self._early)
+        if response is None or self._transport is None:
             return self.is_closed
-        self._transport.write(told)
+        self._transport.write(response)
         self._transport.close()
         return True
 
     def data_received(self, data: bytes) -> None:
         if self._other is not None and self._other._transport is not None:
             self._other._transport.write(data)
-        elif self._transport is not None:  # the leader is being connected to
+        elif self._transport is not None:  # the connection to the leader is not made yet
             self._early += data
             self._transport.pause_reading()
             self._wake()
 
     def eof_received(self) -> bool:
-        """One direction is over; answers may still come in the other."""
+        """Close one direction; the other can still have bytes."""
         other = None if self._other is None else self._other._transport
         if other is not None and not other.is_closing() and other.can_write_eof():
             with suppress(OSError, RuntimeError):
@@ -224,8 +222,8 @@ class _End(asyncio.Protocol):
             self._other._transport.resume_reading()
 
     def _wake(self) -> None:
-        if self._came is not None and not self._came.done():
-            self._came.set_result(None)
+        if self._first_bytes is not None and not self._first_bytes.done():
+            self._first_bytes.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._relay.went(self)
@@ -236,6 +234,6 @@ class _End(asyncio.Protocol):
             other._transport.close() if error is None else other._transport.abort()
 
     def abort(self) -> None:
-        """Hang up."""
+        """Close at once."""
         if self._transport is not None:
             self._transport.abort()

@@ -1,7 +1,6 @@
-"""How long requests take from being received to being answered, by wire: a sample of them, weighed by what it stands for. Compiled.
+"""Request latencies by protocol, from receiving a request to writing its response, measured on a weighted sample. Compiled.
 
-Promises: a busy server times some hundred requests a second, a quiet one all; whoever is not timed pays a look at one number. Must not know:
-sockets, sessions, what requests mean.
+A busy server times about a hundred requests a second, an idle one all of them. A request that is not timed costs one comparison.
 """
 
 from __future__ import annotations
@@ -23,8 +22,11 @@ OTHER: Final = "other"
 
 @cython.cclass
 class RequestTimes:
-    """Invariant: ``skip`` reads are let pass before the next is timed; each that was timed stands for ``weight`` of them. ``_taken``: how
-    many were timed since the last second began. ``appended``: batches there were when the read in hand was offered, -1 without one."""
+    """A sample of request latencies.
+
+    skip: number of reads to skip before the next is timed. weight: number of reads that a timed one represents. _taken: reads timed in this
+    second. appended: the broker's count of batches before the current read, to detect produce requests; -1 outside a timed read.
+    """
 
     __slots__ = ("_taken", "appended", "by_kind", "skip", "weight")
 
@@ -34,17 +36,17 @@ class RequestTimes:
         self._taken = 0
         self.appended = -1
         self.by_kind: Final[dict[tuple[str, str], Durations]] = {}
-        """By wire and by what was asked for: ``PRODUCE`` or ``OTHER``."""
+        """Latencies by protocol and by kind of request: ``PRODUCE`` or ``OTHER``."""
 
     def begin(self) -> None:
-        """A read is timed: skip the next ones. More often than it should be, fewer are."""
+        """Time a read, and skip the next ones. If too many were timed in this second, skip twice as many."""
         self._taken += 1
         if self._taken % SAMPLES_PER_S == 0:
             self.weight *= 2
         self.skip = self.weight - 1
 
     def observe(self, wire: str, seconds: float, *, produced: bool) -> None:
-        """A request was answered."""
+        """Record the latency of a request."""
         key = wire, PRODUCE if produced else OTHER
         durations = self.by_kind.get(key)
         if durations is None:
@@ -52,7 +54,7 @@ class RequestTimes:
         durations.observe(seconds, count=self.weight)
 
     def sweep(self) -> None:
-        """A second has passed: time as many of the next second's reads as there should be, if they are as many."""
+        """Adapt the sampling rate to the last second; call it once a second."""
         if self._taken < SAMPLES_PER_S // 2:
             self.weight = max(1, self.weight // 2)
         self.skip = min(self.skip, self.weight - 1)

@@ -1,11 +1,11 @@
-"""Whose bytes are offered in this pass of the loop, and whose in a later one. Compiled.
+"""Decide which connections are served in this pass of the event loop, and which in a later one. Compiled.
 
-The loop reads every socket that is ready before it does anything else, and one offer may take some milliseconds: many of them in one pass
-hold the loop for as long as all together, though none is long by itself.
+The loop reads every ready socket before it does anything else. One request can take milliseconds, so many of them in one pass would block
+timers and other clients for seconds.
 
-Promises: once offers have taken so long in one pass, connections whose last offer was heavy wait for a later pass; whoever waits goes on in
-the order of waiting, before the loop reads again. Who has asked for little so far waits for those only that were read before it in the same
-pass, had asked for little as well, and turned out to ask for much. Must not know: connections, sessions, wires.
+Once heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass. They are served in
+order, before the loop reads again. A connection with light requests waits only for connections that were light, too, were read earlier in
+the same pass, and turned out to be heavy.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ import cython
 
 from polywire.clock import Clock
 
-HEAVY_S: Final = 0.0005  # an offer that takes longer is heavy: some hundred small requests
-PASS_S: Final = 0.005  # of heavy offers in one pass, after which heavy connections wait; and of those of light ones, after which all do
+HEAVY_S: Final = 0.0005  # a read that takes longer to process is heavy; some hundred small requests fit
+PASS_S: Final = 0.005  # of heavy reads per pass before heavy connections wait; of unexpectedly heavy ones before all connections wait
 
 
 class Waiting(Protocol):
-    """A connection, as far as it waits for a later pass."""
+    """A connection that can wait for a later pass."""
 
     def take_turn(self) -> None:
-        """Go on now."""
+        """Continue in this pass."""
 
 
 @cython.cclass
 class RunQueue:
-    """Invariant: ``spent_s`` is what heavy offers have taken since ``_run`` was last called, ``_unexpected_s`` what those of them took whose
-    connections had been light; it is called in the next pass as long as that is not 0 or somebody waits. ``current`` is who goes on just now.
+    """The connections that wait for a later pass.
+
+    spent_s: time of heavy reads since ``_run`` was last called. _unexpected_s: the part of connections that had been light. ``_run`` is
+    called in the next pass while one of them is not 0 or a connection waits. current: the connection that ``_run`` is serving.
     """
 
     __slots__ = ("_is_due", "_soon", "_unexpected_s", "_waiting", "current", "now", "spent_s")
@@ -48,18 +50,18 @@ class RunQueue:
         self.current: Waiting | None = None
 
     def has_time(self, *, heavy: bool) -> bool:
-        """Whether something more may be offered in this pass, of a connection whose last offer was heavy or not."""
+        """Return whether a connection may be served in this pass. heavy: whether its last read was heavy."""
         return (self.spent_s if heavy else self._unexpected_s) < PASS_S
 
     def spend(self, seconds: float, *, heavy: bool) -> None:
-        """An offer was heavy; whether the one before was, too."""
+        """Record a heavy read. heavy: whether the connection's previous read was heavy, too."""
         self.spent_s += seconds
         if not heavy:
             self._unexpected_s += seconds
         self._call()
 
     def put(self, connection: Waiting) -> None:
-        """Have a connection go on in a later pass."""
+        """Serve a connection in a later pass."""
         self._waiting.append(connection)
         self._call()
 
@@ -69,7 +71,7 @@ class RunQueue:
             self._soon(self._run)
 
     def _run(self) -> None:
-        """A pass begins."""
+        """Begin a pass: serve the connections that waited."""
         now, waiting = self.now, self._waiting
         begun = now()
         self.spent_s = self._unexpected_s = 0.0
@@ -80,6 +82,6 @@ class RunQueue:
                 self.current.take_turn()
         finally:
             self.current = None
-            self._unexpected_s = 0.0  # whoever has waited was expected
+            self._unexpected_s = 0.0  # connections that waited do not count as unexpected
             if waiting:
                 self._call()

@@ -1,7 +1,10 @@
-"""The sending half of a connection: what is written to the peer, and how much of that it has not taken. Compiled.
+"""The sending half of a connection: writes responses, and tracks the bytes that the client has not read. Compiled.
 
-Promises: parts go out in order; whoever lent memory has it back once the kernel has the bytes, or the peer is gone; what the kernel does not
-take is known at once, and of all connections together it has a limit. Must not know: wires, what bytes mean.
+Guarantees:
+
+* Parts are sent in order.
+* Lent memory is released once the kernel has accepted the bytes, or the connection is closed.
+* Unsent bytes are known at once, and those of all connections together have a limit.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from polywire.types import Buffer
 
 @cython.cclass
 class SendingHalf:
-    """Implements what ``Output`` says of writing. Invariant: ``_clogged`` is true while the kernel does not take all that was written, since
-    ``clogged_tick``; ``_released`` are called when that is over. ``_asked_at``: when the request came that is timed until its answer is
-    written, 0 without one; on a wire whose answers may overtake each other, until the first that is."""
+    """The writing methods of ``Output``.
+
+    _clogged: whether the kernel has not accepted all written bytes, since ``clogged_tick``. _released: called once it has. _asked_at:
+    arrival time of the request that is being timed, until its response is written; 0 without one. If a protocol answers out of order, the
+    first response counts.
+    """
 
     __slots__ = (
         "_asked_at",
@@ -38,7 +44,7 @@ class SendingHalf:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
+        self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self._clogged = False
         self.clogged_tick = 0
         self._released: list[Callable[[], None]] = []
@@ -46,7 +52,7 @@ class SendingHalf:
         self._asked_at = 0.0
         self._produces = False
         self.wire = ""
-        """Name of the wire that is spoken, empty until that is known."""
+        """Name of the client's protocol; empty until it is detected."""
         self.backlog_max = hub.limits.backlog_bytes_max
 
     def pause_writing(self) -> None:
@@ -54,7 +60,7 @@ class SendingHalf:
         self.clogged_tick = self._hub.tick
 
     def _unclog(self) -> None:
-        """The kernel has everything, or the peer is gone."""
+        """Release lent memory: the kernel has accepted everything, or the connection is closed."""
         self._clogged = False
         released, self._released = self._released, []
         for release in released:
@@ -62,22 +68,22 @@ class SendingHalf:
 
     @property
     def backlog(self) -> int:
-        """Bytes the kernel has not taken."""
+        """Bytes that the kernel has not accepted."""
         return int(self._transport.get_write_buffer_size()) if self._clogged else 0
 
     @property
     def peer(self) -> str:
-        """Address of the peer."""
+        """Address of the client."""
         return format_address(self._transport.get_extra_info("peername"))
 
     @property
     def local(self) -> tuple[str, int]:
-        """Host and port that the peer connected to."""
+        """Host and port that the client connected to."""
         return host_and_port(self._transport.get_extra_info("sockname"))
 
     @property
     def on_loopback(self) -> bool:
-        """Whether the peer is on this machine."""
+        """Whether the client is on this machine."""
         return is_loopback(self._transport.get_extra_info("peername"))
 
     def write(self, data: Buffer) -> None:
@@ -92,7 +98,7 @@ class SendingHalf:
                 self._check_backlog()
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Send parts in order; ``released`` once the kernel has them."""
+        """Send parts in order, and call ``released`` once the kernel has accepted them."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
             self.sent_bytes += sum(map(len, parts))
@@ -108,7 +114,7 @@ class SendingHalf:
             released()
 
     def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
-        """Offer bytes as a request that is timed, unless an answer is owed: then that is the next to be written."""
+        """Give bytes to the session and time the response, unless an earlier response is pending, which would be the next one written."""
         ingest, times = self._hub.ingest, self._hub.request_times
         if not times.skip:
             times.begin()
@@ -119,11 +125,11 @@ class SendingHalf:
             return session.receive(data)
         finally:
             times.appended = -1
-            if not session.owes():  # it was answered, has no answer, or is not whole yet
+            if not session.owes():  # the request was answered, has no response, or is incomplete
                 self._asked_at = 0.0
 
     def _note_answer(self) -> None:
-        """What is timed was answered."""
+        """Record the time of a response."""
         hub, times = self._hub, self._hub.request_times
         seconds, self._asked_at = hub.run_queue.now() - self._asked_at, 0.0
         produced = self._produces if times.appended < 0 else hub.ingest.appended != times.appended
@@ -134,6 +140,6 @@ class SendingHalf:
             self._hub.check_backlog()
 
     def close(self) -> None:
-        """Close once everything written was sent."""
+        """Close once everything is sent."""
         assert not self._hub.lending, "the loop asks for a buffer"
         self._transport.close()

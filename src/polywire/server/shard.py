@@ -1,7 +1,9 @@
-"""One shard of a data directory or a bucket, as its process has it: names it claims, links to the others, what it tells them.
+"""One shard of a data directory or a bucket in its process: the topic names it owns, and connections to the other shards.
 
-Promises: a topic's name is another's only once nothing brings the topic back; names are known to all before anybody is served.
-Must not know: any wire's bytes, how processes are started.
+Guarantees:
+
+* The name of a deleted topic is released only once the deletion is synced, so that no recovery brings the topic back.
+* All processes know the owners of all topics before any client is served.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
     from polywire.server.listener import Listener
 
 BEGIN_POLL_S: Final = 0.02
-BACKLOG_BYTES_MAX: Final = 1024 * 1024  # of one link: above it its connection takes no further request
+BACKLOG_BYTES_MAX: Final = 1024 * 1024  # unsent bytes of one link above which its connection accepts no more requests
 
 log = structlog.get_logger("polywire.server")
 
 
 class Shard:
-    """Implements ``ReachedShards``, ``Claims`` and the Cursus wire's ``Places``."""
+    """Implements ``ReachedShards``, ``Claims``, and ``Places`` of Cursus."""
 
     def __init__(
         self,
@@ -45,9 +47,8 @@ class Shard:
         key: bytes,
         reached: Mapping[str, Address] | None = None,
     ) -> None:
-        """addresses: where each shard's process listens for the others. inside: where this one does. key: what they know each other by.
-        reached: where this process and no other is reached, by listener; of a bucket also by ``INSIDE``, as the processes of this machine
-        reach it."""
+        """addresses: internal address of each shard's process. inside: listening socket of this one's. key: shared secret of the processes.
+        reached: addresses of this process alone, by listener; with a bucket also ``INSIDE``, for other machines."""
         self.own: Final = own
         self.key: Final = key
         self.reached: Final[Mapping[str, Address]] = reached or {}
@@ -62,26 +63,26 @@ class Shard:
         self._own_ports: dict[str, int] = {}
         self._shared_ports: dict[str, int] = {}
         self._host = ""
-        self._is_told = False
+        self._is_advertised = False
 
     @property
     def name(self) -> str:
-        """Its number as people and files have it."""
+        """Its number as in messages and file names."""
         return shard_name(self.own)
 
     def link_tls(self, config: ServeConfig) -> LinkTls | None:
-        """TLS of links to other machines, where there is to be any. Raises Invalid(INVALID_REQUEST)."""
+        """Return the TLS of links to other machines, or None if it is not configured. Raises Invalid(INVALID_REQUEST)."""
         at = self.reached.get(INSIDE)
         return None if at is None else link_tls(config, config.reached_at(at))
 
     def inside(self) -> socket.socket:
-        """Where other processes come, for whoever listens there next: who closes it closes no more than that."""
+        """Return a duplicate of the internal listening socket, so that closing it does not close the original."""
         made = self._inside.dup()
         made.setblocking(False)
         return made
 
     async def begin(self, broker: Broker) -> None:
-        """Take part with what was recovered; returns when all do that names depend on. Raises Unavailable."""
+        """Register the recovered topics, and wait until all processes whose topics matter have done so. Raises Unavailable."""
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
         for name in self._names.begin(names):
@@ -89,18 +90,21 @@ class Shard:
         broker.claims = self
         self._count(len(names) - self._topics)
         self._board.reach(self.own, Stage.RECOVERED)
-        while self._names.waits and not self._board.all_have(Stage.RECOVERED):  # noqa: ASYNC110 - others are other processes
+        while self._names.waits and not self._board.all_have(Stage.RECOVERED):  # noqa: ASYNC110 - other processes cannot signal
             await asyncio.sleep(BEGIN_POLL_S)
 
     def serving(self) -> None:
-        """Clients are accepted, and served or carried to who serves them."""
+        """Record that this process accepts clients, and serves or forwards them."""
         self._board.reach(self.own, Stage.SERVING)
 
-    def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_told: bool) -> None:
-        """This process listens where all do, and where it is reached alone. host: by which others reach this machine, empty: as they
-        came. is_told: whether clients may be sent to where it is reached alone, and find it there for as long as this machine serves."""
+    def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_advertised: bool) -> None:
+        """Record the listeners that all processes share, and those of this process alone.
+
+        host: the host of this machine for clients; empty for the one they connected to. is_advertised: whether clients can be sent to the
+        ports of this process, because they do not change while the machine serves.
+        """
         shared, own = list(shared), list(own)
-        self._host, self._is_told = host, is_told
+        self._host, self._is_advertised = host, is_advertised
         self._shared_ports = {listener.name: listener.address.port for listener in shared}
         self._own_ports = {listener.name: listener.address.port for listener in own}
         self._listeners = {listener.address.port: listener.name for listener in (*shared, *own)}
@@ -110,19 +114,19 @@ class Shard:
     def claim(self, full_name: str) -> None:
         """See ``Claims``."""
         self._names.claim(full_name)
-        self._count(1)  # what is not made after all counts until the next start: this is about balance
+        self._count(1)  # a topic that is not created after all counts until the next start, which only affects balance
 
     def release(self, full_name: str) -> None:
         """See ``Claims``."""
-        assert self._broker is not None, "a topic ended"
+        assert self._broker is not None, "a topic was deleted"
         self._count(-1)
         try:
             self._broker.settle(Level.SYNCED, lambda _: self._ended(full_name))
         except BrokerError:
-            """The log has ended; the next process looks what there is."""
+            """The log has stopped; the next process registers the topics that it recovers."""
 
     def _ended(self, full_name: str) -> None:
-        assert self._broker is not None, "a topic ended"
+        assert self._broker is not None, "a topic was deleted"
         if self._broker.find_topic(full_name) is None:
             self._names.release(full_name)
 
@@ -141,7 +145,7 @@ class Shard:
         return home_of(full_name, self.count)
 
     def least_loaded(self) -> int:
-        """See ``Shards``: the one with the fewest topics."""
+        """See ``Shards``. Return the shard with the fewest topics."""
         return self._board.fewest_topics()
 
     def listener_of(self, port: int) -> str:
@@ -149,11 +153,11 @@ class Shard:
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """See ``ReachedShards``: that of the first listener where there is none of this name."""
+        """See ``ReachedShards``. Return the port of the first listener if there is none with this name."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
-        """See ``Places``: where all processes of this machine listen, instead of where one does while it leads."""
+        """See ``Places``. Return the address that all processes of this machine share, which stays valid if another process takes over."""
         name = self._listeners.get(at[1], "")
         if at[1] not in self._own_ports.values() or name not in self._shared_ports:
             return at
@@ -162,7 +166,7 @@ class Shard:
     def alone(self, at: tuple[str, int]) -> tuple[str, int]:
         """See ``Places``."""
         own = self._own_ports.get(self._listeners.get(at[1], ""))
-        return at if own is None or not self._is_told else (at[0], own)
+        return at if own is None or not self._is_advertised else (at[0], own)
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """See ``Shards``."""
@@ -170,11 +174,11 @@ class Shard:
 
 
 class SocketLink(asyncio.Protocol):
-    """Implements ``Link``. Guards: ``_unsent`` is what was written before the connection was made; a peer that has closed is told nothing."""
+    """Implements ``Link``. ``_unsent``: bytes written before the connection was made. A closed peer gets no callbacks."""
 
     def __init__(self, address: Address, peer: LinkPeer) -> None:
         self._peer: LinkPeer | None = peer
-        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
+        self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self._unsent: list[bytes] = []
         self._is_finishing = False
         self.backlog_max: Final = BACKLOG_BYTES_MAX
@@ -189,7 +193,7 @@ class SocketLink(asyncio.Protocol):
             self.connection_lost(error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio calls it."""
+        """Called by asyncio."""
         self._transport = transport
         if self._peer is None and not self._is_finishing:
             self._transport.abort()
@@ -202,17 +206,17 @@ class SocketLink(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio calls it."""
+        """Called by asyncio."""
         if self._peer is not None:
             self._peer.received(data)
 
     def resume_writing(self) -> None:
-        """Asyncio calls it."""
+        """Called by asyncio."""
         if self._peer is not None:
             self._peer.relieved()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio calls it."""
+        """Called by asyncio."""
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.lost()

@@ -1,7 +1,6 @@
-"""Where bytes land: one chunk of memory that all connections read into, one after the other. Compiled.
+"""The chunk of memory that all connections read into, one after the other. Compiled.
 
-Promises: a connection without an unfinished request holds no memory; what a write batch may view is not overwritten. Must not know:
-connections, wires.
+So a connection without an unfinished request uses no receive memory. Bytes that a write batch may refer to are not overwritten.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ import cython
 
 from polywire.server.arena import Arena, Memory
 
-READ_BYTES: Final = 16 * 1024  # of one read; who fills that sends much, and gets a buffer of its own
+READ_BYTES: Final = 16 * 1024  # of one read; a connection that fills it gets its own buffer
 CHUNK_BYTES: Final = 8 * READ_BYTES
-LAST_READ_AT: Final = (
-    CHUNK_BYTES - READ_BYTES
-)  # behind it the next read needs another chunk, or that this one be settled
+LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # after it, the next read needs another chunk, or a commit
 
 
 @cython.cclass
 class SharedChunk:
-    """Invariant: nothing views the chunk behind ``position``. ``lent`` is what was lent last, cut to what landed there once that is known;
-    ``lent_at`` is where it begins. ``reader`` is whose bytes they are, while they are offered."""
+    """The shared chunk.
+
+    position: the bytes after it are free. lent: memory of the last read, cut to the bytes received once that is known; it begins at
+    ``lent_at``. reader: the connection that is processing those bytes.
+    """
 
     __slots__ = ("_arena", "_chunk", "_view", "lent", "lent_at", "position", "reader")
 
@@ -36,7 +36,7 @@ class SharedChunk:
         self.reader: object = None
 
     def lend(self) -> memoryview:
-        """Memory for one read."""
+        """Return memory for one read."""
         position = self.position
         if position + READ_BYTES > len(self._view):
             self._renew()
@@ -46,16 +46,16 @@ class SharedChunk:
         return lent
 
     def used(self) -> None:
-        """What landed last was offered and may be viewed, also if everything before was settled meanwhile."""
+        """Keep the bytes of the last read until the commit, because the session may have appended them to the write batch."""
         self.reader = None
         end = self.lent_at + len(self.lent)
         if end > self.position:
             self.position = end
 
     def hand_over(self) -> Memory:
-        """Give the chunk, with all that landed in it, to whoever looks at a part of it for longer; it goes back to the arena from there."""
+        """Return the chunk to a caller that pins a part of it, and frees it later."""
         chunk, self._chunk = self._chunk, None
-        assert chunk is not None, "something has landed"
+        assert chunk is not None, "there was a read"
         self._view = memoryview(b"")
         self.position = 0
         return chunk

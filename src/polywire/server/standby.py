@@ -1,7 +1,7 @@
-"""A broker that waits for its turn to lead the log in a bucket, and says who it is to those who wait for it.
+"""A standby: waits until it can become the leader of the log in a bucket, and forwards clients to the current leader.
 
-Promises: clocks and connections decide when it tries, and nothing else: who is right is told by the bucket. While another leads, its clients
-are carried there. Must not know: the journal, any wire's bytes.
+Timeouts and connections only decide when a standby tries to take over. Whether it becomes the leader is decided by a conditional write to
+the bucket.
 """
 
 from __future__ import annotations
@@ -30,44 +30,42 @@ from polywire.server.standby_health import StandbyHealth, own_answer
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 
-LOOK_S: Final = 0.5  # between two looks at the leader
-RANK_S: Final = 0.5  # that a candidate lets each before it try
-REFUSED_MAX: Final = 2  # looks that find the leader's port closed, before its broker is taken for dead
-HANDING_OVER_S: Final = (
-    10.0  # in which a leader that asked to be followed looks for that often: what it shows meanwhile may be old
-)
+LOOK_S: Final = 0.5  # between two checks of the leader
+RANK_S: Final = 0.5  # head start of each standby with a better rank, so that not all of them try at once
+REFUSED_MAX: Final = 2  # checks with a closed port before the leader counts as dead
+HANDING_OVER_S: Final = 10.0  # after a handover was requested, in which the leader checks often whether it happened
 KNOCK_TIMEOUT_S: Final = 2.0
-SILENT_S: Final = (
-    0.75 * NODE_TIMEOUT_S
-)  # without a word of its own in the bucket a leader gives up, before others take it for dead
-UNHEARD: Final = "nothing could be said in the bucket for too long"
+SILENT_S: Final = 0.75 * NODE_TIMEOUT_S  # without a heartbeat, a leader steps down before standbys consider it dead
+UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 
 log = structlog.get_logger("polywire.server")
 
-Deposed = Callable[[str], object]
-"""Told that this broker is not to lead any longer, and why."""
+OnDeposed = Callable[[str], object]
+"""Called with the reason when this broker must not lead any longer."""
 
 
-def _nobody(_: str) -> None:
-    """Who does not lead need not be told."""
+def _ignore(_: str) -> None:
+    """Do nothing: this broker does not lead."""
 
 
 class Presence:
-    """This broker's object among the nodes, written by a thread of its own: others wait for a leader that is recovering. Guards: its counter
-    grows with every write, so that they see that it lives."""
+    """Writes this broker's heartbeats to the bucket, in a thread, so that standbys also wait for a leader that is recovering.
+
+    A counter in the object grows with every heartbeat.
+    """
 
     def __init__(self, config: ServeConfig, watch: BucketWatch) -> None:
         self._seen = watch.sees
         self._candidate = watch.candidate
         self._balance = watch.balance
-        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)  # one that hangs is asked again
+        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)  # a request that hangs is repeated
         self._config = config
         self._name = watch.candidate.name
         self._id = secrets.token_hex(16)
-        self._said: tuple[dict[str, tuple[str, int]], int] = {}, 0
+        self._state: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
         self._watch = Watch(self._name)
-        self._deposed: Deposed = _nobody
+        self._deposed: OnDeposed = _ignore
         self._clock = SystemClock()
         self._written_at = 0.0
         self._hands_over_until = 0.0
@@ -75,23 +73,26 @@ class Presence:
         self._over = False
         self._thread: threading.Thread | None = None
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: Deposed = _nobody) -> None:
-        """Say from now on where this broker listens, and what it leads under; see ``Node``. Calls back in its thread, perhaps several times,
-        when another broker says that it leads under a later start, or this one was not heard: who has nothing to write would not notice."""
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
+        """Set the addresses and the start number of this broker's heartbeats; see ``Node``.
+
+        Calls ``deposed`` in the thread, perhaps several times, when another broker leads under a later start, or heartbeats have failed for
+        ``SILENT_S``. A leader without writes would not notice either by itself.
+        """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
-        self._said = (
+        self._state = (
             {name: (self._config.reached_at(address), address.port) for name, address in addresses.items()},
             start,
         )
         self._changed.set()
         if self._thread is None:
-            self._put()  # before anything else is tried
+            self._put()  # the first heartbeat, before this broker tries anything else
             self._thread = threading.Thread(target=self._repeat, name="polywire-presence", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """Say no more: others need not wait. Takes as long as the bucket does."""
+        """Stop the heartbeats and delete the object, so that standbys need not wait. Takes as long as a request to the bucket."""
         self._over = True
         self._changed.set()
         if self._thread is not None:
@@ -110,12 +111,12 @@ class Presence:
 
     @property
     def is_heard(self) -> bool:
-        """Whether others cannot have taken this broker for dead. Who slept longer must not answer from what it remembers."""
+        """Whether standbys cannot consider this broker dead. A broker that was suspended for longer must not serve from its memory."""
         return self._clock.monotonic() - self._written_at < SILENT_S
 
     def _look(self) -> None:
-        """A leader watches for another, and forgets who has long been gone."""
-        start = self._said[1]
+        """As the leader, check for a later leader, remove objects of dead brokers, and hand the shard over if the balance requires it."""
+        start = self._state[1]
         if start <= 0:
             return
         with suppress(BrokerError):
@@ -140,9 +141,9 @@ class Presence:
                 self._nodes.wish(Wish(other.name, start))
 
     def _put(self) -> None:
-        """What fails is written the next time: others go by what they see. Who was silent for too long leads no more."""
+        """Write a heartbeat; a failed one is repeated later. A leader that could not write one for ``SILENT_S`` steps down."""
         self._counter += 1
-        (addresses, start), begun, candidate = self._said, self._clock.monotonic(), self._candidate
+        (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_heard:
             self._deposed(UNHEARD)
             return
@@ -152,13 +153,13 @@ class Presence:
 
 
 class Standby:
-    """Waits until nobody leads. Guards: clients that come meanwhile are carried to the leader that was seen last."""
+    """Waits until there is no leader. Clients are forwarded to the last known leader meanwhile."""
 
     def __init__(
         self, config: ServeConfig, watch: BucketWatch, signals: Signals, *, deposed: bool, shard: Shard | None = None
     ) -> None:
-        """deposed: another broker has just been quicker, and may not have said so yet; or the bucket could not be reached. shard: this
-        process's, where it is one of several."""
+        """deposed: this broker has just lost leadership, and the new leader may not have written a heartbeat yet. shard: the shard of this
+        process if there are several."""
         self._config = config
         self._shard = shard
         self._signals = signals
@@ -167,13 +168,13 @@ class Standby:
         self._watch = Watch(self._name, watch.candidate.shard)
         self._balance = watch.balance
         self._leader: Node | None = None
-        self._told = 0
-        """The start of the leader of whom it was told that links do not reach it."""
+        self._warned_start = 0
+        """Start of the leader for which a TLS mismatch was logged."""
         self._read_at = -NODE_INTERVAL_S
         self._refused = 0
         self._rank = 0
         self._is_tried = False
-        """Whether another takes over already: who claimed next would only depose it."""
+        """Whether another standby is taking over already; a second attempt would only depose it."""
         self._waited = 0.0
         self._clock = SystemClock()
         self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
@@ -182,25 +183,27 @@ class Standby:
         self._is_listening = False
         self._health: StandbyHealth | None = None
         self._to_stop: asyncio.Task[int] | None = None
-        """What is stopped by a signal once this broker has its turn."""
+        """The task that a signal cancels while this broker takes over."""
         self.has_waited = deposed
-        """Whether this broker was of use already: then it outlives a bucket that does not answer."""
+        """Whether this broker has been a standby or leader. Then it survives an unreachable bucket."""
 
     async def wait(self, presence: Presence) -> bool:
-        """Until it is this broker's turn; False when it was told to stop before. HTTP and signals are answered until ``stop``. Raises
-        BrokerError."""
+        """Wait until this broker should take over. Return False if a signal stopped it before.
+
+        HTTP and signals are handled until ``stop``. Raises BrokerError.
+        """
         links = None if self._shard is None else self._shard.link_tls(self._config)
-        ways = {} if links is None else {INSIDE: links.connect}
-        relay = Relay(self._find, own_answer, asked={HTTP}, ways=ways)
+        connects = {} if links is None else {INSIDE: links.connect}
+        relay = Relay(self._find, own_answer, answered={HTTP}, connects=connects)
         self._signals.listen(
-            self._told_to_stop, None if links is None else Reload({"certificate of links": links.reload})
+            self._stop_requested, None if links is None else Reload({"certificate of links": links.reload})
         )
         try:
             while not self._stopping.is_set() and await self._is_led():
                 self.has_waited = True
                 await self._answer_health()
-                if self._can_carry():
-                    await self._carry(relay, presence)
+                if self._can_forward():
+                    await self._forward(relay, presence)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), LOOK_S)
                 if self._stopping.is_set():
@@ -215,35 +218,35 @@ class Standby:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has stopped this broker."""
         return self._stopping.is_set()
 
-    def _told_to_stop(self, _: object) -> None:
+    def _stop_requested(self, _: object) -> None:
         self._stopping.set()
         if self._to_stop is not None:
             self._to_stop.cancel()
 
     async def stop(self) -> None:
-        """Answer HTTP no longer, and do nothing about signals: the broker does, or nobody."""
+        """Stop serving HTTP and handling signals; the broker that leads does that itself."""
         self._to_stop = None
         health, self._health = self._health, None
         if health is not None:
             await health.stop()
 
-    def _can_carry(self) -> bool:
-        """Whether a leader was seen that takes connections."""
+    def _can_forward(self) -> bool:
+        """Whether there is a leader that accepts connections."""
         return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
 
-    async def _carry(self, relay: Relay, presence: Presence) -> None:
-        """Listen for who is carried. Raises Unavailable."""
+    async def _forward(self, relay: Relay, presence: Presence) -> None:
+        """Listen for connections to forward. Raises Unavailable."""
         if self._is_listening:
             return
-        assert self._leader is not None, "who carries knows where to"
+        assert self._leader is not None, "there is a leader to forward to"
         self._is_listening = True
         if self._shard is None:
-            self._addresses |= await relay.listen(self._carried())
-        else:  # it has no address of its own: who is carried must not come to one that carries
-            await relay.listen(self._carried(), shared=True)
+            self._addresses |= await relay.listen(self._forwarded_listeners())
+        else:  # without addresses of its own, so that no other standby forwards connections to this one
+            await relay.listen(self._forwarded_listeners(), shared=True)
             await relay.listen_on(INSIDE, self._shard.inside())
             self._shard.serving()
         presence.say(self._addresses, 0)
@@ -251,10 +254,10 @@ class Standby:
         log.info("standby: forwarding connections to the leader", leader=self._leader.name)
 
     async def _answer_health(self) -> None:
-        """HTTP, where it is while this broker leads; without it where its port is taken."""
+        """Serve HTTP on the same addresses as a leader; log a warning if a port is in use."""
         if self._health is not None or self._shard is not None:
             return
-        self._health = health = StandbyHealth(lambda: self._is_listening and self._can_carry())
+        self._health = health = StandbyHealth(lambda: self._is_listening and self._can_forward())
         tls = server_tls(self._config)
         for name, address in self._config.listeners().items():
             if name.removesuffix(TLS_SUFFIX) != HTTP:
@@ -265,12 +268,12 @@ class Standby:
             except OSError as error:
                 log.warning("HTTP is off while this broker is a standby", address=str(address), reason=error.strerror)
 
-    def _carried(self) -> dict[str, Address]:
-        """Where clients of the leader may come; not HTTP, which tells of this broker itself, unless any process answers for all."""
-        given = self._config.listeners()
+    def _forwarded_listeners(self) -> dict[str, Address]:
+        """Return the addresses whose connections are forwarded: all but HTTP, and HTTP, too, if this process is one of several."""
+        listeners = self._config.listeners()
         if self._shard is not None:
-            return dict(given)
-        return {name: address for name, address in given.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
+            return dict(listeners)
+        return {name: address for name, address in listeners.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
 
     def _find(self, listener: str) -> tuple[str, int] | None:
         leader = self._leader
@@ -279,18 +282,18 @@ class Standby:
         if listener != INSIDE:
             return leader.addresses.get(listener)
         is_secure = self._config.tls_machine_authority is not None
-        wanted, other = (INSIDE_TLS, INSIDE) if is_secure else (INSIDE, INSIDE_TLS)
-        if other in leader.addresses and self._told != leader.start:
-            self._told = leader.start
+        listener, other = (INSIDE_TLS, INSIDE) if is_secure else (INSIDE, INSIDE_TLS)
+        if other in leader.addresses and self._warned_start != leader.start:
+            self._warned_start = leader.start
             log.warning(
                 f"cannot forward requests: the leader accepts connections {'without' if is_secure else 'with'} TLS only",
                 leader=leader.name,
                 remedy="start every machine of the bucket with --tls-machine-authority, or none",
             )
-        return leader.addresses.get(wanted)
+        return leader.addresses.get(listener)
 
     async def _is_led(self) -> bool:
-        """Whether somebody leads and is alive, as far as can be seen, and nobody wants this broker to take over."""
+        """Return whether there seems to be a live leader, and no request that this broker takes over."""
         now, leader = self._clock.monotonic(), self._leader
         if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
             self._read_at = now
@@ -298,7 +301,7 @@ class Standby:
                 leader, wish = await asyncio.to_thread(self._look, now)
             except BrokerError as error:
                 log.warning("cannot read the state of the leader from the bucket", reason=error.message)
-                return self.has_waited  # whoever leads has the same bucket
+                return self.has_waited  # a leader would have the same problem, so this is no reason to take over
             self._leader = leader
             self._balance.wished(wish, now)
             if leader is not None and wish == Wish(self._name, leader.start):
@@ -316,7 +319,7 @@ class Standby:
         return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
 
     def _look(self, now: float) -> tuple[Node | None, Wish | None]:
-        """Who leads, and what somebody wants. Raises BrokerError."""
+        """Return the leader, and the latest request for a takeover. Raises BrokerError."""
         nodes = self._nodes.read()
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
@@ -332,12 +335,12 @@ class Standby:
             )
 
     async def _answers(self, leader: Node) -> bool:
-        """Whether something listens where the leader says; unknown counts as yes, for then its silence decides."""
-        place = next(iter(leader.addresses.values()), None)
-        if place is None:
+        """Return whether the leader's port is open. If that is unknown, return True: then missing heartbeats decide."""
+        address = next(iter(leader.addresses.values()), None)
+        if address is None:
             return True
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*place), KNOCK_TIMEOUT_S)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), KNOCK_TIMEOUT_S)
         except ConnectionRefusedError:
             return False
         except (OSError, TimeoutError):
@@ -349,7 +352,7 @@ class Standby:
 
 
 class Turn:
-    """Implements ``lifecycle.Others``: a broker that leads, or recovers what it is to lead."""
+    """Implements ``lifecycle.OtherBrokers`` for a broker that leads, or recovers the log in order to lead."""
 
     def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch
@@ -361,7 +364,7 @@ class Turn:
     def is_heard(self) -> bool:
         return self._presence.is_heard
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: Deposed = _nobody) -> None:
+    def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
         self._presence.say(addresses, start, deposed)
 
     async def opened(self) -> None:

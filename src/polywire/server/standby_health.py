@@ -1,7 +1,6 @@
-"""HTTP of a broker that stands by: whether it lives, and whether it is of use.
+"""The HTTP listener of a standby: liveness, readiness and two metrics.
 
-Promises: a request has limits in bytes and in time, and so has the number of who ask; nothing is told but yes or no, as words or as
-metrics, for who asks is not known here. Must not know: the broker that leads.
+Requests have limits in bytes, in time and in number. Nothing else is served, because a standby does not authenticate clients.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from polywire.server.config import Address
 from polywire.server.listener import bound
 from polywire.types import shard_name
 
-ASKING_MAX: Final = 64  # connections: each is answered once
+CONNECTIONS_MAX: Final = 64  # each gets one response
 REQUEST_S: Final = 5.0
-CARRYING: Final = "standby: connections are carried to the broker that leads\n"
+FORWARDING: Final = "standby: forwarding connections to the leader\n"
 ALIVE: Final = "alive\n"
-ALONE: Final = "not ready: standing by, and nobody leads\n"
+NO_LEADER: Final = "not ready: this broker is a standby, and there is no leader\n"
+NOT_LEADER: Final = "this broker is a standby: send the request to the leader\n"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METRICS: Final = f"""\
-# HELP polywire_bucket_leads 1 where the broker leads the shard, 0 where it stands by.
+# HELP polywire_bucket_leads 1 if the broker is the leader of the shard, 0 if it is a standby.
 # TYPE polywire_bucket_leads gauge
 polywire_bucket_leads{{shard="{shard_name(FIRST)}"}} 0
-# HELP polywire_bucket_carries 1 where a broker that stands by carries connections to the one that leads.
+# HELP polywire_bucket_carries 1 if a standby forwards connections to the leader.
 # TYPE polywire_bucket_carries gauge
 polywire_bucket_carries %d
 """
@@ -42,48 +42,50 @@ log = structlog.get_logger("polywire.server")
 
 
 class StandbyHealth:
-    """Guards: at most ``ASKING_MAX`` connections; all end with ``stop``."""
+    """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop``."""
 
-    def __init__(self, is_carrying: Callable[[], bool]) -> None:
-        """is_carrying: whether connections that come are carried."""
-        self._is_carrying = is_carrying
+    def __init__(self, is_forwarding: Callable[[], bool]) -> None:
+        """is_forwarding: whether connections are forwarded to a leader."""
+        self._is_forwarding = is_forwarding
         self._servers: list[asyncio.Server] = []
-        self._asking: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
-        """Answer there; returns the address with its real port. Raises OSError."""
+        """Accept connections, and return the address with its real port. Raises OSError."""
         sockets = await bound(address)
-        for one in sockets:
+        for listening in sockets:
             self._servers.append(
-                await asyncio.start_server(self._came, sock=one, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True)
+                await asyncio.start_server(
+                    self._connected, sock=listening, ssl=context, limit=HEAD_BYTES_MAX, start_serving=True
+                )
             )
         return Address(address.host, sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Answer nobody any more."""
+        """Close all listeners and connections."""
         for server in self._servers:
             server.close()
-        for task in list(self._asking):
+        for task in list(self._requests):
             task.cancel()
         await asyncio.sleep(0)
         self._servers.clear()
 
-    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._asking) >= ASKING_MAX:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._requests) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._answer(reader, writer))
-        self._asking.add(task)
-        task.add_done_callback(partial(self._went, writer))
+        self._requests.add(task)
+        task.add_done_callback(partial(self._ended, writer))
 
-    def _went(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-        """A task has ended, or will never begin: then nothing of its own hangs up."""
-        self._asking.discard(task)
+    def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Close the connection here as well, because a task that is cancelled before it starts runs none of its code."""
+        self._requests.discard(task)
         with suppress(OSError, RuntimeError):
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, and hang up."""
+        """Answer one request, and close the connection."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(_END)
@@ -97,23 +99,23 @@ class StandbyHealth:
     def _answer_to(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            return _answer("405 Method Not Allowed", "this broker is a standby: send the request to the leader\n")
+            return _answer("405 Method Not Allowed", NOT_LEADER)
         whole = words[0] == b"GET"
         match words[1].partition(b"?")[0]:
             case b"/livez":
                 return _answer("200 OK", ALIVE, whole=whole)
-            case b"/readyz" if self._is_carrying():
-                return _answer("200 OK", CARRYING, whole=whole)
+            case b"/readyz" if self._is_forwarding():
+                return _answer("200 OK", FORWARDING, whole=whole)
             case b"/readyz":
-                return _answer("503 Service Unavailable", ALONE, whole=whole)
+                return _answer("503 Service Unavailable", NO_LEADER, whole=whole)
             case b"/metrics":
-                return _answer("200 OK", METRICS % self._is_carrying(), content_type=METRICS_TYPE, whole=whole)
-        return _answer("503 Service Unavailable", "this broker stands by: ask the one that leads\n", whole=whole)
+                return _answer("200 OK", METRICS % self._is_forwarding(), content_type=METRICS_TYPE, whole=whole)
+        return _answer("503 Service Unavailable", NOT_LEADER, whole=whole)
 
 
-def own_answer(_: str, first: bytes) -> bytes | None:
-    """What a process of several says by itself while it stands by, though all else is carried: that it lives. First: of a connection."""
-    line = first.partition(b"\r\n")[0].split(b" ")
+def own_answer(_: str, first_bytes: bytes) -> bytes | None:
+    """Return the response to ``/livez``, which a standby process of several answers itself although it forwards everything else."""
+    line = first_bytes.partition(b"\r\n")[0].split(b" ")
     if len(line) != 3 or line[0] not in (b"GET", b"HEAD") or line[1].partition(b"?")[0] != b"/livez":
         return None
     return _answer("200 OK", ALIVE, whole=line[0] == b"GET")

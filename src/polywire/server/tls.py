@@ -1,7 +1,10 @@
-"""TLS between a socket and a connection, for every wire and whichever end it is; and telling it from plain bytes on a port that takes both.
+"""TLS between a socket and a connection, for both ends, and detection of TLS on a port that also accepts plain connections.
 
-Promises: a connection sees a transport with the same back-pressure as a plain one: what it wrote counts until the kernel has it, what it
-does not read is not read from the socket; bytes of a peer that fails the handshake never reach a session. Must not know: any wire.
+Guarantees:
+
+* A connection sees a transport with the same back-pressure as a plain one: written bytes count until the kernel has accepted them, and
+  nothing is read from the socket while the connection is paused.
+* Bytes of a client that fails the handshake never reach a session.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from polywire.server.hub import Hub
 from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
 
-RECORD_BYTES: Final = 16 * 1024  # a record holds no more
+RECORD_BYTES: Final = 16 * 1024  # the maximum of a TLS record
 RECORDS_BYTES: Final = 256 * 1024  # read from the socket, or encrypted, at once
 HANDSHAKE_SECONDS_MAX: Final = 10.0
 HELLO_BYTES: Final = 6  # a record's header, and the first byte of a ClientHello
@@ -32,12 +35,17 @@ HELLO_BYTES: Final = 6  # a record's header, and the first byte of a ClientHello
 log = structlog.get_logger("polywire.server")
 
 _scratch: Final = memoryview(bytearray(RECORDS_BYTES))
-"""Encrypted bytes between the socket and OpenSSL: both happen in one call of the loop, so one buffer serves all connections."""
+"""Encrypted bytes between the socket and OpenSSL.
+
+One buffer serves all connections, because both steps happen in one callback of the loop.
+"""
 
 
 def server_context(certificate: Path, key: Path | None, client_authority: Path | None) -> ssl.SSLContext:
-    """TLS 1.2 and newer with this certificate (PEM, its chain included). With ``client_authority``, only peers whose own certificate it
-    has signed are served. Raises Invalid(INVALID_REQUEST) where a file is missing or none of its kind."""
+    """Return a context for TLS 1.2 and newer with this certificate (PEM with its chain).
+
+    client_authority: if set, clients must present a certificate signed by it. Raises Invalid(INVALID_REQUEST) for a missing or invalid file.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -55,7 +63,7 @@ def server_context(certificate: Path, key: Path | None, client_authority: Path |
 
 
 class ServerTls:
-    """The certificate that peers are shown; connections from now on see the one of the latest ``reload``."""
+    """The server's certificate. New connections get the certificate of the latest ``reload``."""
 
     __slots__ = ("_config", "context")
 
@@ -65,11 +73,11 @@ class ServerTls:
         self.context = self._load()
 
     def reload(self) -> None:
-        """Take up the files as they are now. Raises Invalid(INVALID_REQUEST); then nothing has changed."""
+        """Load the files again. Raises Invalid(INVALID_REQUEST), and then keeps the previous certificate."""
         self.context = self._load()
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """What a socket of this listener is given, for a connection. plain_too: see ``TlsConnection``."""
+        """Return the asyncio protocol for a socket of a connection. plain_too: see ``TlsConnection``."""
         return TlsConnection(hub, connection, self.context, plain_too=plain_too)
 
     def _load(self) -> ssl.SSLContext:
@@ -81,13 +89,16 @@ class ServerTls:
 
 
 def server_tls(config: ServeConfig) -> ServerTls | None:
-    """TLS of a broker's listeners, if it has a certificate. Raises Invalid(INVALID_REQUEST)."""
+    """Return the TLS of the broker's listeners, or None without a certificate. Raises Invalid(INVALID_REQUEST)."""
     return None if config.tls_certificate is None else ServerTls(config)
 
 
 def is_hello(prefix: bytes) -> bool | None:
-    """Whether these first bytes begin a TLS handshake; None while that cannot be told. No wire of ours begins so: as the length of a frame
-    they would be beyond every limit, or stand before a command that no client sends first."""
+    """Return whether these bytes begin a TLS handshake; None if more are needed.
+
+    No supported protocol begins like that: as the length of a frame the bytes would exceed every limit, or precede a command that no client
+    sends first.
+    """
     known = b"\x16\x03"
     if not known.startswith(prefix[:2]) and not prefix.startswith(known):
         return False
@@ -95,35 +106,35 @@ def is_hello(prefix: bytes) -> bool | None:
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
-    """The common name that a verified certificate was issued to; empty when it has none, or more than one."""
+    """Return the common name of a verified certificate; empty if it has none, or several."""
     names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
 
 class TlsUser(Protocol):
-    """For whom a ``TlsTransport`` is the transport; protocols of asyncio have these verbs."""
+    """The asyncio protocol above a ``TlsTransport``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there; what is written waits for the handshake."""
+        """The socket is connected; bytes written now wait for the handshake."""
 
     def eof_received(self) -> bool | None:
-        """The peer sends nothing more; answers still go out where this is true."""
+        """The other end sends nothing more. Return True to keep the connection open for writing."""
 
     def pause_writing(self) -> None:
-        """The socket takes nothing for now."""
+        """Stop writing."""
 
     def resume_writing(self) -> None:
-        """The socket takes more again."""
+        """Resume writing."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
-    """One socket that speaks TLS, whichever end of it this is. To its user it is the transport.
+    """One end of a socket with TLS, and the transport of its user.
 
-    Guards: ``_engine`` is there once TLS is known to be spoken, ``_open`` is true once the handshake is done; nothing is given to the user
-    before. While it pauses, decrypted bytes wait in the engine, at most ``RECORDS_BYTES`` of them.
+    _engine: set once the socket is known to use TLS. _open: whether the handshake is complete; the user gets no bytes before. While the
+    user pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in the engine.
     """
 
     __slots__ = (
@@ -145,7 +156,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         self._incoming: Final = ssl.MemoryBIO()
         self._outgoing: Final = ssl.MemoryBIO()
         self._engine: ssl.SSLObject | None = None
-        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
+        self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
         self._early: list[Buffer] = []
@@ -153,25 +164,25 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         self._pumping = False
         self._finished = False
 
-    # What an end does in its own way
+    # Implemented by each end
 
     @abstractmethod
     def _may_open(self) -> bool:
-        """The handshake is done; whether the peer may go on, who is hung up on else."""
+        """Check the other end after the handshake. Return False if the connection was closed."""
 
     @abstractmethod
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
-        """Hang up on a peer that TLS cannot be spoken with. error: None where it was too slow."""
+        """Close the connection after a TLS failure. error: None after a timeout."""
 
     @abstractmethod
     def _room(self) -> memoryview:
-        """Memory for what is decrypted next, which ``_came`` is told of at once."""
+        """Return memory for decrypted bytes; ``_came`` is called at once."""
 
     @abstractmethod
     def _came(self, count: int) -> None:
-        """So many bytes were decrypted."""
+        """Process decrypted bytes."""
 
-    # The socket's side
+    # Called by the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -181,7 +192,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     def _too_late(self) -> None:
         if not self._open and not self._transport.is_closing():
-            self._failed("the peer did not finish the TLS handshake", None)
+            self._failed("the client did not complete the TLS handshake in time", None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _scratch
@@ -196,7 +207,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         return self._finish()
 
     def _finish(self) -> bool:
-        """The peer sends nothing more; answers still go out while this is true."""
+        """Handle the end of the stream. Return whether the connection stays open for writing."""
         if not self._finished:
             self._finished = True
             return bool(self._user.eof_received())
@@ -222,7 +233,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
     # Between socket and user
 
     def _pump(self) -> None:
-        """Go on with the handshake, then give what can be decrypted to the user as long as it takes some."""
+        """Continue the handshake, then give decrypted bytes to the user until it pauses."""
         if self._pumping or self._transport.is_closing():
             return
         self._pumping = True
@@ -242,7 +253,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         self._send()
 
     def _shake_hands(self) -> None:
-        assert self._engine is not None, "the peer speaks TLS"
+        assert self._engine is not None, "the socket uses TLS"
         self._engine.do_handshake()
         if not self._may_open():
             return
@@ -255,7 +266,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     def _decrypt(self) -> None:
         engine = self._engine
-        assert engine is not None, "the peer speaks TLS"
+        assert engine is not None, "the socket uses TLS"
         while self._incoming.pending or engine.pending():
             if self._paused or self._finished or self._transport.is_closing():
                 return
@@ -273,11 +284,11 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         while self._outgoing.pending and not self._transport.is_closing():
             self._transport.write(self._outgoing.read(RECORDS_BYTES))
 
-    # What a user asks of its transport
+    # Called by the user
 
     def write(self, data: Buffer) -> None:
         if self._transport.is_closing():
-            return  # as any transport: the engine may have failed
+            return  # like every transport; the engine may have failed
         if not self._open:
             self._early.append(bytes(data))
             return
@@ -288,7 +299,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             self._send()
 
     def writelines(self, parts: Sequence[Buffer]) -> None:
-        """Small parts share a record."""
+        """Write parts in order; small ones share a TLS record."""
         if sum(map(len, parts)) <= RECORDS_BYTES:
             self.write(b"".join(parts))
             return
@@ -296,13 +307,13 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             self.write(part)
 
     def can_write_eof(self) -> bool:
-        """Whether one direction can end before the other."""
+        """Return whether one direction can be closed before the other."""
         return self._open
 
     def write_eof(self) -> None:
-        """Tell the peer that nothing more comes; what it answers is still read."""
+        """Send the end of the stream; bytes from the other end are still read."""
         if self._open and self._engine is not None and not self._transport.is_closing():
-            with suppress(ssl.SSLError):  # the peer's own farewell is not waited for
+            with suppress(ssl.SSLError):  # unwrap also reports that the other end has not closed its direction yet
                 self._engine.unwrap()
             self._send()
 
@@ -317,7 +328,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Tell the peer that this is the end, and close once everything was sent."""
+        """Send the end of the stream, and close once everything is sent."""
         self.write_eof()
         self._transport.close()
 
@@ -338,12 +349,12 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
 
 class TlsConnection(TlsTransport):
-    """One socket of a peer that has connected to us and speaks TLS, or may. Guards: with a certificate the peer is who that says."""
+    """An accepted socket with TLS, or possibly without. The client's certificate, if it presents one, sets the user."""
 
     __slots__ = ("_connection", "_context", "_hub", "_prefix")
 
     def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
-        """plain_too: peers may speak their wire without TLS as well."""
+        """plain_too: also accept connections without TLS."""
         super().__init__(connection)
         self._hub: Final = hub
         self._connection: Final = connection
@@ -356,7 +367,7 @@ class TlsConnection(TlsTransport):
         return self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """What is read may have to wait in the engine: all connections together stay within what they may receive."""
+        """Limit the read, because decrypted bytes can wait in the engine, and all connections together have a receive limit."""
         share = self._hub.limits.receive_total_bytes_max // max(len(self._hub.connections), 1)
         return _scratch[: max(share, RECORD_BYTES)]
 
@@ -369,7 +380,7 @@ class TlsConnection(TlsTransport):
         self._pump()
 
     def _decide(self, content: bytes) -> bool:
-        """Whether the peer is known to speak TLS now; with plain bytes the connection goes on alone."""
+        """Return whether the client uses TLS. With plain bytes, the connection continues on the socket itself."""
         self._prefix += content
         found = is_hello(self._prefix)
         if found:
@@ -381,7 +392,7 @@ class TlsConnection(TlsTransport):
         return bool(found)
 
     def _may_open(self) -> bool:
-        assert self._engine is not None, "the peer speaks TLS"
+        assert self._engine is not None, "the socket uses TLS"
         certificate = self._engine.getpeercert()
         return not certificate or self._connection.certify(common_name(certificate))
 

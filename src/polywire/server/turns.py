@@ -83,7 +83,7 @@ async def serve_in_turn(
 
 
 async def _serve(
-    config: ServeConfig, lines: LineLimit, others: lifecycle.Others, shard: Shard | None, *, has_waited: bool
+    config: ServeConfig, lines: LineLimit, others: lifecycle.OtherBrokers, shard: Shard | None, *, has_waited: bool
 ) -> int:
     """Serve as the leader. An unreachable bucket makes a former standby a standby again (NotOwner). Raises BrokerError."""
     try:

@@ -1,10 +1,8 @@
-"""The operator's file of users: one line each, ``name:hash:permissions``, like the password files of other servers.
+"""The users file: a line ``name:hash:permissions`` for each user.
 
-Promises: passwords are in it as Argon2id hashes, and behind these, with blanks between, as verifiers of SCRAM where it was asked for; lines
-that begin with ``#`` and empty ones are kept; a file is replaced whole. Must not know: who is logged in, how the broker keeps users.
-
-Permissions are words with commas between them, each with ``@stream`` or ``@stream/topic`` behind it where it is not meant everywhere; none
-at all allow everything.
+The hash is Argon2id, followed by SCRAM verifiers after spaces if they were requested. Permissions are comma-separated, and ``@stream`` or
+``@stream/topic`` limits one to a stream or a topic; no permissions at all allow everything. Comments and empty lines are retained. The file
+is replaced by renaming, so a reader never sees a partial file.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from polywire.server.private import check_secret
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"[^:\s#][^:\r\n]{0,254}")
 _HASH: Final = re.compile(r"\$argon2id?\$[^:\s]{16,512}")
-_PRIVATE: Final = 0o600  # hashes are nobody else's business
+_PRIVATE: Final = 0o600
 
 
 def read_users(path: Path) -> list[ConfiguredUser]:
-    """The users of a file. Raises Invalid(INVALID_REQUEST) with the line that cannot be read, OSError."""
+    """Return the users of a file. Raises Invalid(INVALID_REQUEST) with the number of an invalid line, OSError."""
     users = [_parse(path, number, line) for number, line in enumerate(_lines(path), 1) if _is_entry(line)]
     names = [user.name for user in users]
     for name in names:
@@ -41,9 +39,10 @@ def read_users(path: Path) -> list[ConfiguredUser]:
 
 
 def load_users(path: Path) -> list[ConfiguredUser]:
-    """The users a broker starts with, at least one: who asks for a login must never get an open broker.
+    """Return the users a broker starts with.
 
-    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for no file, one without users, or one that others may read or change.
+    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for a missing file, one that other users can access, or one without users: an
+    operator who asks for logins must not get a broker without authentication.
     """
     try:
         check_secret(path)
@@ -65,7 +64,7 @@ def load_users(path: Path) -> list[ConfiguredUser]:
 def add_user(
     path: Path, name: str, password: str, permissions: str, *, replace: bool = False, scram: bool = False
 ) -> None:
-    """Add a user to a file, which is made when missing. scram: whether it may log in by SCRAM, too.
+    """Add a user to a file, which is created if missing. scram: also allow logins with SCRAM.
 
     Raises Conflict(USER_EXISTS) unless ``replace``, Invalid(INVALID_NAME, INVALID_REQUEST), OSError.
     """
@@ -83,12 +82,12 @@ def add_user(
             raise Conflict(ErrorCode.USER_EXISTS, f"user exists name={name!r}")
         lines = [line for line in lines if _name_of(line) != name]
     verifiers = [make_verifier(password, mechanism) for mechanism in Mechanism] if scram else []
-    kept = " ".join([hash_password(password), *map(str, verifiers)])
-    _write(path, [*lines, f"{name}:{kept}:{permissions}"])
+    secrets = " ".join([hash_password(password), *map(str, verifiers)])
+    _write(path, [*lines, f"{name}:{secrets}:{permissions}"])
 
 
 def remove_user(path: Path, name: str) -> None:
-    """Take a user out of a file. Raises Missing(USER_MISSING), OSError."""
+    """Remove a user from a file. Raises Missing(USER_MISSING), OSError."""
     lines = _lines(path)
     rest = [line for line in lines if _name_of(line) != name]
     if len(rest) == len(lines):
@@ -119,10 +118,10 @@ def _words(permissions: str) -> list[str]:
 
 def _parse(path: Path, number: int, line: str) -> ConfiguredUser:
     name, _, rest = line.partition(":")
-    kept, _, permissions = rest.partition(":")
-    password_hash, *others = kept.split(" ")
+    secrets, _, permissions = rest.partition(":")
+    password_hash, *verifier_texts = secrets.split(" ")
     try:
-        verifiers = tuple(map(parse_verifier, others))
+        verifiers = tuple(map(parse_verifier, verifier_texts))
     except Invalid:
         password_hash = ""
     if _NAME.fullmatch(name) is None or _HASH.fullmatch(password_hash) is None:

@@ -1,7 +1,4 @@
-"""Which wires a broker speaks, and how each is set: factories of sessions, made of the configuration.
-
-Promises: what several wires share is made once. Must not know: sockets, what factories do.
-"""
+"""Create the session factories of all protocols from the configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def flux_settings(config: ServeConfig) -> FluxSettings:
-    """What the FLUX wire is told."""
+    """Return the settings of FLUX."""
     advertised = parse_address(config.address_of("flux"))
     return FluxSettings(
         host=advertised.host if advertised is not None else "127.0.0.1",
@@ -44,7 +41,7 @@ def flux_settings(config: ServeConfig) -> FluxSettings:
 
 
 def cursus_settings(config: ServeConfig) -> CursusSettings:
-    """What the Cursus wire is told."""
+    """Return the settings of Cursus."""
     return CursusSettings(
         dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
         compression="" if config.cursus_compression == AUTO else config.cursus_compression,
@@ -54,12 +51,12 @@ def cursus_settings(config: ServeConfig) -> CursusSettings:
 
 
 def iggy_settings(config: ServeConfig) -> IggySettings:
-    """What the Iggy wire is told."""
+    """Return the settings of Iggy."""
     return IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
 
 
 def kafka_settings(config: ServeConfig) -> KafkaSettings:
-    """What the wire of today's Kafka is told."""
+    """Return the settings of Kafka."""
     advertised = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
     return KafkaSettings(
         host="" if advertised is None else advertised.host,
@@ -71,7 +68,7 @@ def kafka_settings(config: ServeConfig) -> KafkaSettings:
 
 
 def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
-    """Every wire this broker speaks."""
+    """Return the factories of all protocols, for a broker with a single process."""
     flux, cursus = flux_settings(config), cursus_settings(config)
     off_loop = OffLoopQueue(broker.loop)
     return [
@@ -87,7 +84,7 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
 def shard_factories(
     broker: Broker, config: ServeConfig, shard: Shard
 ) -> tuple[list[SessionFactory], list[SessionFactory]]:
-    """The wires that are spoken where several processes share a directory: for clients, and for the other processes."""
+    """Return the factories of a shard: for clients, and for the other processes of the broker."""
     flux = FluxFactory(broker, flux_settings(config))
     cursus = CursusFactory(broker, cursus_settings(config), places=shard)
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
@@ -111,13 +108,15 @@ def shard_factories(
         PolywireFactory(broker, shard),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    # Transactions that were decided end also where their wire is spoken no more.
+    # Decided transactions must be completed even if Kafka has been turned off since.
     return outside, spoken if transactions in spoken else [*spoken, transactions]
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:
-    """The same where clients are sent to the process that leads a shard: its port is its own. Processes of a directory are where clients have
-    connected to; machines of a bucket where each says."""
+    """Return the settings of Kafka for a shard, whose clients connect to the port of its leader.
+
+    On a data directory the host is the one that the client connected to; with a bucket, each machine has its own.
+    """
     settings = kafka_settings(config)
     if settings.host or not config.bucket:
         return settings

@@ -1,7 +1,6 @@
-"""Telling ZooKeeper which broker, topics and partitions the Kafka 0.7 wire serves (protocols: kafka07#zookeeper).
+"""Register the broker, its topics and partitions in ZooKeeper for Kafka 0.7 clients (protocols: kafka07#zookeeper).
 
-Promises: the loop only hands over what topics there are; everything that waits for ZooKeeper does so in a thread of its own, and serving goes
-on without it. What is told is ephemeral: it goes when the broker goes. Must not know: any wire's bytes, consumers' nodes.
+A thread does everything that waits for ZooKeeper; the broker serves without it. All nodes are ephemeral, so they disappear with the broker.
 
     /brokers/ids/<id>              <host>-<epoch ms>:<host>:<port>
     /brokers/topics/<topic>/<id>   number of partitions
@@ -25,23 +24,24 @@ from polywire.server.config import Address
 
 log = structlog.get_logger("polywire.server")
 
-SESSION_S: Final = 6.0  # after which ZooKeeper forgets a broker that is gone; the default of 0.7
-ROUND_S: Final = 1.0  # between two looks at what there is to tell
-STOP_S: Final = 3.0  # for taking leave
+SESSION_S: Final = 6.0  # after which ZooKeeper removes the nodes of a dead broker; the default of Kafka 0.7
+ROUND_S: Final = 1.0  # between two updates
+STOP_S: Final = 3.0  # for removing the nodes at shutdown
 EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})
 
 
 class Registration:
-    """Keeps one broker's nodes. Guards: nodes of another session are not taken over, they are waited out.
+    """The nodes of one broker. Nodes of another session are never overwritten: they expire.
 
-    Invariant: ``_topics`` is replaced, never changed, so that the thread sees one state or the next.
+    ``_topics`` is replaced, never changed, so that the thread sees a consistent state without a lock.
     """
 
     def __init__(self, hosts: str, address: Address, broker_id: int = 0) -> None:
-        """hosts: ``HOST:PORT[,HOST:PORT…][/chroot]``. broker_id: the shard of this process, always the same: consumers' positions carry it.
+        """hosts: ``HOST:PORT[,HOST:PORT…][/chroot]``. broker_id: the shard of this process; it must not change, because offsets of consumers
+        contain it.
 
-        Raises Invalid(INVALID_REQUEST) without the package kazoo, or for an address whose host
-        no 0.7 client can read."""
+        Raises Invalid(INVALID_REQUEST) without the package kazoo, or for an IPv6 address, which Kafka 0.7 clients cannot parse.
+        """
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
             raise Invalid(
@@ -57,22 +57,22 @@ class Registration:
         self._broker_id: Final = broker_id
         self._data: Final = f"{host}-{time.time_ns() // 1_000_000}:{host}:{address.port}".encode()
         self._topics: dict[str, int] = {}
-        self._told: dict[str, bytes] = {}
+        self._registered: dict[str, bytes] = {}
         self._session = 0
         self._stopping = threading.Event()
         self._thread: Final = threading.Thread(target=self._serve, name="polywire-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Start the thread."""
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
         self._thread.start()
 
     def update(self, topics: Iterable[Topic]) -> None:
-        """What topics there are now; told within about a second."""
+        """Set the topics; they are registered within about a second."""
         self._topics = {topic_bytes(topic.name.full).decode(): len(topic.partitions) for topic in topics}
 
     def stop(self) -> None:
-        """Take leave, so that nobody looks for this broker."""
+        """Remove the nodes, so that clients stop using this broker."""
         self._stopping.set()
         self._thread.join(STOP_S)
 
@@ -86,38 +86,38 @@ class Registration:
         retry = KazooRetry(max_tries=-1, delay=0.5, max_delay=5.0)
         client = KazooClient(hosts=self._hosts, timeout=SESSION_S, connection_retry=retry)
         client.start_async()
-        refused = ""
+        last_failure = ""
         while not self._stopping.wait(ROUND_S):
             try:
                 if client.connected:
-                    self._tell_all(client)
-                    refused = ""
+                    self._register_all(client)
+                    last_failure = ""
             except KazooException as error:
                 reason = f"{type(error).__name__} {error}".strip()
-                if reason != refused:
+                if reason != last_failure:
                     log.warning("ZooKeeper update failed", hosts=self._hosts, reason=reason)
-                refused = reason
+                last_failure = reason
         client.stop()
         client.close()
 
-    def _tell_all(self, client: Any) -> None:
-        """Bring this broker's nodes up to date. Raises KazooException."""
+    def _register_all(self, client: Any) -> None:
+        """Update this broker's nodes. Raises KazooException."""
         session = client.client_id[0]
         if session != self._session:
-            self._session, self._told = session, {}
-        wanted = {f"/brokers/ids/{self._broker_id}": self._data}
+            self._session, self._registered = session, {}
+        nodes = {f"/brokers/ids/{self._broker_id}": self._data}
         for name, count in self._topics.items():
-            wanted[f"/brokers/topics/{name}/{self._broker_id}"] = str(count).encode()
-        for path in self._told.keys() - wanted.keys():
+            nodes[f"/brokers/topics/{name}/{self._broker_id}"] = str(count).encode()
+        for path in self._registered.keys() - nodes.keys():
             client.delete(path)
-            del self._told[path]
-        for path, data in wanted.items():
-            if self._told.get(path) != data:
-                self._tell(client, path, data)
-                self._told[path] = data
+            del self._registered[path]
+        for path, data in nodes.items():
+            if self._registered.get(path) != data:
+                self._register(client, path, data)
+                self._registered[path] = data
 
-    def _tell(self, client: Any, path: str, data: bytes) -> None:
-        """Make one node, or give ours its new content. Raises KazooException, NodeExistsError for another session's."""
+    def _register(self, client: Any, path: str, data: bytes) -> None:
+        """Create one node, or update it if it belongs to this session. Raises KazooException, NodeExistsError for another session's node."""
         known = client.exists(path)
         if known is not None and known.ephemeralOwner == self._session:
             client.set(path, data)

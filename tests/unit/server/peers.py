@@ -1,4 +1,4 @@
-"""Stand-ins for both sides of a connection: a transport that takes as much as it is told to, and sessions that note what they see."""
+"""Fakes for both sides of a connection: a transport with a limited capacity, and sessions that record their calls."""
 
 from __future__ import annotations
 

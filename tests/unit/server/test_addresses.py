@@ -37,14 +37,16 @@ from tests.unit.protocols.kafka.dialogue import World as KafkaWorld
         (("::ffff:10.0.0.1", 5, 0, 0), "10.0.0.1", "10.0.0.1:5", False),
     ],
 )
-def test_an_end_of_a_socket(name: tuple[object, ...], host: str, spelled: str, loopback: bool) -> None:
+def test_addresses_of_socket_ends_are_formatted(
+    name: tuple[object, ...], host: str, spelled: str, loopback: bool
+) -> None:
     assert host_and_port(name) == (host, 5)
     assert format_address(name) == spelled == spell_address(host, 5) == str(Address(host, 5))
     assert host_of(spelled) == host
     assert is_loopback(name) is loopback
 
 
-def test_what_is_no_address_of_ip_has_no_host() -> None:
+def test_a_unix_socket_has_no_host() -> None:
     assert (host_and_port(""), format_address("/run/socket"), host_of("")) == (("localhost", 0), "/run/socket", "")
 
 
@@ -92,16 +94,16 @@ async def who_answers(host: str, *, watched: bool) -> dict[str, bytes]:
     ("host", "families"),
     [("::", {"127.0.0.1", "::1"}), ("::1", {"::1"}), ("0.0.0.0", {"127.0.0.1"}), ("127.0.0.1", {"127.0.0.1"})],
 )
-def test_the_wildcard_of_ipv6_accepts_both_families(host: str, families: set[str], watched: bool) -> None:
+def test_the_ipv6_wildcard_accepts_both_families(host: str, families: set[str], watched: bool) -> None:
     answers = asyncio.run(who_answers(host, watched=watched))
     assert {one for one, answer in answers.items() if answer.startswith(b"V1|1|")} == families
 
 
 @pytest.mark.usefixtures("has_ipv6")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_standby_accepts_both_families_there(host: str) -> None:
+def test_a_standby_accepts_both_families_on_the_ipv6_wildcard(host: str) -> None:
     async def livez() -> list[bytes]:
-        relay = Relay(lambda _: None, lambda listener, first: b"HTTP/1.1 200", asked=("http",))
+        relay = Relay(lambda _: None, lambda listener, first: b"HTTP/1.1 200", answered=("http",))
         health, answers = StandbyHealth(lambda: False), []
         request = b"GET /livez HTTP/1.1\r\n\r\n"
         for at in (
@@ -117,7 +119,7 @@ def test_a_standby_accepts_both_families_there(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_advertised_host_may_have_brackets(host: str) -> None:
+def test_an_advertised_ipv6_host_can_have_brackets(host: str) -> None:
     """Other brokers of a bucket connect to it as it is."""
     config = config_of(
         listeners=Listeners(), tls=Tls(), storage=Storage(advertise=host), process=Process(), wires=Wires()

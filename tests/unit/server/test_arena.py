@@ -1,4 +1,4 @@
-"""Receive buffers, reused: what nobody takes for a while goes back to the allocator, what is in use is not touched."""
+"""The pool of receive buffers: unused buffers are freed, and buffers in use are not touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def give_all(arena: Arena, count: int) -> None:
     arena.settle()
 
 
-def test_a_buffer_is_handed_out_again_once_nothing_views_it() -> None:
+def test_a_buffer_is_reused_only_after_settle() -> None:
     arena = Arena(1 << 20)
     first = arena.take(SIZE)
     arena.give(first)
@@ -27,7 +27,7 @@ def test_a_buffer_is_handed_out_again_once_nothing_views_it() -> None:
     assert arena.take(SIZE) is first
 
 
-def test_what_nobody_has_taken_for_two_seconds_is_kept_no_longer() -> None:
+def test_buffers_unused_for_two_seconds_are_freed() -> None:
     arena = Arena(1 << 20)
     give_all(arena, 10)
     assert arena.kept_bytes == 10 * SIZE
@@ -37,7 +37,7 @@ def test_what_nobody_has_taken_for_two_seconds_is_kept_no_longer() -> None:
     assert arena.kept_bytes == 0
 
 
-def test_what_is_taken_again_and_again_is_kept() -> None:
+def test_buffers_in_use_stay_in_the_pool() -> None:
     arena = Arena(1 << 20)
     give_all(arena, 10)
     seen = set()
@@ -51,7 +51,7 @@ def test_what_is_taken_again_and_again_is_kept() -> None:
     assert arena.kept_bytes == SIZE
 
 
-def test_what_was_not_taken_for_a_second_can_still_be_taken() -> None:
+def test_a_buffer_unused_for_one_second_can_still_be_reused() -> None:
     arena = Arena(1 << 20)
     buffer = arena.take(SIZE)
     arena.give(buffer)
@@ -62,7 +62,7 @@ def test_what_was_not_taken_for_a_second_can_still_be_taken() -> None:
     assert arena.out_bytes == SIZE
 
 
-def test_what_may_be_viewed_still_is_kept_by_no_sweep() -> None:
+def test_a_sweep_does_not_free_viewed_buffers() -> None:
     arena = Arena(1 << 20)
     arena.give(arena.take(SIZE))
     arena.sweep()
@@ -74,7 +74,7 @@ def test_what_may_be_viewed_still_is_kept_by_no_sweep() -> None:
     assert not arena.viewed
 
 
-def test_no_more_is_kept_than_may_be() -> None:
+def test_the_pool_has_a_limit() -> None:
     arena = Arena(1 << 30)
     give_all(arena, KEPT_BYTES_MAX // SIZE + 10)
     assert arena.kept_bytes == KEPT_BYTES_MAX
@@ -83,6 +83,6 @@ def test_no_more_is_kept_than_may_be() -> None:
 
 
 @pytest.mark.parametrize("size", [16 * 1024, SIZE, 1 << 20])
-def test_what_is_large_goes_back_to_the_system_at_once(size: int) -> None:
+def test_large_buffers_are_returned_to_the_system_at_once(size: int) -> None:
     """The allocator's heap is given back from its end only, where something small may lie."""
     assert isinstance(Arena(1 << 30).take(size), mmap.mmap)

@@ -1,4 +1,4 @@
-"""The audit log: what it holds, what it leaves out, and that its file may be moved away."""
+"""The audit log: its lines, its rate limit, and rotation of its file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_event_is_a_line(tmp_path: Path, lines: list[Any]) -> None:
     assert lines[0]["logger"] == "polywire.audit"
 
 
-def test_a_flood_is_counted(tmp_path: Path, lines: list[Any]) -> None:
+def test_repeated_events_are_counted_instead_of_written(tmp_path: Path, lines: list[Any]) -> None:
     clock = SimulatedClock()
     audit = AuditLog(clock, tmp_path / "audit")
     for port in range(LINES_MAX + 5):
@@ -61,7 +61,7 @@ def test_a_flood_is_counted(tmp_path: Path, lines: list[Any]) -> None:
     assert kept[-1]["by"] == "10.0.0.1"
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, lines: list[Any]) -> None:
+def test_reopen_creates_the_file_again_after_rotation(tmp_path: Path, lines: list[Any]) -> None:
     path = tmp_path / "audit"
     audit = AuditLog(SimulatedClock(), path)
     audit.record(REFUSED)
@@ -73,7 +73,7 @@ def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, lines: list[An
     assert (len(told(tmp_path / "audit.1")), len(told(path))) == (2, 1)
 
 
-def test_a_file_that_cannot_be_written_stops_nobody(lines: list[Any]) -> None:
+def test_a_write_error_is_logged_and_does_not_raise(lines: list[Any]) -> None:
     audit = AuditLog(SimulatedClock(), Path("/dev/full"))
     for _ in range(3):
         audit.record(REFUSED)

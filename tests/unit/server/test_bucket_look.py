@@ -1,4 +1,4 @@
-"""What is found out of a bucket before processes are forked for it."""
+"""Checks of a bucket before processes are forked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bucket_of(config: ServeConfig) -> Objects:
     return open_bucket(config.bucket)
 
 
-def test_the_first_start_makes_as_many_shards_as_it_has_processes(config: ServeConfig) -> None:
+def test_the_first_start_creates_a_shard_for_each_process(config: ServeConfig) -> None:
     shards, key = look(replace(config, processes=3))
     identity = find_identity(bucket_of(config))
     assert identity is not None
@@ -42,13 +42,15 @@ def test_the_first_start_makes_as_many_shards_as_it_has_processes(config: ServeC
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_bucket_for_one_process_is_left_to_it(config: ServeConfig, processes: int) -> None:
+def test_a_single_process_checks_its_bucket_itself(config: ServeConfig, processes: int) -> None:
     assert look(replace(config, processes=processes)) == (1, b"")
     assert find_identity(bucket_of(config)) is None
     assert bucket_of(config).list("probe/") == []
 
 
-def test_what_is_wrong_is_told_as_it_was_found(config: ServeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_child_process_are_raised_in_the_parent(
+    config: ServeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket_of(config).put(NAME, b"[]")
     with pytest.raises(Invalid, match="another program's object"):
         look(config)
@@ -66,7 +68,7 @@ def test_what_is_wrong_is_told_as_it_was_found(config: ServeConfig, monkeypatch:
 
 
 @pytest.mark.parametrize("changes", [0, 1, 2])
-def test_a_machine_that_lives_keeps_its_name(
+def test_the_name_of_a_live_machine_is_rejected(
     config: ServeConfig, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:
     """One change may be the last request of a process that was killed."""
@@ -95,7 +97,7 @@ def test_a_machine_that_lives_keeps_its_name(
         living.join()
 
 
-def test_a_name_that_is_too_long_beside_its_shard_is_refused(config: ServeConfig) -> None:
+def test_a_name_that_is_too_long_with_its_shard_is_rejected(config: ServeConfig) -> None:
     check_machine(replace(config, node="n" * 95), 2)
     with pytest.raises(Invalid, match="at most 95"):
         check_machine(replace(config, node="n" * 96), 2)

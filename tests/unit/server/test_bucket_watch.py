@@ -1,4 +1,4 @@
-"""What a process tells of its bucket: nothing while it stands by, and nothing is forgotten when it is deposed."""
+"""Statistics of the bucket: none while the process is a standby, and counters survive a loss of leadership."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def watch_of(tmp_path: Path, prices: str = "") -> BucketWatch:
     return BucketWatch(ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", bucket_prices=prices))
 
 
-def test_who_leads_tells_and_who_stands_by_does_not(tmp_path: Path) -> None:
+def test_only_a_leader_has_statistics(tmp_path: Path) -> None:
     watch = watch_of(tmp_path)
     assert watch.view() is None
     watch.open(timeout_s=1).put("a/one", b"123")
@@ -37,7 +37,7 @@ def test_who_leads_tells_and_who_stands_by_does_not(tmp_path: Path) -> None:
     assert (again.led, again.deposed, again.put_bytes) == (2, 1, 3)
 
 
-def test_what_requests_cost(tmp_path: Path) -> None:
+def test_requests_have_prices(tmp_path: Path) -> None:
     watch = watch_of(tmp_path, "put=5,list=2")
     objects = watch.open(timeout_s=1)
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Collections of garbage: what stays is looked at once, however much of it there is."""
+"""Garbage collection: objects that survive a full collection are visited once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def leave_alone(collector: Collector) -> None:
 
 
 @pytest.mark.usefixtures("collector")
-def test_a_full_collection_looks_at_what_came_since_the_last_one() -> None:
+def test_a_full_collection_visits_only_new_objects() -> None:
     looked_at: list[int] = []
 
     def note(phase: str, info: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def test_a_full_collection_looks_at_what_came_since_the_last_one() -> None:
     assert max(looked_at) < LOOKED_AT_MAX
 
 
-def test_old_garbage_is_freed_when_nobody_is_connected(collector: Collector) -> None:
+def test_old_garbage_is_freed_without_connections(collector: Collector) -> None:
     circle, seen = circle_that_stayed()
     del circle
     gc.collect()
@@ -75,7 +75,7 @@ def test_old_garbage_is_freed_when_nobody_is_connected(collector: Collector) -> 
     assert seen() is None
 
 
-def test_everything_is_looked_at_again_only_when_something_was_set_aside(
+def test_everything_is_collected_only_if_objects_were_frozen(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_alone(collector)
@@ -84,7 +84,7 @@ def test_everything_is_looked_at_again_only_when_something_was_set_aside(
     monkeypatch.undo()
 
 
-def test_everything_is_as_before_in_the_end() -> None:
+def test_stop_restores_the_settings_of_python() -> None:
     before = gc.get_threshold(), list(gc.callbacks)
     collector = Collector()
     collector.start()

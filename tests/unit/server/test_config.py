@@ -1,4 +1,4 @@
-"""What ``polywire serve`` is told is checked before anything is opened."""
+"""Settings of ``polywire serve`` are checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_addresses(text: str, address: Address | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "9092", ":9092", "host", "host:", "host:x", "host:-1", "::1:9092", "h:٣"])
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(Invalid, match=r"address is invalid \(use HOST:PORT or off\)"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["host:65536", "[::1]:99999", "host:" + "1" * 5000])
-def test_what_is_no_port(text: str) -> None:
+def test_invalid_ports(text: str) -> None:
     with pytest.raises(Invalid, match="port is above 65535"):
         parse_address(text)
 
@@ -58,7 +58,7 @@ def test_loopback(host: str, loopback: bool) -> None:
     assert Address(host, 1).is_loopback is loopback
 
 
-def test_listeners_that_are_off_are_left_out() -> None:
+def test_disabled_listeners_are_not_returned() -> None:
     config = replace(SILENT, polywire="127.0.0.1:1", any_wire="[::1]:2")
     assert config.listeners() == {"polywire": Address("127.0.0.1", 1), "any": Address("::1", 2)}
 
@@ -100,7 +100,7 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (replace(SILENT, flux="127.0.0.1:0", slot_bytes=0), "--slot-mib 2"),
     ],
 )
-def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
+def test_invalid_settings_are_rejected(config: ServeConfig, message: str) -> None:
     with pytest.raises(Invalid) as caught:
         config.listeners()
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -110,24 +110,24 @@ def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
 @pytest.mark.parametrize(
     ("wire", "slot_mib"), [("polywire", 17), ("kafka", 17), ("iggy", 11), ("cursus", 10), ("kafka07", 2), ("flux", 2)]
 )
-def test_the_smallest_journal_files_a_wire_can_be_served_with(wire: str, slot_mib: int) -> None:
+def test_the_smallest_journal_file_size_of_each_protocol(wire: str, slot_mib: int) -> None:
     config = replace(SILENT, **{wire: "127.0.0.1:0"}, slot_bytes=slot_mib * MEBI)  # type: ignore[arg-type]
     assert list(config.listeners()) == [wire]
     assert config.log_settings().batch_bytes_max >= STORED_AT_ONCE_BYTES[wire]
 
 
-def test_retention_is_passed_on() -> None:
+def test_retention_settings_reach_the_broker() -> None:
     settings = ServeConfig(retention_hours=1.5, retention_mib=3).broker_settings()
     assert (settings.retention_age_us, settings.retention_bytes) == (5_400_000_000, 3 * 1024 * 1024)
     assert ServeConfig().broker_settings() == BrokerSettings()
 
 
-def test_listening_to_everybody_when_asked_for() -> None:
+def test_insecure_allows_all_addresses() -> None:
     config = ServeConfig(flux="0.0.0.0:9092", insecure=True)
     assert config.listeners()["flux"] == Address("0.0.0.0", 9092)
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1023, (1 << 20) + 1])
-def test_lines_of_the_flux_wire_have_a_sensible_limit(limit: int) -> None:
+def test_the_limit_of_flux_lines_has_a_range(limit: int) -> None:
     with pytest.raises(Invalid):
         replace(SILENT, flux="127.0.0.1:0", flux_line_bytes_max=limit).listeners()

@@ -1,4 +1,4 @@
-"""The connection driver: bytes in order, buffers that grow and go, pauses, backlogs, peers that misbehave."""
+"""The connection driver: order of bytes, buffers, pauses, backlogs, and clients that misbehave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def memory(transport: Wire) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(transport.connection.get_buffer(-1)))
 
 
-def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
+def test_frames_arrive_whole_and_in_order_wherever_reads_cut_them() -> None:
     place = Place()
     transport = place.connect()
     place.session.size = 1000
@@ -30,7 +30,7 @@ def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
     assert all(len(frame) == 1000 for frame in place.session.frames)
 
 
-def test_bytes_that_a_write_batch_views_are_not_overwritten() -> None:
+def test_bytes_of_a_write_batch_are_not_overwritten() -> None:
     place = Place()
     transport = place.connect()
     connection = transport.connection
@@ -46,7 +46,7 @@ def test_bytes_that_a_write_batch_views_are_not_overwritten() -> None:
 
 
 @pytest.mark.parametrize("viewed", [False, True])
-def test_memory_is_used_again_once_too_little_is_left_and_no_write_batch_views_it(viewed: bool) -> None:
+def test_memory_is_reused_once_no_write_batch_refers_to_it(viewed: bool) -> None:
     place = Place()
     transport = place.connect()
     place.session.size = 1000
@@ -59,7 +59,7 @@ def test_memory_is_used_again_once_too_little_is_left_and_no_write_batch_views_i
     assert (memory(transport) == first) is not viewed
 
 
-def test_memory_that_was_given_back_is_asked_for_at_once() -> None:
+def test_freed_memory_is_reused_at_once() -> None:
     place = Place()
     transport = place.connect()
     place.session.size = 1000
@@ -70,7 +70,7 @@ def test_memory_that_was_given_back_is_asked_for_at_once() -> None:
     assert not place.hub.memory.arena.viewed
 
 
-def test_a_full_buffer_is_committed_and_used_again() -> None:
+def test_a_full_buffer_is_reused_after_a_commit() -> None:
     place = Place()
     transport = place.connect()
     place.session.size = 1024
@@ -83,7 +83,7 @@ def test_a_full_buffer_is_committed_and_used_again() -> None:
     assert memory(transport) == first
 
 
-def test_what_is_left_at_the_end_of_a_full_buffer_moves_to_its_front() -> None:
+def test_unconsumed_bytes_move_to_the_front_of_a_full_buffer() -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     place.session.size = 1000
@@ -96,7 +96,7 @@ def test_what_is_left_at_the_end_of_a_full_buffer_moves_to_its_front() -> None:
 
 
 @pytest.mark.parametrize("doing", ["commit", "pause", "close", "abort", "fail", "write", "write_many", "let_go"])
-def test_nothing_of_ours_happens_while_the_loop_asks_for_a_buffer(doing: str) -> None:
+def test_no_callback_runs_while_the_loop_asks_for_a_buffer(doing: str) -> None:
     place = Place()
     transport, other = place.connect(), place.connect()
     connection = other.connection
@@ -118,7 +118,7 @@ def test_nothing_of_ours_happens_while_the_loop_asks_for_a_buffer(doing: str) ->
     actions[doing]()
 
 
-def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
+def test_a_producing_connection_waits_while_the_log_is_behind() -> None:
     place = Place()
     producing, asking = place.connect(), place.connect()
     first, second = place.wires[0].opened
@@ -136,7 +136,7 @@ def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
     assert first.frames == [b"a", b"b"]
 
 
-def test_a_flood_lets_others_have_their_turn() -> None:
+def test_a_flooding_connection_yields_to_others() -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=100_000))
     flooding, other = place.connect(), place.connect()
     send(flooding, b"x" * 99_000)
@@ -154,7 +154,7 @@ def test_a_flood_lets_others_have_their_turn() -> None:
 
 
 @pytest.mark.parametrize("why", ["congested", "blocked", "draining", "lost"])
-def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
+def test_yielding_does_not_end_another_pause(why: str) -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=1000))
     transport = place.connect()
     session = place.session
@@ -170,7 +170,7 @@ def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
     assert b"".join(session.frames)[:1000] == b"x" * 1000
 
 
-def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
+def test_a_long_frame_gets_a_large_enough_buffer() -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     place.session.size = place.session.need = 3_000_000
@@ -179,7 +179,7 @@ def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
     assert taken(place) == 4 * 1024 * 1024
 
 
-def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
+def test_buffers_grow_with_the_read_size_and_are_freed_when_idle() -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     send(transport, b"x" * 4_000_000)
@@ -192,7 +192,7 @@ def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
     assert taken(place) == 0, "what is read whole needs no buffer"
 
 
-def test_a_paused_session_is_offered_the_rest_once_it_resumes() -> None:
+def test_a_resumed_session_gets_the_waiting_bytes() -> None:
     place = Place()
     transport = place.connect()
     send(transport, b"ab!cd")
@@ -204,7 +204,7 @@ def test_a_paused_session_is_offered_the_rest_once_it_resumes() -> None:
     assert transport.reading
 
 
-def test_resuming_into_the_next_pause_keeps_reading_off() -> None:
+def test_resuming_into_another_pause_does_not_resume_reading() -> None:
     place = Place()
     transport = place.connect()
     send(transport, b"!!x")
@@ -214,7 +214,7 @@ def test_resuming_into_the_next_pause_keeps_reading_off() -> None:
     assert not transport.reading
 
 
-def test_bytes_that_come_with_another_transport_wait_for_a_paused_session_too() -> None:
+def test_bytes_of_another_transport_wait_for_a_paused_session() -> None:
     place = Place()
     connection = place.connect().connection
     moved = Wire(connection)
@@ -237,7 +237,7 @@ def test_bytes_that_come_with_another_transport_wait_for_a_paused_session_too() 
     assert moved.reading
 
 
-def test_reading_goes_on_once_no_reason_against_it_is_left() -> None:
+def test_reading_resumes_once_no_reason_to_pause_is_left() -> None:
     place = Place()
     transport = place.connect()
     place.congested = True
@@ -253,7 +253,7 @@ def test_reading_goes_on_once_no_reason_against_it_is_left() -> None:
     assert transport.reading
 
 
-def test_a_connection_only_goes_on_and_anything_may_be_its_end() -> None:
+def test_phases_only_move_forward_and_can_end_anywhere() -> None:
     assert set(TRANSITIONS) == set(Phase)
     for phase, following in TRANSITIONS.items():
         assert all(later > phase for later in following)
@@ -263,7 +263,7 @@ def test_a_connection_only_goes_on_and_anything_may_be_its_end() -> None:
 @pytest.mark.parametrize("wires", [1, 2])
 @pytest.mark.parametrize("sent", [b"", b"Fr", b"Frame"])
 @pytest.mark.parametrize("ending", ["lost", "end", "abort", "finished"])
-def test_whenever_it_ends_everything_is_given_back_once(ending: str, sent: bytes, wires: int) -> None:
+def test_a_closed_connection_frees_everything_once(ending: str, sent: bytes, wires: int) -> None:
     place = Place(*[LongWire() for _ in range(wires)])
     transport = place.connect()
     for byte in sent:
@@ -283,7 +283,7 @@ def test_whenever_it_ends_everything_is_given_back_once(ending: str, sent: bytes
     assert all(session.closed for wire in place.wires for session in wire.opened)
 
 
-def test_a_peer_that_does_not_read_is_not_read_from() -> None:
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
     place = Place(limits=ConnectionLimits(backlog_bytes_max=100))
     transport = place.connect()
     transport.takes = False
@@ -296,7 +296,7 @@ def test_a_peer_that_does_not_read_is_not_read_from() -> None:
     assert place.session.drained_count == 1
 
 
-def test_parts_are_released_when_the_kernel_has_them_or_the_peer_is_gone() -> None:
+def test_parts_are_released_when_sent_or_when_the_connection_is_lost() -> None:
     place = Place()
     transport = place.connect()
     released: list[int] = []
@@ -316,7 +316,7 @@ def test_parts_are_released_when_the_kernel_has_them_or_the_peer_is_gone() -> No
     assert released == [1, 2, 3, 4]
 
 
-def test_what_a_finished_peer_left_reaches_the_session() -> None:
+def test_bytes_before_the_end_of_the_stream_reach_the_session() -> None:
     place = Place()
     transport = place.connect()
     place.session.size = 10
@@ -326,7 +326,7 @@ def test_what_a_finished_peer_left_reaches_the_session() -> None:
 
 
 @pytest.mark.parametrize("error", [PeerError("garbage", fatal=True), RuntimeError("a bug")])
-def test_a_session_that_fails_closes_its_connection_only(error: Exception) -> None:
+def test_a_failing_session_closes_only_its_connection(error: Exception) -> None:
     place = Place()
     failing, other = place.connect(), place.connect()
     first, second = place.wires[0].opened
@@ -339,7 +339,7 @@ def test_a_session_that_fails_closes_its_connection_only(error: Exception) -> No
     assert place.commits >= 1, "what the failed session had asked for is committed and answered first"
 
 
-def test_a_log_that_breaks_over_a_write_batch_leaves_no_connection_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_commit_leaves_no_connection_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
     failing = place.connect()
     place.session.fails = PeerError("garbage", fatal=True)
@@ -353,7 +353,7 @@ def test_a_log_that_breaks_over_a_write_batch_leaves_no_connection_half_closed(m
     assert place.session.closed
 
 
-def test_the_wire_is_recognised_as_soon_as_it_can_be() -> None:
+def test_the_protocol_is_detected_as_early_as_possible() -> None:
     short, long = FramesWire(), LongWire()
     place = Place(long, short)
     transport = place.connect()
@@ -363,7 +363,7 @@ def test_the_wire_is_recognised_as_soon_as_it_can_be() -> None:
     assert not short.opened
 
 
-def test_more_bytes_are_awaited_while_a_wire_is_undecided() -> None:
+def test_detection_waits_for_more_bytes() -> None:
     place = Place(LongWire())
     place.wires = (*place.wires, LongWire())
     transport = place.connect()
@@ -374,14 +374,14 @@ def test_more_bytes_are_awaited_while_a_wire_is_undecided() -> None:
     assert place.wires[0].opened[0].frames == [b"F", b"r", b"a", b"m", b"e"]
 
 
-def test_bytes_of_no_wire_close_the_connection() -> None:
+def test_unknown_bytes_close_the_connection() -> None:
     place = Place(FramesWire(), LongWire())
     transport = place.connect()
     send(transport, b"GET / HTTP/1.1\r\n")
     assert transport.aborted
 
 
-def test_a_peer_that_hides_its_wire_is_dropped() -> None:
+def test_a_connection_without_a_protocol_is_closed() -> None:
     place = Place(LongWire(), LongWire())
     transport = place.connect()
     for _ in range(place.hub.limits.unknown_s + 1):
@@ -400,7 +400,7 @@ def test_connections_have_a_limit() -> None:
     assert not place.connect().aborted
 
 
-def test_who_never_said_anything_gives_way_to_who_comes() -> None:
+def test_a_silent_connection_gives_its_slot_to_a_new_one() -> None:
     place = Place(limits=ConnectionLimits(connections_max=3))
     spoken, silent, younger = place.connect(), place.connect(), place.connect()
     send(spoken, b"F")
@@ -411,7 +411,7 @@ def test_who_never_said_anything_gives_way_to_who_comes() -> None:
     assert len(place.hub.connections) == 3
 
 
-def test_who_has_been_quiet_for_a_while_gives_way_to_who_comes() -> None:
+def test_a_quiet_connection_gives_its_slot_to_a_new_one() -> None:
     place = Place(limits=ConnectionLimits(connections_max=2))
     quiet, busy = place.connect(), place.connect()
     send(quiet, b"F")
@@ -423,7 +423,7 @@ def test_who_has_been_quiet_for_a_while_gives_way_to_who_comes() -> None:
     assert not busy.aborted
 
 
-def test_an_address_with_most_of_the_places_gives_way_to_one_with_few() -> None:
+def test_an_address_with_most_slots_gives_way_to_one_with_few() -> None:
     place = Place(limits=ConnectionLimits(connections_max=8))
     many = [place.connect(host="10.0.0.1") for _ in range(8)]
     for transport in many:
@@ -433,7 +433,7 @@ def test_an_address_with_most_of_the_places_gives_way_to_one_with_few() -> None:
     assert sum(transport.aborted for transport in many) == 1
 
 
-def test_a_request_may_not_stand_still_for_ever() -> None:
+def test_a_stalled_request_closes_its_connection() -> None:
     place = Place()
     large, small, idle = stalled(place, 2_000_000), stalled(place, 2_000), place.connect()
     for _ in range(place.hub.limits.stalled_s + 1):
@@ -443,7 +443,7 @@ def test_a_request_may_not_stand_still_for_ever() -> None:
     assert not idle.aborted
 
 
-def test_a_request_that_trickles_in_may_not_go_on_for_ever() -> None:
+def test_a_request_that_arrives_too_slowly_closes_its_connection() -> None:
     place = Place()
     transport = stalled(place, 20_000)
     for _ in range(place.hub.limits.stalled_s + 1):
@@ -453,7 +453,7 @@ def test_a_request_that_trickles_in_may_not_go_on_for_ever() -> None:
     assert transport.aborted
 
 
-def test_answers_nobody_takes_are_dropped_in_the_end() -> None:
+def test_unread_responses_close_the_connection() -> None:
     place = Place()
     transport = place.connect()
     transport.takes = False
@@ -463,7 +463,7 @@ def test_answers_nobody_takes_are_dropped_in_the_end() -> None:
     assert transport.aborted
 
 
-def test_unsent_answers_of_all_have_a_limit() -> None:
+def test_unsent_responses_of_all_connections_have_a_limit() -> None:
     place = Place(limits=ConnectionLimits(backlog_bytes_max=10, backlog_total_bytes_max=250))
     transports = [place.connect() for _ in range(3)]
     for transport, session in zip(transports, place.wires[0].opened, strict=True):
@@ -473,7 +473,7 @@ def test_unsent_answers_of_all_have_a_limit() -> None:
     assert [transport.aborted for transport in transports] == [True, False, False]
 
 
-def test_nobody_connects_while_draining() -> None:
+def test_new_connections_are_rejected_while_draining() -> None:
     place = Place()
     place.hub.draining = True
     assert place.connect().aborted

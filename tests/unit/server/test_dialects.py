@@ -1,4 +1,4 @@
-"""What is told of a connection's dialect: what its session has learnt of it, and nothing before."""
+"""The reported dialect of a connection: empty until its session has detected it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polling before sleeping: begins only for quick traffic, ends by itself."""
+"""Polling before sleeping starts only for quick requests, and ends by itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_slow_requests_let_the_processor_sleep(pause_s: float) -> None:
     assert not awake(loop)
 
 
-def test_a_single_pause_does_not_end_it() -> None:
+def test_a_single_pause_does_not_end_polling() -> None:
     loop = ManualLoop()
     idle = IdlePoll(loop, loop.clock, limit_us=LIMIT_US)
     after_quick_requests(loop, idle)
@@ -63,14 +63,14 @@ def test_a_single_pause_does_not_end_it() -> None:
     assert awake(loop)
 
 
-def test_a_limit_of_nothing_never_polls() -> None:
+def test_a_limit_of_zero_disables_polling() -> None:
     loop = ManualLoop()
     idle = IdlePoll(loop, loop.clock, limit_us=0)
     after_quick_requests(loop, idle)
     assert not awake(loop)
 
 
-def test_who_polls_looks_and_who_sleeps_does_not() -> None:
+def test_only_polling_looks_for_ready_sockets() -> None:
     loop = ManualLoop()
     idle = IdlePoll(loop, loop.clock, limit_us=LIMIT_US)
     looks: list[float] = []

@@ -1,4 +1,4 @@
-"""The process from inside: failed storage stops it, and says so by its exit code."""
+"""The life of the process: failed storage stops it with its own exit code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Opened:
         return MemoryBroker(settings, loop=asyncio.get_running_loop(), clock=SystemClock()).broker
 
 
-def test_a_reload_that_is_asked_for_too_early_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_sighup_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     heeded: list[object] = []
 
     def run_once(*_: object, **__: object) -> int:
@@ -56,7 +56,7 @@ def test_a_reload_that_is_asked_for_too_early_ends_nothing(monkeypatch: pytest.M
     assert heeded == [signal.SIG_IGN]
 
 
-def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_storage_has_its_own_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Opened()
     monkeypatch.setattr(Broker, "open", opened.open)
     ready = tmp_path / "ready"
@@ -101,24 +101,24 @@ def test_broken_addresses(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
-def test_listening_wider_has_to_be_meant(host: str) -> None:
+def test_non_loopback_addresses_need_insecure(host: str) -> None:
     text = f"[{host}]:1" if ":" in host else f"{host}:1"
     with pytest.raises(Invalid, match="--insecure"):
         ServeConfig(flux=text).listeners()
     assert ServeConfig(flux=text, insecure=True).listeners()["flux"] == Address(host, 1)
 
 
-def test_durability_below_written_is_refused() -> None:
+def test_durability_below_written_is_rejected() -> None:
     with pytest.raises(Invalid, match="durability"):
         ServeConfig(durability=Level.MEMORY).listeners()
 
 
-def test_journal_sizes_are_passed_on() -> None:
+def test_journal_sizes_reach_the_log() -> None:
     sizes = ServeConfig(slot_bytes=65_536, slot_count_max=3, sync_interval_ms=7).log_settings()
     assert (sizes.slot_bytes, sizes.slot_count_max, sizes.sync_interval_ms) == (65_536, 3, 7)
 
 
-def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_a_loss_of_leadership_stops_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was taken for the second one: the process left at once, with that code, and others took it for alive."""
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
@@ -144,7 +144,7 @@ def test_a_signal_to_who_is_being_deposed_ends_it_in_good_order(monkeypatch: pyt
         (False, "iggy-tls", None),
     ],
 )
-def test_what_insecure_allows_is_told_as_it_is(is_open: bool, listener: str, told: str | None) -> None:
+def test_insecure_settings_are_logged(is_open: bool, listener: str, told: str | None) -> None:
     access = cast(Access, SimpleNamespace(is_open=is_open))
     listening = cast(Listener, SimpleNamespace(name=listener, address=Address("0.0.0.0", 8090)))
     with capture_logs() as lines:

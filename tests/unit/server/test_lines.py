@@ -1,4 +1,4 @@
-"""Log lines that repeat are counted, not written."""
+"""Repeated log lines are counted instead of written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lines() -> Iterator[Lines]:
         structlog.configure(**usual)
 
 
-def test_what_repeats_is_told_in_one_line(lines: Lines) -> None:
+def test_dropped_lines_are_counted_in_one_line(lines: Lines) -> None:
     for number in range(1_000):
         lines.log.info("connection dropped", peer=number)
     lines.log.info("something else")
@@ -54,7 +54,7 @@ def test_what_repeats_is_told_in_one_line(lines: Lines) -> None:
     assert not lines.sweep()
 
 
-def test_lines_come_again_in_the_next_window(lines: Lines) -> None:
+def test_the_next_window_has_lines_again(lines: Lines) -> None:
     for _ in range(LINES_MAX):
         lines.log.warning("far away")
     lines.clock.advance(WINDOW_S)
@@ -66,13 +66,13 @@ def test_lines_come_again_in_the_next_window(lines: Lines) -> None:
     assert (told["log_level"], told["more"]) == ("warning", 1)
 
 
-def test_what_ends_the_process_is_always_written(lines: Lines) -> None:
+def test_critical_lines_are_always_written(lines: Lines) -> None:
     for _ in range(LINES_MAX + 1):
         lines.log.critical("storage failed")
     assert len(lines.capture.entries) == LINES_MAX + 1
 
 
-def test_words_of_peers_do_not_control_the_terminal() -> None:
+def test_client_data_does_not_control_the_terminal() -> None:
     line = {"event": "x", "reason": "a\x1b[2J\nb", "exception": "Traceback\n  a\x1b", "count": 1}
     assert escape(None, "info", line) == {
         "event": "x",
@@ -82,7 +82,7 @@ def test_words_of_peers_do_not_control_the_terminal() -> None:
     }
 
 
-def test_words_of_peers_are_cut() -> None:
+def test_long_facts_are_shortened() -> None:
     line = escape(None, "info", {"event": "x", "reason": "k" * 1_000_000, "exception": "Traceback\n" + "k" * 1_000_000})
     assert line["reason"] == "k" * FACT_CHARS_MAX + "… characters=1000000"
     assert line["exception"] == f"Traceback\n{line['reason']}"

@@ -129,7 +129,7 @@ def said(lines: Sequence[Any], words: str) -> list[Any]:
     return [line for line in lines if words in line["event"]]
 
 
-def test_one_direction_of_a_link_may_end_before_the_other(certificates: Certificates) -> None:
+def test_one_direction_of_a_link_can_close_before_the_other(certificates: Certificates) -> None:
     tls = tls_of(certificates, "machine")
 
     async def run() -> None:
@@ -139,13 +139,13 @@ def test_one_direction_of_a_link_may_end_before_the_other(certificates: Certific
     asyncio.run(run())
 
 
-def test_what_is_carried_under_tls_arrives_whole(certificates: Certificates) -> None:
+def test_connections_forwarded_with_tls_arrive_whole(certificates: Certificates) -> None:
     """Far more than buffers hold, both ways, and what was sent before the end of the sender's direction."""
     tls, count, value = tls_of(certificates, "machine"), 50, b"v" * 50_000
 
     async def run() -> None:
         async with asked(tls) as at:
-            asking = Relay(lambda _: at, ways={INSIDE: tls.connect})
+            asking = Relay(lambda _: at, connects={INSIDE: tls.connect})
             place = (await asking.listen({INSIDE: Address(HERE, 0)}))[INSIDE]
             reader, writer = await asyncio.open_connection(place.host, place.port, limit=len(value) * 2)
             writer.write(b"".join(b"V1|%d|PRODUCE|much k:%b\n" % (number, value) for number in range(count)))
@@ -169,7 +169,7 @@ def test_what_is_carried_under_tls_arrives_whole(certificates: Certificates) -> 
         ("elsewhere", "localhost", "not valid for 'localhost'", "--advertise"),
     ],
 )
-def test_a_machine_that_cannot_be_trusted_is_sent_nothing(
+def test_nothing_is_sent_to_an_untrusted_machine(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch, name: str, host: str, reason: str, remedy: str
 ) -> None:
     """It is told once, and asked again after a pause."""
@@ -206,7 +206,7 @@ def test_a_machine_that_cannot_be_trusted_is_sent_nothing(
         ("serves", "unsuitable certificate purpose", "client authentication"),
     ],
 )
-def test_a_machine_that_others_do_not_trust_is_told_so(
+def test_a_machine_that_others_reject_logs_it(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch, name: str, reason: str, remedy: str
 ) -> None:
     other, asking = tls_of(certificates, "machine"), tls_of(certificates, name, monkeypatch)
@@ -226,7 +226,7 @@ def test_a_machine_that_others_do_not_trust_is_told_so(
     assert here["remedy"] == "see the log of the other machine"
 
 
-def test_who_names_another_host_may_ask(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accepted_link_can_have_any_host_name(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a link comes from is not known: machines stand behind other addresses than they are reached at."""
     other, asking = tls_of(certificates, "machine"), tls_of(certificates, "elsewhere", monkeypatch)
 
@@ -238,7 +238,7 @@ def test_who_names_another_host_may_ask(certificates: Certificates, monkeypatch:
 
 
 @pytest.mark.parametrize("shown", [None, "plain"])
-def test_who_comes_without_a_certificate_is_refused(certificates: Certificates, shown: str | None) -> None:
+def test_a_link_without_a_certificate_is_rejected(certificates: Certificates, shown: str | None) -> None:
     """With TLS or without."""
     tls = tls_of(certificates, "machine")
 
@@ -272,15 +272,13 @@ def test_who_comes_without_a_certificate_is_refused(certificates: Certificates, 
         ("serves", "both server and client authentication"),
     ],
 )
-def test_a_certificate_that_others_would_refuse_is_not_begun_with(
-    certificates: Certificates, name: str, words: str
-) -> None:
+def test_a_certificate_that_others_would_reject_is_an_error(certificates: Certificates, name: str, words: str) -> None:
     with pytest.raises(Invalid, match="other machines would reject") as caught:
         tls_of(certificates, name)
     assert words in caught.value.message
 
 
-def test_files_are_taken_up_anew(certificates: Certificates, tmp_path: Path) -> None:
+def test_reload_loads_valid_certificates_only(certificates: Certificates, tmp_path: Path) -> None:
     """What others would refuse is not."""
     config = config_of(certificates, "machine")
     assert config.tls_certificate is not None

@@ -1,4 +1,4 @@
-"""Who gets a place, who has to go, and whose login is over."""
+"""Connection slots by login: which connections get one, which are evicted, and which logins end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def gone(peers: list[Peer]) -> list[bool]:
     return [bool(peer.gone) for peer in peers]
 
 
-def test_nobody_takes_the_places_of_users(logins: Logins) -> None:
+def test_strangers_do_not_take_the_slots_of_users(logins: Logins) -> None:
     assert (logins.strangers_max, logins.administrators_reserved) == (10, 2)
     silent = enter(logins, 10)
     known = enter(logins, 3, USER)
@@ -89,7 +89,7 @@ def test_nobody_takes_the_places_of_users(logins: Logins) -> None:
     assert gone(known) == [False] * 3
 
 
-def test_a_peer_whose_login_is_verified_stays(logins: Logins, users: Users) -> None:
+def test_a_connection_whose_login_is_being_verified_is_not_evicted(logins: Logins, users: Users) -> None:
     strangers = enter(logins, 10)
     users.verifying.add(strangers[0].peer)
     (late,) = enter(logins, 1)
@@ -136,7 +136,7 @@ def test_anonymous_leaves_slots_for_logins(logins: Logins) -> None:
     assert gone(served) == [False] * 5 + [True] + [False] * 3
 
 
-def test_a_quiet_connection_of_anonymous_makes_room_for_another(logins: Logins) -> None:
+def test_a_quiet_connection_of_anonymous_gives_its_slot_to_another(logins: Logins) -> None:
     served = enter(logins, 5, ANONYMOUS, wire="flux")
     for _ in range(QUIET_TICKS):
         logins.sweep()
@@ -162,7 +162,7 @@ def test_administrators_find_a_slot_among_users_and_anonymous(logins: Logins) ->
     assert logins.standing(late) is Standing.ADMINISTRATOR
 
 
-def test_users_leave_places_for_administrators(logins: Logins) -> None:
+def test_users_leave_slots_for_administrators(logins: Logins) -> None:
     enter(logins, 14, USER)
     late = Peer()
     assert logins.enter(late)
@@ -190,7 +190,7 @@ def test_a_login_takes_ten_seconds_at_most(logins: Logins, users: Users) -> None
     assert known.gone, "who has logged out is asked again"
 
 
-def test_logins_that_are_over_end(logins: Logins, users: Users) -> None:
+def test_connections_of_invalid_logins_are_closed(logins: Logins, users: Users) -> None:
     mine, others = enter(logins, 2, USER), enter(logins, 1, OTHER)
     logins.end(USER.user_id)
     assert gone([*mine, *others]) == [False] * 3, "what counts still counts"
@@ -201,7 +201,7 @@ def test_logins_that_are_over_end(logins: Logins, users: Users) -> None:
     assert gone([*mine, *others]) == [True, False, False]
 
 
-def test_tokens_end_by_themselves(logins: Logins, users: Users) -> None:
+def test_connections_of_expired_tokens_are_closed(logins: Logins, users: Users) -> None:
     token = Principal(4, "robot", expires_at_us=1)
     (peer,) = enter(logins, 1, token)
     logins.sweep()
@@ -211,7 +211,7 @@ def test_tokens_end_by_themselves(logins: Logins, users: Users) -> None:
     assert peer.gone
 
 
-def test_an_open_broker_asks_nobody(logins: Logins, users: Users) -> None:
+def test_a_broker_without_users_has_no_logins(logins: Logins, users: Users) -> None:
     users.is_open = True
     peers = enter(logins, 40)
     for _ in range(3 * LOGIN_SECONDS_MAX):

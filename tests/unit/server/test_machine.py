@@ -1,4 +1,4 @@
-"""What a process may count on is the least that the machine and its control groups leave it."""
+"""The memory limit is the smallest of the machine's and the control groups'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polywire.server.machine import memory_bytes
 MEBI = 1024 * 1024
 
 
-def test_the_least_of_all_control_groups_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_all_control_groups_applies(tmp_path: Path) -> None:
     own, groups = tmp_path / "own", tmp_path / "groups"
     (groups / "outer" / "inner").mkdir(parents=True)
     own.write_text("0::/outer/inner\n")
@@ -23,5 +23,5 @@ def test_the_least_of_all_control_groups_counts(tmp_path: Path) -> None:
     assert memory_bytes(groups, own) == 5 * MEBI
 
 
-def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
+def test_without_control_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path / "none", tmp_path / "none") > 0

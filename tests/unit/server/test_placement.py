@@ -1,4 +1,4 @@
-"""Names of topics that processes share: one has each, and links say no more than logs do."""
+"""Ownership of topic names among processes: one process owns each name, and links are created from the logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polywire.server.placement import HashedNames, Placement, home_of
 from polywire.server.shard_directories import check_count, count_shards, directory_of
 
 
-def test_who_claims_first_has_the_name_until_it_is_released(tmp_path: Path) -> None:
+def test_the_first_claim_has_the_name_until_its_release(tmp_path: Path) -> None:
     first, second = Placement(tmp_path, 0), Placement(tmp_path, 1)
     assert second.shard_of("orders") is None
     second.claim("orders")
@@ -29,7 +29,7 @@ def test_who_claims_first_has_the_name_until_it_is_released(tmp_path: Path) -> N
     assert second.shard_of("orders") == 0
 
 
-def test_every_start_says_what_the_log_says(tmp_path: Path) -> None:
+def test_every_start_creates_the_links_from_the_log(tmp_path: Path) -> None:
     first, second = Placement(tmp_path, 0), Placement(tmp_path, 1)
     for name in ("kept", "gone"):
         first.claim(name)
@@ -38,22 +38,22 @@ def test_every_start_says_what_the_log_says(tmp_path: Path) -> None:
     assert [first.shard_of(name) for name in ("kept", "new", "gone", "taken")] == [0, 0, None, 1]
 
 
-def test_topics_of_the_broker_itself_are_nobodys(tmp_path: Path) -> None:
+def test_internal_topics_have_no_owner(tmp_path: Path) -> None:
     assert Placement(tmp_path, 0).shard_of("__events") is None
 
 
-def test_a_directory_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         Placement(tmp_path / "missing", 0).claim("orders")
 
 
 @given(names=st.lists(st.text(min_size=1, max_size=300), unique=True, max_size=30), count=st.integers(1, 64))
-def test_any_name_has_one_home(names: list[str], count: int) -> None:
+def test_every_name_has_one_owner(names: list[str], count: int) -> None:
     assert all(0 <= home_of(name, count) < count for name in names)
     assert [home_of(name, count) for name in names] == [home_of(name, count) for name in names]
 
 
-def test_names_are_spread() -> None:
+def test_names_are_distributed_over_all_shards() -> None:
     homes = [home_of(f"topic-{number}", 4) for number in range(1000)]
     assert all(200 < homes.count(shard) < 300 for shard in range(4))
 
@@ -86,7 +86,7 @@ def test_a_directory_is_not_served_with_fewer_shards_than_it_has(tmp_path: Path)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
-def test_a_name_that_its_hash_gives_to_a_shard_is_nobody_elses() -> None:
+def test_a_hashed_name_belongs_to_one_shard() -> None:
     shards = [HashedNames(own, 3) for own in range(3)]
     home = home_of("orders", 3)
     assert {shard.shard_of("orders") for shard in shards} == {home}
@@ -101,7 +101,7 @@ def test_a_name_that_its_hash_gives_to_a_shard_is_nobody_elses() -> None:
     assert shards[0].shard_of("__events") is None
 
 
-def test_where_topics_lie_stays() -> None:
+def test_the_owner_of_a_name_never_changes() -> None:
     """What a bucket holds lies there by this function: another one would lose every topic."""
     assert [home_of(name, 4) for name in ("orders", "shop.orders", "größe", "t0", "t1")] == [0, 3, 0, 2, 1]
 

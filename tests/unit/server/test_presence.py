@@ -1,4 +1,4 @@
-"""A leader that can say nothing in the bucket for long is told to lead no longer."""
+"""A leader that cannot write heartbeats for too long is deposed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polywire.server.standby import UNHEARD, Presence
 from polywire.store.url import open_bucket
 
 
-def test_who_can_say_nothing_is_deposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Event()
     put = Nodes.put
 

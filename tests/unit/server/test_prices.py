@@ -1,4 +1,4 @@
-"""Prices of requests, as an operator writes them."""
+"""The option --bucket-prices."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_prices_by_kind() -> None:
 @pytest.mark.parametrize(
     "given", ["put", "put=", "put=x", "put=-1", "put=nan", "put=inf", "put=5000", "puts=1", "put=1,put=1"]
 )
-def test_what_is_no_price_is_refused_before_anything_is_opened(given: str, tmp_path: Path) -> None:
+def test_invalid_prices_are_rejected_at_the_start(given: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="price"):
         ServeConfig(data_dir=tmp_path, bucket="s3://bucket", bucket_prices=given).listeners()

@@ -1,4 +1,4 @@
-"""Files that are their owner's alone."""
+"""Permissions of files and directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
+def test_a_data_directory_is_created_private(tmp_path: Path) -> None:
     directory = tmp_path / "above" / "data"
     close_to_others(directory, marks=("journal",))
     assert mode_of(directory) == 0o700
@@ -31,7 +31,7 @@ def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["taken", "taken/below"])
-def test_a_data_directory_that_is_a_file_is_told_as_such(tmp_path: Path, name: str) -> None:
+def test_a_data_directory_that_is_a_file_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "taken").touch()
     with pytest.raises(Invalid, match="path is a file, or below one path="):
         close_to_others(tmp_path / name, marks=())
@@ -40,9 +40,7 @@ def test_a_data_directory_that_is_a_file_is_told_as_such(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("held", "is_taken"), [(None, True), ("lost+found", True), ("journal", True), ("letters", False)]
 )
-def test_a_directory_of_something_else_is_not_closed_to_others(
-    tmp_path: Path, held: str | None, is_taken: bool
-) -> None:
+def test_a_foreign_directory_is_rejected(tmp_path: Path, held: str | None, is_taken: bool) -> None:
     """The system's directory for temporary files, say, or the working directory where the name of another was empty."""
     directory = tmp_path / "there"
     directory.mkdir()
@@ -63,7 +61,7 @@ def test_a_directory_of_something_else_is_not_closed_to_others(
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604, 0o602, 0o777])
-def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_users_file_that_others_can_access_is_rejected(tmp_path: Path, mode: int) -> None:
     users = tmp_path / "users"
     add_user(users, "alice", "secret", "")
     assert [user.name for user in load_users(users)] == ["alice"]
@@ -72,14 +70,14 @@ def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
         load_users(users)
 
 
-def test_no_users_file_is_told_with_what_makes_one(tmp_path: Path) -> None:
+def test_a_missing_users_file_is_reported_with_the_command_that_creates_it(tmp_path: Path) -> None:
     with pytest.raises(
         Invalid, match=r"the users file does not exist .run polywire user add NAME --users .*users. file="
     ):
         load_users(tmp_path / "users")
 
 
-def test_the_group_may_read_what_root_hands_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_may_read_a_users_file_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users = tmp_path / "users"
     users.touch()
     users.chmod(0o640)

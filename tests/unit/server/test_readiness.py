@@ -1,4 +1,4 @@
-"""The readiness driver over real sockets, one pass at a time: what a connection is told, and that nobody else notices."""
+"""The readiness driver over real sockets, one pass at a time."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def served() -> Iterator[Served]:
         one.close()
 
 
-def test_everybody_who_is_ready_is_read_and_then_committed_once(served: Served) -> None:
+def test_all_ready_sockets_are_read_before_one_commit(served: Served) -> None:
     peers = [served.connected() for _ in range(5)]
     for number, (peer, _) in enumerate(peers):
         peer.sendall(b"request %d" % number)
@@ -149,7 +149,7 @@ def test_everybody_who_is_ready_is_read_and_then_committed_once(served: Served) 
     assert not served.place.is_held
 
 
-def test_more_sockets_than_a_pass_has_are_all_read(served: Served) -> None:
+def test_more_sockets_than_fit_in_a_pass_are_all_read(served: Served) -> None:
     peers = [served.connected() for _ in range(READY_MAX + 3)]
     for peer, _ in peers:
         peer.sendall(b"x")
@@ -157,7 +157,7 @@ def test_more_sockets_than_a_pass_has_are_all_read(served: Served) -> None:
     assert all(protocol.content == b"x" for _, protocol in peers)
 
 
-def test_one_with_much_to_read_gets_one_read_in_a_pass(served: Served) -> None:
+def test_a_socket_is_read_once_per_pass(served: Served) -> None:
     (much, greedy), (little, modest) = served.connected(), served.connected()
     much.sendall(bytes(10 * READ_BYTES))
     little.sendall(b"me too")
@@ -168,7 +168,7 @@ def test_one_with_much_to_read_gets_one_read_in_a_pass(served: Served) -> None:
     assert len(greedy.content) == 10 * READ_BYTES
 
 
-def test_what_the_kernel_does_not_take_waits_and_is_told(served: Served) -> None:
+def test_unsent_bytes_wait_and_pause_the_connection(served: Served) -> None:
     peer, protocol = served.connected()
     sent = bytes(range(256)) * (MUCH // 256)
     protocol.transport.write(sent)
@@ -186,7 +186,7 @@ def test_what_the_kernel_does_not_take_waits_and_is_told(served: Served) -> None
     assert not served.is_ready, "the socket can be written to, and nothing is to be written"
 
 
-def test_many_parts_leave_in_order(served: Served) -> None:
+def test_many_parts_are_sent_in_order(served: Served) -> None:
     peer, protocol = served.connected()
     parts = [b"%06d" % number for number in range(3000)]
     protocol.transport.writelines([*parts[:1500], b"", memoryview(b"".join(parts[1500:]))])
@@ -196,7 +196,7 @@ def test_many_parts_leave_in_order(served: Served) -> None:
     protocol.transport.abort()
 
 
-def test_a_paused_peer_is_not_read_and_does_not_keep_the_loop_awake(served: Served) -> None:
+def test_a_paused_socket_is_not_read_and_does_not_wake_the_loop(served: Served) -> None:
     peer, protocol = served.connected()
     protocol.transport.pause_reading()
     peer.sendall(b"later")
@@ -208,7 +208,7 @@ def test_a_paused_peer_is_not_read_and_does_not_keep_the_loop_awake(served: Serv
     assert protocol.content == b"later"
 
 
-def test_the_end_is_told_once_and_answers_still_leave(served: Served) -> None:
+def test_the_end_of_the_stream_is_reported_once_and_responses_are_sent(served: Served) -> None:
     peer, protocol = served.connected()
     peer.sendall(b"last words")
     peer.shutdown(socket.SHUT_WR)
@@ -223,7 +223,7 @@ def test_the_end_is_told_once_and_answers_still_leave(served: Served) -> None:
     assert protocol.lost == [None]
 
 
-def test_who_does_not_stay_behind_the_end_is_closed(served: Served) -> None:
+def test_a_connection_that_does_not_stay_open_is_closed_at_the_end(served: Served) -> None:
     peer, protocol = served.connected()
     protocol.keeps_open = False
     peer.shutdown(socket.SHUT_WR)
@@ -232,7 +232,7 @@ def test_who_does_not_stay_behind_the_end_is_closed(served: Served) -> None:
     assert peer.recv(1) == b""
 
 
-def test_closing_waits_for_what_is_not_sent_yet(served: Served) -> None:
+def test_closing_waits_for_unsent_bytes(served: Served) -> None:
     peer, protocol = served.connected()
     protocol.transport.write(bytes(MUCH))
     protocol.transport.close()
@@ -248,7 +248,7 @@ def test_closing_waits_for_what_is_not_sent_yet(served: Served) -> None:
 
 @pytest.mark.parametrize("is_paused", [False, True])
 @pytest.mark.parametrize("owes", [b"", bytes(MUCH)], ids=["nothing", "much"])
-def test_a_peer_that_is_gone_is_told_once(served: Served, owes: bytes, is_paused: bool) -> None:
+def test_a_lost_connection_is_reported_once(served: Served, owes: bytes, is_paused: bool) -> None:
     peer, protocol = served.connected()
     _, bystander = served.connected()
     protocol.transport.write(b"unread" + owes)
@@ -267,7 +267,7 @@ def test_a_peer_that_is_gone_is_told_once(served: Served, owes: bytes, is_paused
     assert not bystander.lost
 
 
-def test_a_reset_is_an_error_where_it_is_read(served: Served) -> None:
+def test_a_reset_is_an_error_when_it_is_read(served: Served) -> None:
     protocol = Protocol()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         peer = socket.create_connection(listening.getsockname())
@@ -281,7 +281,7 @@ def test_a_reset_is_an_error_where_it_is_read(served: Served) -> None:
     assert [type(error) for error in protocol.lost] == [ConnectionResetError]
 
 
-def test_a_connection_that_breaks_ends_alone(served: Served) -> None:
+def test_a_failing_connection_is_closed_alone(served: Served) -> None:
     (peer, broken), (other, sound) = served.connected(), served.connected()
     broken.when_read = lambda: 1 // 0
     peer.sendall(b"x")
@@ -293,7 +293,7 @@ def test_a_connection_that_breaks_ends_alone(served: Served) -> None:
     assert not sound.lost
 
 
-def test_a_pass_that_breaks_is_committed_all_the_same(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_pass_is_still_committed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the log is held nobody else commits: it would be held for ever."""
 
     def report(context: dict[str, Any]) -> None:
@@ -309,7 +309,7 @@ def test_a_pass_that_breaks_is_committed_all_the_same(served: Served, monkeypatc
     assert not served.place.is_held
 
 
-def test_who_is_ended_in_the_midst_of_a_pass_is_not_read_in_it(served: Served) -> None:
+def test_a_connection_closed_during_a_pass_is_not_read_in_it(served: Served) -> None:
     (first, one), (second, other) = served.connected(), served.connected()
     one.when_read, other.when_read = (lambda: other.transport.abort()), (lambda: one.transport.abort())
     first.sendall(b"x")
@@ -375,7 +375,7 @@ def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
     assert not served.is_ready
 
 
-def test_looking_makes_passes_as_long_as_something_is_ready(served: Served) -> None:
+def test_look_makes_passes_while_sockets_are_ready(served: Served) -> None:
     peer, protocol = served.connected()
     peer.sendall(bytes(3 * READ_BYTES))
     served.idle.look()
@@ -385,7 +385,7 @@ def test_looking_makes_passes_as_long_as_something_is_ready(served: Served) -> N
     assert served.place.commits == 3, "nothing was ready"
 
 
-def test_looking_leaves_the_loop_its_turn(served: Served) -> None:
+def test_look_returns_to_the_loop(served: Served) -> None:
     peer, protocol = served.connected()
     peer.sendall(bytes((PASSES_MAX + 2) * READ_BYTES))
     served.driver.look()

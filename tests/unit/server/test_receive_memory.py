@@ -1,4 +1,4 @@
-"""Memory for requests that have begun: in proportion to what has come, within a limit of all, and for whoever has it pinned."""
+"""Receive memory: in proportion to received bytes, within a limit, and with pinned buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polywire.server.run_queue import PASS_S
 from tests.unit.server.peers import Place, Wire, send, stalled, taken
 
 
-def test_requests_that_have_just_begun_take_memory_in_proportion() -> None:
+def test_requests_take_memory_in_proportion_to_received_bytes() -> None:
     place = Place()
     for number in range(1_100):
         transport = place.connect()
@@ -27,7 +27,7 @@ def test_requests_that_have_just_begun_take_memory_in_proportion() -> None:
     assert len(session.frames) == 1
 
 
-def test_requests_that_go_on_arriving_wait_for_memory_and_come_to_their_end() -> None:
+def test_arriving_requests_wait_for_memory_and_complete() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=3 * 1024 * 1024))
     transports = [place.connect() for _ in range(20)]
     sessions = place.wires[0].opened
@@ -56,7 +56,7 @@ def send_some(transport: Wire, sent: dict[Wire, int]) -> None:
     sent[transport] += size
 
 
-def test_short_of_memory_the_longest_stalled_request_goes() -> None:
+def test_the_longest_stalled_request_is_closed_when_memory_is_short() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
     old = stalled(place, 1_500_000)
     place.hub.sweep()
@@ -71,7 +71,7 @@ def test_short_of_memory_the_longest_stalled_request_goes() -> None:
 
 
 @pytest.mark.parametrize(("unread", "goes"), [(0, True), (1, True), (5_000, True), (10_000, False)])
-def test_short_of_memory_what_lies_unread_counts_as_arrived(unread: int, *, goes: bool) -> None:
+def test_unread_bytes_count_as_arrived_when_memory_is_short(unread: int, *, goes: bool) -> None:
     """The loop may have been busy, or read others first; 16 KiB a second are enough, and a byte now and then is not."""
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
     silent = stalled(place, 120_000)
@@ -85,7 +85,7 @@ def test_short_of_memory_what_lies_unread_counts_as_arrived(unread: int, *, goes
         assert silent.aborted is goes
 
 
-def test_short_of_memory_a_byte_unread_does_not_help_who_trickles() -> None:
+def test_one_unread_byte_does_not_save_a_slow_request() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
     trickling = stalled(place, 120_000)
     ours, theirs = socketpair()
@@ -99,7 +99,7 @@ def test_short_of_memory_a_byte_unread_does_not_help_who_trickles() -> None:
         assert trickling.aborted
 
 
-def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
+def test_pinned_bytes_stay_until_they_are_unpinned() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
     pinned = stalled(place, 1_500_000)
     unpin = pinned.connection.pin()
@@ -116,7 +116,7 @@ def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
     assert taken(place) == before - 2 * 1024 * 1024
 
 
-def test_what_is_pinned_is_not_read_into_when_the_flow_wants_another_buffer() -> None:
+def test_pinned_memory_is_not_read_into() -> None:
     place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     session = place.session
@@ -164,7 +164,7 @@ def arrives(place: Place, transport: Wire, size: int) -> int:
     return size - left
 
 
-def test_beside_one_request_beyond_the_limit_others_have_theirs() -> None:
+def test_other_requests_get_memory_beside_one_that_exceeds_the_limit() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
     large = beyond(place, 3_000_000)
     for _ in range(10):
@@ -176,7 +176,7 @@ def test_beside_one_request_beyond_the_limit_others_have_theirs() -> None:
     assert not large.aborted
 
 
-def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled() -> None:
+def test_the_next_request_may_exceed_the_limit_after_the_first() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
     large = beyond(place, 3_000_000)
     session = place.wires[0].opened[-1]
@@ -197,7 +197,7 @@ def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled()
     assert following.reading
 
 
-def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
+def test_yielding_does_not_end_the_permission_to_exceed_the_limit() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, quantum_bytes_max=2_999_999))
     assert not beyond(place, 3_000_000).reading
     following = place.connect()
@@ -207,7 +207,7 @@ def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
     assert taken(place) <= 5 * 1024 * 1024
 
 
-def test_nor_does_a_pass_that_has_no_time_for_it() -> None:
+def test_a_full_pass_does_not_end_the_permission_to_exceed_the_limit() -> None:
     place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
     large = beyond(place, 3_000_000)
     session = place.wires[0].opened[-1]
@@ -229,7 +229,7 @@ def test_nor_does_a_pass_that_has_no_time_for_it() -> None:
     assert taken(place) <= 6 * 1024 * 1024
 
 
-def test_of_many_that_had_much_to_send_nothing_is_kept_when_they_rest() -> None:
+def test_idle_connections_hold_no_memory_after_large_requests() -> None:
     place = Place()
     for _ in range(100):
         transport = place.connect()

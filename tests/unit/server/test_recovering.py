@@ -1,4 +1,4 @@
-"""A broker whose bucket does not answer while it recovers: it lives, says so, and leaves when it is told to."""
+"""A broker whose bucket does not respond during recovery: it answers health checks, and stops on a signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.lines import LineLimit
 from polywire.server.signals import Signals
-from polywire.server.standby_health import ALONE
+from polywire.server.standby_health import NO_LEADER
 from polywire.store.objects import Stored
 from polywire.testing.memory_objects import MemoryObjects
 
@@ -102,14 +102,14 @@ async def serve(config: ServeConfig) -> int:
         signals.end()
 
 
-def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket: Silent) -> None:
+def test_a_recovering_broker_answers_health_checks_and_stops_at_once(tmp_path: Path, bucket: Silent) -> None:
     config = config_of(tmp_path)
 
     async def run() -> int:
         async with asyncio.timeout(WAIT_S):
             serving = asyncio.create_task(serve(config))
             assert (await ask(config, "/livez")).startswith(b"HTTP/1.1 200")
-            assert (await ask(config, "/readyz")).endswith(ALONE.encode())
+            assert (await ask(config, "/readyz")).endswith(NO_LEADER.encode())
             os.kill(os.getpid(), signal.SIGTERM)
             return await serving
 
@@ -117,7 +117,7 @@ def test_it_answers_while_it_recovers_and_leaves_at_once(tmp_path: Path, bucket:
     assert bucket.list("nodes/") == [], "others need not wait for it"
 
 
-def test_it_serves_once_the_bucket_answers(tmp_path: Path, bucket: Silent) -> None:
+def test_a_broker_serves_once_the_bucket_responds(tmp_path: Path, bucket: Silent) -> None:
     config = config_of(tmp_path)
 
     async def run() -> int:
@@ -133,7 +133,7 @@ def test_it_serves_once_the_bucket_answers(tmp_path: Path, bucket: Silent) -> No
     assert run_as_serving(run()) == lifecycle.EXIT_OK
 
 
-def test_a_signal_between_two_turns_ends_it_in_good_order(
+def test_a_signal_between_two_terms_stops_cleanly(
     tmp_path: Path, bucket: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another broker leads from now on, and the process is told to end before it stands by."""

@@ -1,4 +1,4 @@
-"""Connections that a broker carries which stands by: also of who comes before anybody leads."""
+"""A standby forwards connections, also those that arrive before there is a leader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def echoing() -> AsyncIterator[Place]:
 
 @asynccontextmanager
 async def relayed(find: Callable[[], Place | None], asked: Collection[str] = ()) -> AsyncIterator[tuple[Relay, Place]]:
-    carrying = Relay(lambda listener: find() if listener == "polywire" else None, own_answer, asked=asked)
+    carrying = Relay(lambda listener: find() if listener == "polywire" else None, own_answer, answered=asked)
     addresses = await carrying.listen({"polywire": Address("127.0.0.1", 0)})
     try:
         yield carrying, ("127.0.0.1", addresses["polywire"].port)
@@ -62,7 +62,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "LOOK_S", 0.001)
 
 
-def test_what_comes_is_carried() -> None:
+def test_connections_are_forwarded() -> None:
     async def run() -> None:
         async with echoing() as leader, relayed(lambda: leader) as (_, place):
             assert await said(place, b"hello") == b"hello"
@@ -71,7 +71,7 @@ def test_what_comes_is_carried() -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_who_comes_while_nobody_leads_waits_for_who_will(closed: bool) -> None:
+def test_connections_without_a_leader_wait_for_one(closed: bool) -> None:
     """Whether no leader is known, or the known one's port is closed."""
 
     async def run() -> None:
@@ -94,7 +94,7 @@ def test_who_comes_while_nobody_leads_waits_for_who_will(closed: bool) -> None:
     asyncio.run(run())
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_leader_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with relayed(lambda: None) as (_, place):
             assert await said(place, b"hello") == b""
@@ -103,7 +103,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
-def test_who_waits_is_let_go_when_carrying_ends() -> None:
+def test_stop_closes_waiting_connections() -> None:
     async def run() -> None:
         looked = asyncio.Event()
 
@@ -119,7 +119,7 @@ def test_who_waits_is_let_go_when_carrying_ends() -> None:
     asyncio.run(run())
 
 
-def test_whether_it_lives_a_process_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_answers_livez_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever leads, and whether anybody does; all else that comes there is carried."""
     live = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""How long requests take: from being received to being answered, none for those that have no answer, a sample of many."""
+"""Request latencies: from receipt to response, without requests that have none, and sampled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(place: Place, transport: Wire) -> None:
     transport.connection.write(b"done")
 
 
-def test_a_request_takes_until_its_answer_is_written() -> None:
+def test_a_request_is_timed_until_its_response_is_written() -> None:
     place, transport = connected()
     ask(place, transport)
     place.clock.advance(0.25)
@@ -46,7 +46,7 @@ def test_a_request_takes_until_its_answer_is_written() -> None:
     assert counted(place) == {"produce": (1, 0.25)}
 
 
-def test_what_is_answered_at_once_is_counted_as_what_it_was() -> None:
+def test_an_immediate_response_is_counted_by_kind() -> None:
     place, transport = connected()
 
     def answered() -> None:
@@ -59,7 +59,7 @@ def test_what_is_answered_at_once_is_counted_as_what_it_was() -> None:
     assert counted(place) == {"other": (1, 0.001)}
 
 
-def test_what_has_no_answer_is_not_counted_with_the_next_one() -> None:
+def test_a_request_without_a_response_is_not_counted() -> None:
     place, transport = connected()
     ask(place, transport, owing=False)
     place.clock.advance(5)
@@ -69,7 +69,7 @@ def test_what_has_no_answer_is_not_counted_with_the_next_one() -> None:
     assert counted(place) == {"produce": (1, 0.5)}
 
 
-def test_what_comes_behind_a_request_does_not_end_it() -> None:
+def test_later_bytes_do_not_end_the_timing_of_a_request() -> None:
     place, transport = connected()
     ask(place, transport)
     place.clock.advance(0.5)
@@ -79,7 +79,7 @@ def test_what_comes_behind_a_request_does_not_end_it() -> None:
     assert counted(place) == {"produce": (1, 1.0)}
 
 
-def test_a_request_behind_others_is_not_taken_for_the_first_of_them() -> None:
+def test_a_queued_request_is_not_timed_as_the_first() -> None:
     place, transport = connected()
     place.session.owing = True
     send(transport, b"x")
@@ -88,7 +88,7 @@ def test_a_request_behind_others_is_not_taken_for_the_first_of_them() -> None:
     assert counted(place) == {}
 
 
-def test_of_many_a_sample_is_timed_that_stands_for_all() -> None:
+def test_many_requests_are_sampled_with_weights() -> None:
     place, transport = connected()
     place.session.on_receive = lambda: transport.connection.write(b"done")
     seconds, per_second = 20, 5_000
@@ -105,7 +105,7 @@ def test_of_many_a_sample_is_timed_that_stands_for_all() -> None:
     assert 0.9 < stands_for < 1.1
 
 
-def test_a_server_that_calms_down_times_all_again() -> None:
+def test_an_idle_server_times_all_requests_again() -> None:
     times = RequestTimes()
     for _ in range(8 * SAMPLES_PER_S):
         times.begin()

@@ -55,7 +55,7 @@ class Crowd:
         raise AssertionError("somebody waits for ever")
 
 
-def test_ten_that_ask_for_much_at_once_do_not_hold_one_pass() -> None:
+def test_ten_heavy_connections_do_not_block_one_pass() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     crowd.run_all()
@@ -64,7 +64,7 @@ def test_ten_that_ask_for_much_at_once_do_not_hold_one_pass() -> None:
     assert all(peer.reading for peer in crowd.peers)
 
 
-def test_known_to_ask_for_much_they_take_less_of_it() -> None:
+def test_known_heavy_connections_take_less_of_a_pass() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     crowd.run_all()
@@ -74,7 +74,7 @@ def test_known_to_ask_for_much_they_take_less_of_it() -> None:
     assert all(len(held) * OFFER_S <= PASS_S + OFFER_S for held in crowd.passes)
 
 
-def test_who_waits_goes_on_in_the_order_of_waiting() -> None:
+def test_waiting_connections_continue_in_order() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     crowd.run_all()
@@ -89,7 +89,7 @@ def test_who_waits_goes_on_in_the_order_of_waiting() -> None:
 
 @pytest.mark.parametrize("offer_s", [OFFER_S, 4 * PASS_S])
 @pytest.mark.parametrize("many", [3, 10, 100])
-def test_who_asks_for_little_is_answered_in_the_pass_that_reads_it(many: int, offer_s: float) -> None:
+def test_light_requests_are_answered_in_the_pass_that_reads_them(many: int, offer_s: float) -> None:
     crowd = Crowd(many, offer_s)
     light = crowd.join(0.0)
     crowd.ask(*range(many))
@@ -99,7 +99,7 @@ def test_who_asks_for_little_is_answered_in_the_pass_that_reads_it(many: int, of
         assert light in crowd.passes[-1]
 
 
-def test_who_comes_later_does_not_wait_for_those_that_ask_for_much_for_the_first_time() -> None:
+def test_later_connections_do_not_wait_for_unexpectedly_heavy_ones() -> None:
     crowd = Crowd(10, 4 * PASS_S)
     light = crowd.join(0.0)
     crowd.ask(*range(10))
@@ -109,7 +109,7 @@ def test_who_comes_later_does_not_wait_for_those_that_ask_for_much_for_the_first
         assert light in crowd.passes[-1]
 
 
-def test_many_that_ask_for_little_and_had_to_wait_go_on_as_well() -> None:
+def test_light_connections_that_waited_continue() -> None:
     crowd = Crowd(4)
     little = [crowd.join(0.0004) for _ in range(50)]
     crowd.ask(*range(4), *little)
@@ -119,14 +119,14 @@ def test_many_that_ask_for_little_and_had_to_wait_go_on_as_well() -> None:
     assert max(len(held) for held in crowd.passes) < 20
 
 
-def test_many_that_ask_for_little_are_all_read_in_one_pass() -> None:
+def test_many_light_connections_are_read_in_one_pass() -> None:
     crowd = Crowd(1000, offer_s=0.0001)
     crowd.ask(*range(1000))
     assert crowd.passes == [list(range(1000))]
     assert not crowd.place.soon
 
 
-def test_one_that_asks_for_much_alone_waits_for_nobody() -> None:
+def test_a_single_heavy_connection_does_not_wait() -> None:
     crowd = Crowd(1)
     crowd.ask(0)
     for _ in range(20):
@@ -135,7 +135,7 @@ def test_one_that_asks_for_much_alone_waits_for_nobody() -> None:
     assert crowd.passes == [[0]] * 21
 
 
-def test_what_a_session_takes_up_again_waits_for_its_turn_as_well() -> None:
+def test_a_resumed_session_waits_for_its_turn() -> None:
     crowd = Crowd(10)
     for number in range(10):
         send(crowd.peers[number], b"!x")
@@ -151,7 +151,7 @@ def test_what_a_session_takes_up_again_waits_for_its_turn_as_well() -> None:
     assert all(crowd.session(number).frames == [b"!", b"x"] for number in range(10))
 
 
-def test_who_waits_for_its_turn_is_owed_an_answer() -> None:
+def test_a_queued_connection_has_a_pending_response() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     waiting = [peer.connection.is_waiting for peer in crowd.peers]
@@ -161,7 +161,7 @@ def test_who_waits_for_its_turn_is_owed_an_answer() -> None:
 
 
 @pytest.mark.parametrize("ending", ["abort", "lost", "end"])
-def test_who_is_gone_when_its_turn_comes_is_left_out(ending: str) -> None:
+def test_a_closed_connection_is_skipped_when_its_turn_comes(ending: str) -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     for peer in crowd.peers[5:]:
@@ -175,7 +175,7 @@ def test_who_is_gone_when_its_turn_comes_is_left_out(ending: str) -> None:
     assert sorted(number for held in crowd.passes for number in held) == list(range(5))
 
 
-def test_requests_that_wait_for_their_turn_are_carried_out_while_the_broker_drains() -> None:
+def test_queued_requests_are_executed_while_the_broker_drains() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     for peer in crowd.peers:
@@ -185,7 +185,7 @@ def test_requests_that_wait_for_their_turn_are_carried_out_while_the_broker_drai
     assert not any(peer.reading for peer in crowd.peers)
 
 
-def test_a_failure_leaves_nobody_waiting() -> None:
+def test_a_failure_leaves_no_connection_waiting() -> None:
     crowd = Crowd(10)
     crowd.ask(*range(10))
     crowd.session(5).fails = RuntimeError("a bug")

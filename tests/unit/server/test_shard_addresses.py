@@ -1,4 +1,4 @@
-"""Where the processes of a machine are reached by other machines."""
+"""Addresses at which other machines reach the processes of a machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polywire.server.shard import Shard
 SERVED = {"flux": Address("127.0.0.1", 9092), "polywire": Address("10.0.0.7", 9555)}
 
 
-def test_the_system_chooses_ports_where_nobody_does() -> None:
+def test_the_system_chooses_ports_by_default() -> None:
     found = _reached(ServeConfig(), 3, SERVED)
     assert found == {
         "flux": Address("127.0.0.1", 0),
@@ -30,7 +30,7 @@ def test_the_system_chooses_ports_where_nobody_does() -> None:
     }
 
 
-def test_no_two_processes_have_a_port() -> None:
+def test_processes_have_distinct_ports() -> None:
     names = [name + end for name in (*WIRES, "any", "http") for end in ("", "-tls")]
     served = {name: Address("127.0.0.1", 1) for name in names}
     ports = [at.port for shard in range(64) for at in _reached(ServeConfig(shard_port=9600), shard, served).values()]
@@ -39,7 +39,7 @@ def test_no_two_processes_have_a_port() -> None:
     assert len(names) + 1 <= PORTS_EACH
 
 
-def test_logins_do_not_leave_the_machine_in_the_clear_unasked() -> None:
+def test_machines_do_not_send_passwords_in_clear_text_by_default() -> None:
     users = ServeConfig(users=Path("users.toml"))
     with pytest.raises(Invalid, match="in clear text"):
         _check_inside(users, SERVED)
@@ -48,7 +48,7 @@ def test_logins_do_not_leave_the_machine_in_the_clear_unasked() -> None:
     _check_inside(ServeConfig(), SERVED)
 
 
-def test_links_under_tls_are_beside_a_listener_that_others_reach() -> None:
+def test_links_with_tls_use_a_reachable_host() -> None:
     """Beyond this machine plain listeners are often off, and those of TLS on."""
     here, plain, secure = Address("127.0.0.1", 1), Address("10.0.0.7", 2), Address("10.0.0.8", 3)
     with_tls = ServeConfig(tls_machine_authority=Path("a"), tls_certificate=Path("b"))
@@ -62,7 +62,7 @@ def test_links_under_tls_are_beside_a_listener_that_others_reach() -> None:
         assert _reached(ServeConfig(), 1, served)[INSIDE].host == served["polywire"].host
 
 
-def test_links_under_tls_need_a_certificate_and_machines() -> None:
+def test_links_with_tls_need_a_certificate_and_a_bucket() -> None:
     authority = Path("authority.pem")
     with pytest.raises(Invalid, match="--tls-certificate"):
         ServeConfig(tls_machine_authority=authority, bucket="file:///bucket").listeners()
@@ -76,7 +76,7 @@ def _check_taken(at: Address) -> None:
         other.bind((at.host, at.port))
 
 
-def test_processes_of_a_directory_are_reached_beside_the_port_that_all_share() -> None:
+def test_processes_of_a_directory_have_ports_near_the_shared_one() -> None:
     config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", flux="127.0.0.1:0", processes=2)
     parent = Parent(config, bytes(KEY_BYTES))
     try:
@@ -98,7 +98,7 @@ def is_free(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_chosen_ports_are_for_clients_of_cursus_too() -> None:
+def test_shard_port_applies_to_cursus_clients() -> None:
     first = free_ports(2 * PORTS_EACH)
     config = ServeConfig(kafka="127.0.0.1:0", any_wire="127.0.0.1:0", cursus="127.0.0.1:0", flux="off", processes=2)
     parent = Parent(replace(config, shard_port=first), bytes(KEY_BYTES))
@@ -109,20 +109,22 @@ def test_chosen_ports_are_for_clients_of_cursus_too() -> None:
         parent.close()
 
 
-def shard_of(*, host: str, is_told: bool) -> Shard:
+def shard_of(*, host: str, is_advertised: bool) -> Shard:
     """One that listens with others on 9000 and 9999, and alone on 9101 and 9102."""
 
     def listeners(**ports: int) -> list[Listener]:
         return [Listener(name, Address("0.0.0.0", port), cast(Server, None)) for name, port in ports.items()]
 
     shard = Shard(0, Board(2), HashedNames(0, 2), [], cast(socket.socket, None), bytes(KEY_BYTES))
-    shard.opened(listeners(cursus=9000, any=9999), listeners(cursus=9101, any=9102), host=host, is_told=is_told)
+    shard.opened(
+        listeners(cursus=9000, any=9999), listeners(cursus=9101, any=9102), host=host, is_advertised=is_advertised
+    )
     return shard
 
 
 @pytest.mark.parametrize(("host", "told"), [("", "10.0.0.7"), ("one.example", "one.example")])
-def test_who_came_to_one_process_alone_is_told_where_all_listen(host: str, told: str) -> None:
-    shard = shard_of(host=host, is_told=False)
+def test_clients_of_one_process_get_the_shared_address(host: str, told: str) -> None:
+    shard = shard_of(host=host, is_advertised=False)
     assert shard.lasting(("10.0.0.7", 9101)) == (told, 9000)
     assert shard.lasting(("10.0.0.7", 9102)) == (told, 9999)
     for at in (("10.0.0.7", 9000), ("10.0.0.7", 4711)):
@@ -130,22 +132,22 @@ def test_who_came_to_one_process_alone_is_told_where_all_listen(host: str, told:
         assert shard.alone(at) == at
 
 
-def test_a_process_alone_is_named_where_clients_may_be_told() -> None:
-    shard = shard_of(host="", is_told=True)
+def test_a_single_process_is_advertised_only_if_its_port_is_stable() -> None:
+    shard = shard_of(host="", is_advertised=True)
     assert shard.alone(("10.0.0.7", 9000)) == ("10.0.0.7", 9101)
     assert shard.alone(("10.0.0.7", 9999)) == ("10.0.0.7", 9102)
     assert shard.alone(("10.0.0.7", 4711)) == ("10.0.0.7", 4711)
 
 
-def test_a_port_that_is_taken_is_another() -> None:
+def test_a_port_in_use_is_replaced_by_a_free_one() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         parent = Parent(ServeConfig(kafka="127.0.0.1:0", flux="off", processes=2), bytes(KEY_BYTES))
         try:
-            near = parent._kept_near("kafka", Address("127.0.0.1", port - 100), 100)
+            near = parent._reserved_near("kafka", Address("127.0.0.1", port - 100), 100)
             assert near.port != port
-            assert parent._kept_near("kafka", Address("127.0.0.1", 65_500), 100).port > 0
+            assert parent._reserved_near("kafka", Address("127.0.0.1", 65_500), 100).port > 0
         finally:
             parent.close()

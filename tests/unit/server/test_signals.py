@@ -1,4 +1,4 @@
-"""Signals of a process that has one loop after the other: none is lost between them, and none ends it."""
+"""Signals of a process that runs one event loop after another: none is lost between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loops(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventL
     return found
 
 
-def test_what_comes_between_two_loops_is_told_on_the_second(
+def test_a_signal_between_two_loops_is_handled_on_the_second(
     signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     told: list[str] = []
@@ -57,9 +57,7 @@ def test_what_comes_between_two_loops_is_told_on_the_second(
     assert told == ["reload", "SIGTERM 1", "SIGINT 2"]
 
 
-def test_a_loop_that_has_ended_is_told_nothing(
-    signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
+def test_a_closed_loop_gets_no_signals(signals: Signals, loops: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def turn() -> None:
         signals.listen(lambda _: pytest.fail("nobody is there"))
 
@@ -68,7 +66,7 @@ def test_a_loop_that_has_ended_is_told_nothing(
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_signals_get_their_meaning_back() -> None:
+def test_end_restores_the_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     Signals().end()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

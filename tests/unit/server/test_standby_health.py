@@ -1,4 +1,4 @@
-"""HTTP of a broker that stands by: yes or no, to few at a time, and to nobody for long."""
+"""The HTTP listener of a standby: liveness and readiness, with limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from polywire.server import standby_health
 from polywire.server.config import Address
-from polywire.server.standby_health import ALONE, ASKING_MAX, CARRYING, METRICS, StandbyHealth
+from polywire.server.standby_health import CONNECTIONS_MAX, FORWARDING, METRICS, NO_LEADER, StandbyHealth
 
 
 async def ask(address: Address, request: bytes) -> bytes:
@@ -25,22 +25,22 @@ async def ask(address: Address, request: bytes) -> bytes:
 
 async def asked_by(health: StandbyHealth, count: int) -> None:
     """Wait until so many have come and not gone."""
-    while len(health._asking) != count:  # noqa: ASYNC110 - looking is the point
+    while len(health._requests) != count:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(0.01)
 
 
-def test_what_is_told() -> None:
+def test_liveness_readiness_and_metrics() -> None:
     async def run() -> None:
         carrying = [False]
         health = StandbyHealth(lambda: carrying[0])
         address = await health.listen(Address("127.0.0.1", 0), None)
         found = await ask(address, b"GET /readyz HTTP/1.1\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 503 ")
-        assert found.endswith(ALONE.encode())
+        assert found.endswith(NO_LEADER.encode())
         carrying[0] = True
         found = await ask(address, b"GET /readyz?x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 200 ")
-        assert found.endswith(CARRYING.encode())
+        assert found.endswith(FORWARDING.encode())
         assert (await ask(address, b"HEAD /livez HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
         found = await ask(address, b"GET /metrics HTTP/1.1\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 200 ")
@@ -54,13 +54,13 @@ def test_what_is_told() -> None:
     asyncio.run(run())
 
 
-def test_who_does_not_ask_takes_no_more_than_his_share_and_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_have_a_limit_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         health = StandbyHealth(lambda: True)
         address = await health.listen(Address("127.0.0.1", 0), None)
         monkeypatch.setattr(standby_health, "REQUEST_S", 3600)
-        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(ASKING_MAX - 1)]
-        await asked_by(health, ASKING_MAX - 1)
+        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(CONNECTIONS_MAX - 1)]
+        await asked_by(health, CONNECTIONS_MAX - 1)
         monkeypatch.setattr(standby_health, "REQUEST_S", 0.01)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         with suppress(ConnectionError):
@@ -69,7 +69,7 @@ def test_who_does_not_ask_takes_no_more_than_his_share_and_is_let_go(monkeypatch
         assert (await ask(address, b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"alive\n")
         monkeypatch.setattr(standby_health, "REQUEST_S", 3600)
         silent.append(await asyncio.open_connection(address.host, address.port))
-        await asked_by(health, ASKING_MAX)
+        await asked_by(health, CONNECTIONS_MAX)
         assert await ask(address, b"GET /livez HTTP/1.1\r\n\r\n") == b""
         for _, writer in silent:
             writer.close()
@@ -80,13 +80,13 @@ def test_who_does_not_ask_takes_no_more_than_his_share_and_is_let_go(monkeypatch
     asyncio.run(run())
 
 
-def test_who_comes_at_the_end_is_hung_up_on() -> None:
+def test_a_connection_during_stop_is_closed() -> None:
     class Ending(StandbyHealth):
         """Ends when somebody has come, before the answer has begun."""
 
-        def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            super()._came(reader, writer)
-            for task in self._asking:
+        def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            super()._connected(reader, writer)
+            for task in self._requests:
                 task.cancel()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""TLS between peers and sessions: side by side with plain bytes, with back-pressure, and refused where it makes no sense."""
+"""TLS between clients and sessions: on shared ports, with back-pressure, and with invalid settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def create_topic(broker: BrokerProcess, topic: str) -> None:
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("port", ["own", "any"])
-def test_every_wire_under_tls(broker: BrokerProcess, wire: str, port: str) -> None:
+def test_every_protocol_works_with_tls(broker: BrokerProcess, wire: str, port: str) -> None:
     async def work() -> None:
         host, number = broker.addresses[f"{wire}-tls" if port == "own" else "any"]
         plain_host, plain_number = broker.addresses[wire if port == "own" else "any"]
@@ -101,7 +101,7 @@ def test_every_wire_under_tls(broker: BrokerProcess, wire: str, port: str) -> No
 
 
 @pytest.mark.usefixtures("trusted")
-def test_much_goes_both_ways(broker: BrokerProcess, certificates: Certificates) -> None:
+def test_large_amounts_of_data_are_sent_both_ways(broker: BrokerProcess, certificates: Certificates) -> None:
     """Frames far larger than a record, the socket's buffers and what a connection may hold; the reader takes its time."""
     host, port = broker.addresses["polywire-tls"]
     client = BulkConnection(host, port, tls=certificates.context())
@@ -130,7 +130,7 @@ def test_blocking_client(broker: BrokerProcess) -> None:
         assert [record.value for record in client.fetch("blocking", 0, 0)] == [b"a"]
 
 
-def test_answers_to_a_peer_that_does_not_read_have_a_limit(broker: BrokerProcess, certificates: Certificates) -> None:
+def test_unread_responses_have_a_limit(broker: BrokerProcess, certificates: Certificates) -> None:
     """They wait where they are, and arrive whole when it reads again."""
     count, value = 2_000, b"v" * 50_000
     with tls_to(broker, "flux", certificates) as slow:
@@ -158,7 +158,7 @@ def send_and_wait(address: tuple[str, int], content: bytes) -> None:
             pass
 
 
-def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certificates) -> None:
+def test_bad_handshakes_close_the_connection(broker: BrokerProcess, certificates: Certificates) -> None:
     address = broker.addresses["polywire-tls"]
     with socket.create_connection(address, timeout=60) as plain:
         plain.sendall(b"POLYWIRE in plain words\n")
@@ -181,7 +181,7 @@ def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certifi
     assert "Traceback" not in broker.log_text()
 
 
-def test_end_of_a_peer_under_tls(broker: BrokerProcess, certificates: Certificates) -> None:
+def test_the_end_of_the_stream_with_tls(broker: BrokerProcess, certificates: Certificates) -> None:
     """A peer that sends nothing more still gets what it asked for."""
     with tls_to(broker, "flux", certificates) as tls:
         tls.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
@@ -206,7 +206,7 @@ def test_certificates_of_clients(tmp_path: Path, certificates: Certificates) -> 
         assert broker.stop() == 0
 
 
-def test_a_certificate_says_which_user_a_peer_is(tmp_path: Path, certificates: Certificates) -> None:
+def test_a_client_certificate_sets_the_user(tmp_path: Path, certificates: Certificates) -> None:
     users = tmp_path / "users"
     add_user(users, "client", "unused", "manage_streams@shop")
     options = ["--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key")]
@@ -225,7 +225,7 @@ def test_a_certificate_says_which_user_a_peer_is(tmp_path: Path, certificates: C
         assert flux_over_tls(broker, certificates, "server", b"PRODUCE|shop.orders k:v") == b"", (
             "nobody is called server"
         )
-        assert "certificate names no user" in broker.log_text()
+        assert "certificate does not name a user" in broker.log_text()
         assert broker.stop() == 0
 
 
@@ -240,7 +240,7 @@ def flux_over_tls(broker: BrokerProcess, certificates: Certificates, own: str, l
     return b""
 
 
-def test_settings_that_make_no_sense(tmp_path: Path, certificates: Certificates) -> None:
+def test_invalid_tls_settings_are_rejected(tmp_path: Path, certificates: Certificates) -> None:
     with pytest.raises(Invalid, match="certificate"):
         ServeConfig(tls={"flux": "127.0.0.1:0"}).listeners()
     with pytest.raises(Invalid, match="cannot use"):
@@ -254,7 +254,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, certificates: Certificates)
     assert "flux-tls" in ServeConfig(tls=wide, tls_certificate=pem, tls_client_authority=pem).listeners()
 
 
-def test_hello_is_known_by_its_first_bytes() -> None:
+def test_a_client_hello_is_detected() -> None:
     hello = b"\x16\x03\x01\x02\x00\x01\x00"
     assert [is_hello(hello[:size]) for size in range(8)] == [None] * 6 + [True, True]
     for other in (b"P", b"\x16\x04", b"\x16\x03\x01\x02\x00\x00", b"\x00\x00\x00\x05"):
@@ -271,7 +271,7 @@ def shown_by(address: tuple[str, int], certificates: Certificates) -> object:
         return certificate["subject"]
 
 
-def test_a_certificate_is_taken_up_anew(tmp_path: Path, certificates: Certificates) -> None:
+def test_reload_replaces_the_certificate(tmp_path: Path, certificates: Certificates) -> None:
     pem, key = tmp_path / "broker.pem", tmp_path / "broker.key"
 
     def place(name: str) -> None:
@@ -304,7 +304,7 @@ def test_a_certificate_is_taken_up_anew(tmp_path: Path, certificates: Certificat
         assert broker.stop() == 0
 
 
-def test_a_port_of_all_wires_may_take_nothing_but_tls(certificates: Certificates) -> None:
+def test_the_port_for_all_protocols_can_require_tls(certificates: Certificates) -> None:
     pem, key = Path(certificates.path("server")), Path(certificates.path("server", "key"))
     tls = ServerTls(ServeConfig(tls_certificate=pem, tls_key=key))
 

@@ -1,4 +1,4 @@
-"""The operator's file of users."""
+"""The users file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polywire.server.users import add_user, read_users, remove_user
 from tests.unit.server.peers import SILENT
 
 
-def test_a_file_is_made_changed_and_read(tmp_path: Path) -> None:
+def test_a_users_file_is_created_changed_and_read(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "alice", "secret", "")
     add_user(path, "bob", "hidden", "consume@shop, read_servers")
@@ -40,7 +40,7 @@ def test_a_file_is_made_changed_and_read(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.USER_MISSING
 
 
-def test_a_user_that_logs_in_by_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:
+def test_a_user_with_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "alice", "secret", "consume@shop", scram=True)
     add_user(path, "bob", "secret", "")
@@ -67,7 +67,7 @@ def test_a_user_that_logs_in_by_scram_has_verifiers_in_the_file(tmp_path: Path) 
         "$scram-sha-256$16384$c2FsdA==$%s",
     ],
 )
-def test_verifiers_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+def test_invalid_verifiers_are_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "users"
     key = b64encode(bytes(32)).decode()
     path.write_text(f"a:$argon2id$v=19$m=19456,t=2,p=1$aaaa$bbbb {text.replace('%s', key)}\n")
@@ -76,7 +76,7 @@ def test_verifiers_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb", "x" * 300])
-def test_names_a_file_cannot_hold(tmp_path: Path, name: str) -> None:
+def test_invalid_user_names_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(Invalid):
         add_user(tmp_path / "users", name, "secret", "")
 
@@ -90,14 +90,14 @@ def test_names_a_file_cannot_hold(tmp_path: Path, name: str) -> None:
         ("a:$argon2id$v=19$m=19456,t=2,p=1$aaaa$bbbb\n" * 2, "duplicate user"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "users"
     path.write_text(text)
     with pytest.raises(Invalid, match=message):
         read_users(path)
 
 
-def test_wires_without_a_login_are_off_where_users_are_unless_asked_for() -> None:
+def test_protocols_without_a_login_are_off_by_default_with_users() -> None:
     usual = ServeConfig()
     assert {"flux", "kafka07"} <= set(usual.served(has_users=False, has_anonymous=True))
     assert not {"flux", "kafka07"} & set(usual.served(has_users=True, has_anonymous=False))
@@ -115,7 +115,7 @@ def test_wires_without_a_login_are_off_where_users_are_unless_asked_for() -> Non
         alone.served(has_users=True, has_anonymous=True)
 
 
-def test_listening_wider_with_users() -> None:
+def test_non_loopback_addresses_with_users() -> None:
     users = Path("polywire.users")
     off = replace(SILENT, any_wire="0.0.0.0:1", users=users, tls_certificate=Path("broker.pem"))
     assert set(off.listeners()) == {"any"}
@@ -132,7 +132,7 @@ def test_listening_wider_with_users() -> None:
 
 
 @pytest.mark.parametrize("wire", sorted(LOGIN_WIRES))
-def test_passwords_do_not_travel_as_they_are(wire: str) -> None:
+def test_passwords_in_clear_text_need_insecure(wire: str) -> None:
     known = replace(SILENT, users=Path("polywire.users"))
     wide = replace(known, **{wire: "0.0.0.0:1"})  # type: ignore[arg-type]  # each wire is a field of text
     with pytest.raises(Invalid, match=f"--{wire}-tls"):
@@ -142,7 +142,7 @@ def test_passwords_do_not_travel_as_they_are(wire: str) -> None:
     assert set(under.listeners()) == {f"{wire}-tls"}
 
 
-def test_the_port_of_all_wires_takes_nothing_but_tls_from_elsewhere() -> None:
+def test_the_port_for_all_protocols_requires_tls_on_other_addresses() -> None:
     any_wire = replace(SILENT, users=Path("polywire.users"), any_wire="0.0.0.0:1")
     with pytest.raises(Invalid, match="--tls-certificate"):
         any_wire.listeners()

@@ -65,7 +65,7 @@ class SimulatedShard(Shard):
         super().__init__(own, board, names, addresses, None, KEY)  # type: ignore[arg-type]  # nobody listens
         self._ends: Final = ends
         listener: Any = SimpleNamespace(name="kafka", address=Address(*SERVER))
-        self.opened([listener], [listener], host="", is_told=False)
+        self.opened([listener], [listener], host="", is_advertised=False)
 
     def connect(self, shard: int, peer: LinkPeer) -> SocketLink:
         """A link that this process's loop makes."""
