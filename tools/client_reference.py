@@ -1,7 +1,4 @@
-"""The page of docs/reference on the Python client, made of its docstrings.
-
-Promises: every public call of the public names is on it, and has a docstring. Must not know: other pages.
-"""
+"""The reference page of the Python client, generated from its docstrings. Every public name must have one."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ _SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)
 
 
 def client_page() -> Iterator[str]:
-    """The page, line by line."""
+    """Yield the lines of the page."""
     yield "# Python client"
     yield ""
     yield "The [guide](../develop/python.md) shows how to use these together."
@@ -97,9 +94,9 @@ def _default(value: object) -> str:
 
 
 def _text(thing: Any) -> Iterator[str]:
-    """A docstring as Markdown: sections become paragraphs, arguments a list, examples code."""
+    """Yield a docstring as Markdown: sections become paragraphs, arguments a list, examples code."""
     text = inspect.getdoc(thing)
-    assert text, f"{thing} says nothing"
+    assert text, f"{thing} has no docstring"
     parts = _SECTION.split(text.replace("``", "`"))
     yield ""
     yield parts[0].strip()
@@ -120,14 +117,14 @@ def _text(thing: Any) -> Iterator[str]:
 
 
 def _end_of_section(body: str) -> tuple[str, str]:
-    """A section's indented lines, and the text after it, which is indented no more than the section's name."""
+    """Return a section's indented lines, and the text after them, which is not indented."""
     lines = body.strip("\n").splitlines()
     end = next((at for at, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     return "\n".join(lines[:end]).rstrip(), "\n".join(lines[end:]).strip()
 
 
 def _items(body: str) -> Iterator[str]:
-    """`name: meaning` as a list; what is indented further goes on."""
+    """Yield ``name: meaning`` as a list; indented lines continue an item."""
     item: list[str] = []
     for line in [*body.splitlines(), ""]:
         if item and (not line or not line.startswith(" ")):

@@ -87,7 +87,7 @@ def ledgers() -> dict[str, str]:
 
 
 def cli_page() -> Iterator[str]:
-    """Every command with its options, and the exit codes."""
+    """Yield the page of the command line: commands, options and exit codes."""
     yield from ["# Command line", "", MADE, ""]
     yield "Results go to standard output, messages to standard error. Every command has `--help`."
     found = list(_commands(main.app, ("polywire",)))
@@ -112,7 +112,7 @@ def cli_page() -> Iterator[str]:
 
 
 def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], App]]:
-    """Commands that do something, in the order of their help."""
+    """Yield every command that can be run, in the order of the help."""
     if app.default_command is not None:
         yield words, app
     for name in app:
@@ -201,7 +201,7 @@ def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
 
 
 def errors_page() -> Iterator[str]:
-    """Every error code: what to do about it, and what it is called on each wire."""
+    """Yield the page of errors: kinds, codes, and their names in FLUX and polywire."""
     yield from ["# Errors", "", MADE, ""]
     yield "The *kind* of an error says what the caller should do; the *code* identifies the error. Each protocol maps codes to its own"
     yield "errors."
@@ -226,7 +226,7 @@ def errors_page() -> Iterator[str]:
 
 
 def kind_of(code: ErrorCode) -> type[BrokerError]:
-    """The one kind an error code is raised as; of a code that nothing raises yet, the kind its number stands among."""
+    """Return the kind that an error code is raised as; for a code that nothing raises, the kind of its number."""
     kinds = {kind.__name__: kind for kind in KINDS}
     raised = sorted(kinds_raised().get(code.name, ()))
     return kinds[raised[0]] if raised else list(KINDS)[CODES[code] // 16]
@@ -236,7 +236,7 @@ def kind_of(code: ErrorCode) -> type[BrokerError]:
 
 
 def limits_page() -> Iterator[str]:
-    """Every setting and limit with its default and its reason."""
+    """Yield the page of limits: name, value and meaning, and the settings of a topic."""
     yield from ["# Limits", "", MADE, ""]
     yield "A request beyond a limit is rejected with an [error](errors.md) or waits; the broker continues. Limits that have an option are in"
     yield "[configuration](configuration.md), those of HTTP in [HTTP](http.md#limits). The others are fixed."
@@ -272,14 +272,14 @@ def http_limits() -> Iterator[str]:
 
 
 def _constants(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Limits that are constants of a module, with what the comment behind each says."""
+    """Yield the limits that are constants of a module, with the comment behind each."""
     for name, meaning in _CONSTANT.findall(getsource(module)):
         value = getattr(module, name)
         yield f"`{name.lower()}`", _size(value) if "BYTES" in name else f"{value:,}", meaning
 
 
 def kafka_settings_page() -> Iterator[str]:
-    """Every setting of a topic by the name that Kafka's tools know."""
+    """Yield the page of topic settings under the names of Kafka's tools."""
     yield from ["# Kafka topic settings", "", MADE, ""]
     yield "CreateTopics, AlterConfigs and IncrementalAlterConfigs reject unknown names and invalid values with INVALID_CONFIG. A"
     yield "setting without an effect is stored and returned by DescribeConfigs, and changes nothing."
@@ -292,7 +292,7 @@ def kafka_settings_page() -> Iterator[str]:
 
 
 def field_meanings(settings: type[Any]) -> Mapping[str, str]:
-    """What the docstring of a dataclass says of its fields: ``name, name: text``, one after the other."""
+    """Return the meaning of each field from the docstring of a dataclass, which lists ``name, name: text``."""
     names = "|".join(field.name for field in fields(settings))
     parts = re.split(rf"\b((?:{names})(?:,\s+(?:{names}))*):\s", cleandoc(settings.__doc__ or ""))
     found: dict[str, str] = {}
@@ -339,7 +339,7 @@ def _size(value: int) -> str:
 
 
 def compatibility_page() -> Iterator[str]:
-    """Which features each protocol has."""
+    """Yield the page of features by protocol."""
     yield from ["# Compatibility", "", MADE, ""]
     yield "All protocols share one log: records written over one can be read over every other. A protocol supports what it can express."
     yield ""
@@ -354,7 +354,7 @@ def compatibility_page() -> Iterator[str]:
 
 
 def permissions_page() -> Iterator[str]:
-    """Actions with their permissions, and the actions of each protocol's commands."""
+    """Yield the page of permissions: actions, and the commands of each protocol by action."""
     yield from ["# Permissions", "", MADE, ""]
     yield "On a broker with users, every request of every protocol is one of these actions. An action needs one of its permissions:"
     yield "for everything, for the stream, or for the topic. *Any* means that the permission for any stream or topic is enough, and the"
@@ -399,7 +399,7 @@ def statements(page: Page) -> list[Statement]:
 
 
 def statements_page(wire: str) -> Iterator[str]:
-    """Every statement of a protocol's published pages, the test that shows it, and the differences."""
+    """Yield the ledger of a protocol: statements of its published pages, their tests, and the differences."""
     yield from [f"# Statements of the {wire} pages", "", MADE, ""]
     yield "Each row is a statement of a published page, in our words, with the test in `tests/specs` that shows it on the protocol's own port"
     yield f"and on the port of all protocols. [The protocol's page](../../../docs/reference/protocols/{wire}.md) is for users."
