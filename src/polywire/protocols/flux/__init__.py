@@ -1,1 +1,1 @@
-"""The FLUX text wire (V1 lines), conformance levels A, B and C."""
+"""The FLUX text protocol (V1 lines), conformance levels A, B and C."""

@@ -241,7 +241,7 @@ class CarryingFluxSession:
         self._go_on()
 
     def link_lost(self, shard: int) -> None:
-        """A shard's process has ended: what it owes cannot be told from what it did."""
+        """A shard's process has ended: the outcome of its pending requests is unknown."""
         link = self._links.forget(shard)
         if link is not None and not self._is_closed and any(part.rests_on(link) for part in self._order):
             self._output.fail(PeerError("the process that owns a topic has exited", fatal=True))
@@ -297,7 +297,7 @@ class CarryingFluxSession:
         rest, self._rest = self._rest, b""
         try:
             taken = self.receive(memoryview(rest))
-        except PeerError:  # nobody is left to be told; what is owed still goes out
+        except PeerError:  # the client has finished, so only outstanding answers are sent
             taken = len(rest)
         self._rest = rest[taken:] if self._waits() else b""
 

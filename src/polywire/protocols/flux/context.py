@@ -1,7 +1,4 @@
-"""What is settled for the FLUX wire of one broker: its name, its settings, and what it calls of the broker.
-
-Promises: the defaults are those of the reference, where it has such a setting. Must not know: sessions, sockets.
-"""
+"""Name, settings and broker verbs of the FLUX protocol. Defaults are those of the original broker."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ WIRE: Final = "flux"
 
 
 class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
-    """What this wire calls of the broker."""
+    """Verbs of the broker that this protocol uses."""
 
     @property
     def groups(self) -> Coordinator:

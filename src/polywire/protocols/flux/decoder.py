@@ -1,16 +1,15 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="untyped-decorator,import-untyped"
-"""FLUX requests in bulk: runs of PRODUCE lines out of a receive buffer.
+"""Decode runs of PRODUCE lines from a receive buffer.
 
-Promises: one call per received buffer; no Python object per record; a line is taken only when the precise parser of ``messages`` would
-read it the same way, everything else is left to that parser. Must not know: sockets, the broker, replies.
+One call handles one received buffer and creates no Python object per record. A line is taken only if the precise parser
+of ``messages`` would read it the same way; all others are left to that parser.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 
-    0       4R      spans: key position, key length, value position, value length, as decision 0001 wants them
-    4R      6R      correlation ids: position, length
-    6R      7R      number of the record's topic within the run
-    7R      7R+2T   topics of the run: position, length
+    0       4R      spans: key position, key length, value position, value length, as in decision 0001 4R      6R
+    correlation ids: position, length 6R      7R      number of the record's topic within the run 7R      7R+2T   topics
+    of the run: position, length
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     Numbers = array[int] | memoryview
 
 RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
-RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly
+RUN_TOPICS_MAX: Final = 16  # topics are searched linearly
 WORK_WORDS: Final = 7 * RUN_RECORDS_MAX + 2 * RUN_TOPICS_MAX
 LINE_BYTES_MAX: Final = 65_536  # spec: flux#framing; the line ending included
 
 MORE: Final = 0  # the data ends inside a line
 LINE: Final = 1  # a complete line for the precise parser
-FULL: Final = 2  # the run is full, go on with the next one
-LONG: Final = 3  # a line longer than it may be
+FULL: Final = 2  # the run is full, continue with the next one
+LONG: Final = 3  # a line exceeds the limit
 
 _R = cython.declare(cython.Py_ssize_t, 2048)
 _T = cython.declare(cython.Py_ssize_t, 16)
@@ -46,7 +45,7 @@ _T = cython.declare(cython.Py_ssize_t, 16)
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _wide_white(data: Buffer, i: int, stop: int) -> bool:
-    """Whether one of the white space characters beyond ASCII (spec: flux#white-space) begins at ``i``."""
+    """Return whether a non-ASCII white space character (spec: flux#white-space) begins at ``i``."""
     if stop - i < 2:
         return False
     if data[i] == 0xC2:
@@ -73,7 +72,7 @@ def _wide_white(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(c=cython.uchar)
 def _topic_byte(c: int) -> bool:
-    """Whether a FLUX topic may hold this byte (spec: flux#names)."""
+    """Return whether a FLUX topic may contain this byte (spec: flux#names)."""
     return 0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
 
 
@@ -126,7 +125,7 @@ def _after_topic(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_key(data: Buffer, i: int, stop: int) -> int:
-    """Position of the first colon from ``i`` on; -1 when white space, a pipe or the end comes first."""
+    """Return the position of the first colon from ``i`` on; -1 if white space, a pipe or the end comes first."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
@@ -176,7 +175,7 @@ def _after_value(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def after_character(data: Buffer, i: int, stop: int) -> int:
-    """Position after the UTF-8 character that begins at ``i`` with a byte of 0x80 or more; -1 where it is not valid."""
+    """Return the position after the non-ASCII UTF-8 character at ``i``; -1 if it is invalid."""
     c = cython.declare(cython.uchar, data[i])
     d = cython.declare(cython.uchar)
     if c < 0xC2 or c > 0xF4 or stop - i < 2:
@@ -206,7 +205,7 @@ def after_character(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_line(data: Buffer, i: int, stop: int) -> int:
-    """Position after the line ending when nothing but an ack mode of 0 or 1 is left of the line at ``i``; -1 for anything else."""
+    """Return the position after the line ending if only an ack mode of 0 or 1 precedes it; -1 for anything else."""
     if data[i] == 0x20:
         if stop - i < 8 or data[i + 1] != 0x61 or data[i + 2] != 0x63 or data[i + 3] != 0x6B or data[i + 4] != 0x73:
             return -1
@@ -234,7 +233,7 @@ def _after_line(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
 )
 def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
-    """Number of this topic among the run's, entering it when new; -1 when there is no place for one more."""
+    """Return the number of this topic within the run, entering a new one; -1 if there is no space."""
     t = cython.declare(cython.Py_ssize_t, topics - 1)
     k = cython.declare(cython.Py_ssize_t)
     other = cython.declare(cython.Py_ssize_t)
@@ -269,7 +268,9 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
     line_max=cython.Py_ssize_t,
 )
 def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
-    """Enter the plain PRODUCE line at ``at`` as record ``k``; position after it, or -1 when it is not one (or not complete)."""
+    """Enter the plain PRODUCE line at ``at`` as record ``k``; return its end, or -1 if it is incomplete or another
+    line.
+    """
     id_end = cython.declare(cython.Py_ssize_t)
     topic_end = cython.declare(cython.Py_ssize_t)
     key_end = cython.declare(cython.Py_ssize_t)
@@ -313,7 +314,7 @@ def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topic
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _line_end(data: Buffer, i: int, stop: int) -> int:
-    """Position of the first LF from ``i`` on, ``stop`` when there is none."""
+    """Return the position of the first LF from ``i`` on, or ``stop``."""
     while i < stop and data[i] != 0x0A:
         i += 1
     return i
@@ -335,10 +336,10 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
 def scan(
     data: Buffer, start: int, stop: int, work: Numbers, line_max: int = LINE_BYTES_MAX
 ) -> tuple[int, int, int, int, int]:
-    """Take the run of plain PRODUCE lines that begins at ``start``; none has more than ``line_max`` bytes with its ending.
+    """Take the run of plain PRODUCE lines at ``start``, each of at most ``line_max`` bytes with its ending.
 
-    Returns (reason, position after the run, end of the line there, records, topics). For LINE the end is the position after
-    the line's LF; otherwise it equals the position. Raises ValueError when the arguments do not fit the buffers.
+    Returns (reason, position after the run, end of the next line, records, topics). For LINE the end is the position
+    after the line's LF; otherwise it equals the position. Raises ValueError if the arguments do not fit the buffers.
     """
     if not 0 <= start <= stop <= len(data) or len(work) < 7 * 2048 + 2 * 16:
         raise ValueError(f"scan outside its buffers start={start} stop={stop}")
@@ -367,7 +368,7 @@ def scan(
 
 @cython.locals(data="const unsigned char[::1]", work="const long long[::1]", at=cython.Py_ssize_t, i=cython.int)
 def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
-    """Correlation id, topic and key of the first record of a run."""
+    """Return correlation id, topic and key of a run's first record."""
     if len(work) < 7 * 2048 + 2:
         raise ValueError(f"run outside its buffers words={len(work)}")
     for i in (4 * 2048, 7 * 2048, 0):
@@ -385,7 +386,7 @@ def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
 @cython.returns(bytes)
 @cython.locals(data="const unsigned char[::1]", at=cython.Py_ssize_t, size=cython.Py_ssize_t)
 def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
-    """A copy of what has been checked to lie in the buffer."""
+    """Copy bytes whose range was checked."""
     if cython.compiled:
         return cython.cast(cython.p_char, cython.address(data[0]))[at : at + size]
     return bytes(data[at : at + size])
@@ -403,9 +404,9 @@ def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
     size=cython.Py_ssize_t,
 )
 def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
-    """Copy the run's correlation ids, each ended by LF, to ``out``; returns the bytes written, -1 when they do not fit.
+    """Copy the run's correlation ids, each with an LF, to ``out``; return the bytes written, -1 if they do not fit.
 
-    The replies are written after the commit, when the receive buffer may hold something else.
+    Replies are written after the commit, when the receive buffer may have other content.
     """
     if not 0 <= count <= 2048 or len(work) < 6 * 2048:
         raise ValueError(f"run outside its buffers count={count}")
@@ -436,7 +437,7 @@ def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     j=cython.Py_ssize_t,
 )
 def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
-    """Copy the spans of one topic's records, and their numbers within the run; returns how many there are."""
+    """Copy the spans of one topic's records, and their numbers within the run; return their count."""
     if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
         raise ValueError(f"run outside its buffers count={count}")
     n = 0
@@ -474,11 +475,12 @@ def divide(
     rows: Numbers,
     bounds: Numbers,
 ) -> int:
-    """Group a topic's records by partition, in order of first appearance; returns the number of groups.
+    """Group a topic's records by partition, in order of first appearance; return the number of groups.
 
-    partitions: partition of each record. records: their numbers within the run (None: they are the run). base: number of the first group.
-    slots: zeros, one per partition of the topic, zeros again afterwards. groups: receives the group of each record of the run.
-    rows: receives the records' indexes, group after group. bounds: receives per group its end in ``rows`` and its partition.
+    partitions: partition of each record. records: their numbers within the run (None: all records of the run). base:
+    number of the first group. slots: zeros, one per partition of the topic, zeros again afterwards. groups: receives
+    the group of each record of the run. rows:
+    receives the records' indexes, group after group. bounds: receives per group its end in ``rows`` and its partition.
     """
     if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
         raise ValueError(f"records do not fit the buffers count={count}")
@@ -504,7 +506,7 @@ def divide(
     n = 0
     for g in range(total):
         p = bounds[2 * g]
-        bounds[2 * g] = n  # the group's beginning, moved to its end below
+        bounds[2 * g] = n  # start of the group, moved to its end below
         n += p
     for k in range(count):
         g = slots[partitions[k]] - 1

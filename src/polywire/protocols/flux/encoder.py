@@ -1,9 +1,9 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="untyped-decorator,import-untyped"
-"""FLUX replies in bulk: the answers of a run of PRODUCE lines, and the records of a CONSUME reply.
+"""Encode FLUX replies in bulk: answers to runs of PRODUCE lines, and records of CONSUME replies.
 
-Promises: one call per run, one per chunk of stored batches; no Python object per record; a value a line cannot carry is escaped, never torn.
-Must not know: sockets, the broker.
+One call handles a run, or a chunk of stored batches, and creates no Python object per record. Values that a line cannot
+carry are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 REPLY_BYTES: Final = 96  # "V1||OK|partition= offset= hw=" and three numbers of at most 20 digits, with the line ending
 
-START: Final = 0  # places in the state of ``put_chunk``
+START: Final = 0  # indexes in the state of ``put_chunk``
 END: Final = 1
 CAP: Final = 2
 POSITION: Final = 3
@@ -44,7 +44,7 @@ AT: Final = 5
 ESCAPED: Final = 6
 STATE_WORDS: Final = 7
 
-DONE: Final = 0  # what it returns
+DONE: Final = 0  # results
 STOPPED: Final = 1
 COMPRESSED: Final = 2
 
@@ -67,7 +67,7 @@ _STOPPED = cython.declare(cython.Py_ssize_t, 1)
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, value=cython.longlong)
 def _put_number(out: bytearray, at: int, value: int) -> int:
-    """Write a decimal number of at most 20 characters; position after it."""
+    """Write a decimal number of at most 20 characters; return its end."""
     digits = cython.declare(cython.Py_ssize_t, 1)
     rest = cython.declare(cython.longlong)
     end = cython.declare(cython.Py_ssize_t)
@@ -96,7 +96,7 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, text="const unsigned char[::1]")
 def _put_text(out: bytearray, at: int, text: Buffer) -> int:
-    """Write a constant; position after it."""
+    """Write a constant; return its end."""
     k = cython.declare(cython.Py_ssize_t)
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
@@ -120,10 +120,11 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     offset=cython.longlong,
 )
 def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
-    """Write the replies of a run to ``out``; returns the bytes written.
+    """Write the replies of a run to ``out``; return the bytes written.
 
-    ids: as ``pack_ids`` made them. groups: group of each record. numbers: per group (partition, offset of its next record,
-    lowest hw to tell), the offset is counted up. A reply's hw is the record's own offset, or the lowest hw when that is higher.
+    ids: from ``pack_ids``. groups: group of each record. numbers: per group (partition, offset of its next record,
+    lowest hw to report); the offset is incremented. A reply's hw is the record's own offset, or the lowest hw if that
+    is higher.
     """
     if len(out) < len(ids) + len(groups) * 96:
         raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
@@ -163,7 +164,7 @@ def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) ->
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _clean(data: Buffer, i: int, stop: int) -> bool:
-    """Whether a value can stand in a reply as it is (spec: flux#values-in-replies)."""
+    """Return whether a value can be in a reply unescaped (spec: flux#values-in-replies)."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
@@ -187,7 +188,7 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
-    """Whether a value has no white space of ASCII, so that a line could have brought it; a flag alone is not trusted."""
+    """Return whether a value has no ASCII white space, so that it can come from a line; a flag alone is not trusted."""
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
             return False
@@ -202,7 +203,7 @@ def _one_word(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, offset=cython.longlong)
 def _put_offset(out: bytearray, at: int, offset: int) -> int:
-    """Write what stands before a value, a comma included unless it is the first; position after it."""
+    """Write the text before a value, with a comma unless it is the first; return its end."""
     if at > 0:
         out[at] = 0x2C
         at += 1
@@ -224,7 +225,7 @@ def _put_offset(out: bytearray, at: int, offset: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value as it is; position after it."""
+    """Write a value unchanged; return its end."""
     while i < stop:
         out[at] = data[i]
         at += 1
@@ -244,7 +245,7 @@ def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value with what a line cannot carry as %XX, and % as %25; position after it."""
+    """Write a value with %XX for bytes that a line cannot carry, and %25 for %; return its end."""
     c = cython.declare(cython.uchar)
     after = cython.declare(cython.Py_ssize_t)
     odd = cython.declare(cython.bint)
@@ -286,7 +287,7 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
     out="unsigned char[::1]",
 )
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
-    """Write the records of the batch at ``batch`` from ``state``'s row on; 0 at its end, else what ``put_chunk`` returns, -1 when corrupt."""
+    """Write a batch's records from ``state``'s row on; 0 at its end, -1 if it is corrupt, else as ``put_chunk``."""
     count = cython.declare(cython.Py_ssize_t, load_record_count(p, batch))
     base = cython.declare(cython.longlong, load_base_offset(p, batch))
     offset = cython.declare(cython.longlong)
@@ -343,11 +344,12 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
 def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
     """Write ``offset:value`` of the records in a chunk of stored batches to ``out``, joined by commas.
 
-    state: numbers at START and END (offsets wanted, the end exclusive), CAP (bytes at which to stop; one record is always written),
-    POSITION and ROW (where to go on in the chunk), AT (bytes written so far, kept), ESCAPED (values so far that had to be escaped);
-    all but END and CAP are moved on, START behind what was written, to END once nothing further is wanted. Returns DONE at the end of the
-    chunk; STOPPED when no further record is wanted or fits; COMPRESSED when the batch at POSITION has to be expanded first; otherwise the
-    free bytes that the next record needs in ``out``. Raises ValueError for bytes that are no batches.
+    state: START and END (requested offsets, the end exclusive), CAP (bytes at which to stop; one record is always
+    written), POSITION and ROW (where to continue), AT (bytes written so far), ESCAPED (values escaped so far). All but
+    END and CAP are updated: START moves behind the written records, to END once no further record is requested. Returns
+    DONE at the end of the chunk; STOPPED if no further record is requested or fits; COMPRESSED if the batch at POSITION
+    must be expanded first; otherwise the free bytes that the next record needs in ``out``. Raises ValueError for
+    invalid batches.
     """
     lent = lend(data)
     if len(state) < STATE_WORDS or state[_POSITION] < 0 or state[_ROW] < 0 or state[_AT] < 0:
@@ -372,7 +374,7 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
 
 
 def new_state(start: int, end: int, limit: int) -> array[int]:
-    """The state of writing the records of ``start <= offset < end``, in at most so many bytes."""
+    """Return the state for records ``start <= offset < end``, in at most ``limit`` bytes."""
     state = array("q", bytes(8 * STATE_WORDS))
     state[START], state[END], state[CAP] = start, end, limit
     return state
@@ -381,9 +383,10 @@ def new_state(start: int, end: int, limit: int) -> array[int]:
 def put_chunks(
     chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
 ) -> tuple[bytearray, int, int]:
-    """Write the records of ``start <= offset < end`` as ``offset:value``; returns the buffer, the bytes used, the escaped values.
+    """Write records ``start <= offset < end`` as ``offset:value``; return the buffer, the bytes used, and the escaped
+    values.
 
-    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    The buffer is a new one if ``out`` was too small. Raises Corrupt.
     """
     state = new_state(start, end, limit)
     out, _ = put_more(chunks, state, out)
@@ -391,9 +394,9 @@ def put_chunks(
 
 
 def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
-    """Write records as ``offset:value`` behind those that ``state`` tells of; returns the buffer, and whether no further one is wanted.
+    """Append records as ``offset:value``; return the buffer, and whether no further record is requested.
 
-    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    The buffer is a new one if ``out`` was too small. Raises Corrupt.
     """
     for chunk in chunks:
         state[POSITION] = state[ROW] = 0
@@ -404,7 +407,7 @@ def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) ->
 
 
 def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
-    """Write one chunk: a larger ``out`` when a record needs it, compressed batches expanded on the way."""
+    """Write one chunk, enlarging ``out`` and expanding compressed batches as needed."""
     while (code := put_chunk(chunk, state, out)) not in (DONE, STOPPED):
         if code == COMPRESSED:
             position = state[POSITION]

@@ -1,7 +1,4 @@
-"""What each error of the broker is called on the FLUX wire.
-
-Promises: the table names every ``ErrorCode``. Must not know: sessions, sockets.
-"""
+"""Map every error of the broker to a FLUX error."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ _BAD = WireCode.BAD_REQUEST
 _LEADER = WireCode.NOT_LEADER
 _GENERATION = WireCode.GENERATION_MISMATCH
 
-# The wire has five codes. NOT_LEADER is said only where another broker should be asked, for clients go from one to the next on it: this
-# one does not lead, or stops. A full disk or a busy broker is BAD_REQUEST with the reason; clients try that again where they are. A text
-# of None means: the broker's own message.
+# The protocol has five codes. NOT_LEADER is used only if another broker should be asked, because clients then try the
+# next: this one does not lead, or is stopping. A full disk or a busy broker is BAD_REQUEST with the reason, which
+# clients retry in place. A text of None means the broker's own message.
 WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.INVALID_REQUEST: (_BAD, None),
     ErrorCode.INVALID_BATCH: (_BAD, None),
@@ -67,16 +64,16 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
 
 
 def refused(error: BrokerError) -> Refused:
-    """The wire's answer for an error of the broker."""
+    """Return the protocol's error for an error of the broker."""
     code, text = WIRE_ERRORS[error.code]
     return Refused(code, (text or error.message).replace("\n", " ").replace("|", "%7C"))
 
 
 def not_leader() -> Refused:
-    """This broker does not lead the partition."""
+    """Return the error of a broker that does not lead the partition."""
     return Refused(_LEADER, b"partition leader unavailable on this broker")
 
 
 def replication_timeout() -> Refused:
-    """``acks=all`` was not reached in time; the record stays."""
+    """Return the error of a record that did not reach ``acks=all`` in time; the record stays."""
     return Refused(WireCode.REPLICATION_TIMEOUT, b"acks=all timeout")

@@ -1,10 +1,11 @@
-"""The files ``groups.json`` and ``offsets.json`` in the data directory, which the wire's pages name: for other programs (spec: flux#files).
+"""Write ``groups.json`` and ``offsets.json`` into the data directory for other programs, as the protocol's pages say
+(spec: flux#files).
 
-Promises: each is whole at every moment and at most a second behind; nothing is done while nothing changes, and a change costs its group and
-one writing; whatever becomes of them, the broker goes on. They are never read back. Must not know: lines, sockets, how groups are kept.
+Each file is complete at every moment and at most a second old. Without changes nothing is written. A failure does not
+affect the broker, and the files are never read back.
 
-What is in them is what this wire shows: the groups that were joined over it, each with the topic that it follows, all its members, whatever
-wires they speak, and its offsets in that topic.
+They contain the groups that were joined over this protocol: each with its topic, all its members of any protocol, and
+its offsets.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from polywire.types import PositionKind
 GROUPS: Final = "groups.json"
 OFFSETS: Final = "offsets.json"
 FILES: Final = (GROUPS, OFFSETS)
-INTERVAL_S: Final = 0.5  # between two looks: with the encoding and the writing, less than a second
-BYTES_MAX: Final = 8 * 1024 * 1024  # of both, and so of what is held for them: some 25,000 groups of three members
-CHUNK_BYTES: Final = 256 * 1024  # written at once
-RETRY_S: Final = 10.0  # after a file could not be written
-AGAIN_S: Final = 60.0  # after there was too much for them
-NAMES_MAX: Final = 100_000  # that wait to be encoded: more are all
+INTERVAL_S: Final = 0.5  # between two checks: with encoding and writing, less than a second in all
+BYTES_MAX: Final = 8 * 1024 * 1024  # of both files, and of the memory for them: some 25,000 groups of three members
+CHUNK_BYTES: Final = 256 * 1024  # written at a time
+RETRY_S: Final = 10.0  # after a failed write
+AGAIN_S: Final = 60.0  # after the limit was exceeded
+NAMES_MAX: Final = 100_000  # changed names waiting to be encoded; beyond this, all are encoded
 
 _ENTITIES: Final = {
     char.encode(): b"\\u%04x" % ord(char) for char in "<>&\u2028\u2029"
-}  # as the reference escapes them, for pages that embed the text
+}  # escaped as in the original broker, for pages that embed the text
 
 log = structlog.get_logger("polywire.flux")
 
@@ -45,17 +46,17 @@ Job = Callable[[], Any]
 
 
 class Worker(Protocol):
-    """A thread for what may wait for a disk."""
+    """Thread for work that may wait for a disk."""
 
     def run(self, job: Job, on_completed: Completion[Any]) -> None:
-        """Run ``job`` there, then complete with what it returned or raised, on the loop."""
+        """Run ``job`` in the thread, then complete with its result or error, on the loop."""
 
     def stop(self) -> None:
-        """Finish the jobs given."""
+        """Finish the submitted jobs."""
 
 
 class Phase(Enum):
-    """Where an export is: at rest, encoding what changed, or waiting for the files."""
+    """Phase of an export: idle, encoding changes, or writing files."""
 
     RESTING = "resting"
     ENCODING = "encoding"
@@ -63,10 +64,10 @@ class Phase(Enum):
 
 
 class Exports:
-    """Keeps the two files. ``_pieces``: by file, what is in it by group, encoded.
+    """Maintains the two files. ``_pieces``: encoded content by file and group.
 
-    Invariant: ``_size`` is that of all pieces, at most ``bytes_max``; what is in ``_names`` or touched is not in them yet. With ``_anew``
-    there are none, and all groups are to be encoded.
+    Invariant: ``_size`` is that of all pieces, at most ``bytes_max``; groups in ``_names`` or touched are not up to
+    date. With ``_rebuilds`` there are no pieces, and all groups are to be encoded.
     """
 
     def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
@@ -77,21 +78,21 @@ class Exports:
         self._pieces: Final[dict[str, dict[str, bytes]]] = {name: {} for name in FILES}
         self._size = 0
         self._names: set[str] = set()
-        self._changed: set[str] = set()  # files that are behind their pieces
+        self._changed: set[str] = set()  # files older than their pieces
         self._phase = Phase.RESTING
         self._paused_until = 0.0
-        self._anew = True
+        self._rebuilds = True
         self._has_failed = False
         self._timer: Handle | None = None
 
     def start(self) -> None:
-        """Begin with all groups there are; files of an earlier start that nothing is to be said in go."""
+        """Export all existing groups; remove files of an earlier start that have no content now."""
         self._broker.groups.watch()
         self._changed.update(FILES)
         self._check()
 
     def stop(self) -> None:
-        """Write what is behind, and end."""
+        """Write pending changes and stop."""
         if self._timer is not None:
             self._timer.cancel()
         self._worker.stop()
@@ -102,7 +103,7 @@ class Exports:
             self._job()()
 
     def _check(self) -> None:
-        """See what has changed, and write it unless that is being done or has to wait."""
+        """Collect changes, and write them unless that is in progress or delayed."""
         self._timer = self._broker.loop.call_later(INTERVAL_S, self._check)
         self._take()
         if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
@@ -113,16 +114,16 @@ class Exports:
             self._broker.sliced.put(self._step)
 
     def _take(self) -> None:
-        """Note which groups have changed."""
+        """Collect the changed groups."""
         touched = self._broker.groups.take_touched()
-        if not self._anew:
+        if not self._rebuilds:
             self._names |= touched
             if len(self._names) > NAMES_MAX:
                 self._let_go()
 
     def _begin(self) -> None:
-        if self._anew:
-            self._anew = False
+        if self._rebuilds:
+            self._rebuilds = False
             self._names.update(self._broker.groups.bound(WIRE))
 
     def _let_go(self) -> None:
@@ -131,10 +132,10 @@ class Exports:
         self._size = 0
         self._names.clear()
         self._changed.update(FILES)
-        self._anew = True
+        self._rebuilds = True
 
     def _step(self, end: float) -> bool:
-        """A slice; returns whether there is more."""
+        """Run a slice; return whether there is more to do."""
         if self._phase is not Phase.ENCODING or self._encode(until=end):
             return self._phase is Phase.ENCODING
         self._phase = Phase.WRITING
@@ -142,7 +143,7 @@ class Exports:
         return False
 
     def _encode(self, *, until: float) -> bool:
-        """Encode groups that changed until that time; returns whether there are more."""
+        """Encode changed groups until that time; return whether there are more."""
         now = self._broker.clock.monotonic
         while self._names:
             self._encode_group(self._names.pop())
@@ -161,7 +162,7 @@ class Exports:
         self._keep(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
 
     def _keep(self, file: str, name: str, piece: bytes) -> None:
-        """What a file says of a group, nothing where it is empty."""
+        """Set a file's content for a group; empty removes it."""
         pieces = self._pieces[file]
         was = pieces.get(name, b"")
         if piece == was:
@@ -178,13 +179,13 @@ class Exports:
         return len(name.encode()) + len(piece) if piece else 0
 
     def _give_up(self) -> None:
-        """There is too much: part of it would mislead, so there is nothing until it may have become less."""
+        """The limit is exceeded: remove the files, since partial ones would mislead, until there may be less."""
         log.warning("too many groups to export: export files removed", files=FILES, limit=self._bytes_max)
         self._let_go()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S
 
     def _job(self) -> Job:
-        """What brings the files up to date; it sees the pieces as they are now."""
+        """Return a job that writes the files from the current pieces."""
         wanted = {file: dict(self._pieces[file]) for file in self._changed}
         self._changed = set()
         return partial(_write, self._store, wanted)
@@ -204,14 +205,14 @@ class Exports:
 
 
 def remove(store: Store) -> None:
-    """Remove what an earlier start left, where there are to be no files."""
+    """Remove files of an earlier start if exports are disabled."""
     for name in FILES:
         with suppress(BrokerError):
             store.delete(name)
 
 
 def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Replace files, or remove them where nothing is to be said."""
+    """Replace files, or remove empty ones."""
     for file, pieces in wanted.items():
         if pieces:
             store.put(file, _object(pieces))
@@ -220,7 +221,7 @@ def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
 
 
 def group_json(view: GroupView, *, now_us: int) -> bytes:
-    """What ``groups.json`` says of a group."""
+    """Return a group's entry in ``groups.json``."""
     ids = [member.id for member in view.members]
     shares = {member.id: list(member.partitions) or None for member in view.members}
     fields = {
@@ -238,12 +239,12 @@ def group_json(view: GroupView, *, now_us: int) -> bytes:
 
 
 def offsets_json(topic: str, offsets: Mapping[int, int]) -> bytes:
-    """What ``offsets.json`` says of a group."""
+    """Return a group's entry in ``offsets.json``."""
     return _encoded({topic: dict(sorted((str(number), offset) for number, offset in offsets.items()))})
 
 
 def _object(pieces: Mapping[str, bytes]) -> Iterator[bytes]:
-    """A line with encoded values as one object, by key; there are some."""
+    """Yield the lines of a JSON object with these encoded values, by key; it is not empty."""
     chunk, before = bytearray(), b"{"
     for name in sorted(pieces, key=str.encode):
         chunk += before + _encoded(name) + b":" + pieces[name]

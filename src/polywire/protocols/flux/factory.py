@@ -1,7 +1,4 @@
-"""The FLUX wire as the server sees it: recognises its connections and opens sessions for them.
-
-Promises: everything that sessions of one listener share (commands, metadata, scratch arrays) is made once. Must not know: sockets.
-"""
+"""The FLUX protocol for the server: recognition, sessions, and state shared by the sessions of a listener."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ ADMIN_COMMANDS: Final[Mapping[str, Command]] = table(
 )
 
 _VERSION: Final = text_of(VERSION)
-_PREFIX_BYTES: Final = 64  # white space and version token of the first line; a longer run of white space is nobody's
+_PREFIX_BYTES: Final = 64  # white space and version token of the first line; no client sends more white space
 
 
 class FluxFactory:
@@ -68,13 +65,14 @@ class FluxFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the first line begins with ``V1`` and a pipe, white space allowed around the token.
+        """Return whether the first line begins with ``V1`` and a pipe, with white space allowed around the token.
 
-        A control character behind the pipe is no line's: ``V1|`` are three bytes of a length, too, whose fourth is 0 or 1.
+        A control character after the pipe is never part of a line: ``V1|`` may also be three bytes of a length whose
+        fourth is 0 or 1.
         """
         text = text_of(prefix).lstrip(WHITE)
         undecided = None if len(prefix) < _PREFIX_BYTES else False
@@ -87,12 +85,15 @@ class FluxFactory:
         return following.isprintable() or following in WHITE if following else undecided
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
 class FluxLinkFactory(FluxFactory):
-    """For what other processes of this broker carry here: its sessions share everything with those of another factory."""
+    """Sessions of links from other processes, which share everything with those of another factory.
+
+    inside: creates the sessions of clients.
+    """
 
     __slots__ = ()
 
@@ -104,15 +105,15 @@ class FluxLinkFactory(FluxFactory):
         self.commands = inside.commands
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        """A session for a link."""
+        """Return a session for a link."""
         return LinkedFluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
 
 
 class CarryingFluxFactory(CarryingFactory[FluxFactory]):
-    """Its sessions carry requests to the shards that have what they name."""
+    """Sessions that forward requests to other shards."""
 
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingFluxSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         return CarryingFluxSession(self._shards, self._inside.commands, output, resume, self._inside.open)

@@ -1,9 +1,13 @@
-"""CONSUME and BROKER_FETCH of the FLUX wire: records read and written a piece at a time.
+"""CONSUME and BROKER_FETCH (spec: flux#consume, flux#broker_fetch, flux#values-in-replies): read and write records in
+pieces.
 
-What the replies hold: spec: flux#consume, flux#broker_fetch, flux#values-in-replies. Promises: CONSUME answers every record up to the hw that
-it tells; a reply without a limit is written as the peer takes it and is never in memory as a whole; of a peer that does not read, the
-connection's backlog and a piece are kept, and nothing of the log; other connections have their turn between two pieces; a reply always ends
-as a whole line. Must not know: sockets.
+Guarantees:
+* CONSUME returns every record up to the hw that it reports.
+* A reply without a limit is written as the client reads it, and is never in memory as a whole.
+* For a client that does not read, only the connection's backlog and one piece are retained, and nothing of the log is
+  pinned.
+* Other connections get a turn between two pieces.
+* A reply always ends as a whole line.
 """
 
 from __future__ import annotations
@@ -24,29 +28,28 @@ from polywire.protocols.runtime.session import QUANTUM_S
 
 BROKER_FETCH_RECORDS: Final = 100
 FETCH_BYTES_MIN: Final = 4096
-FETCH_BYTES_MAX: Final = 512 * 1024  # read and written before others may have a turn: some milliseconds
+FETCH_BYTES_MAX: Final = 512 * 1024  # read and written before others get a turn: some milliseconds
 PIECE_BYTES_MAX: Final = (
     2 * 1024 * 1024
-)  # what a read may become in text: small records and escapes grow, compressed ones much
-SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
+)  # size of a read as text: small records and escapes grow, compressed ones a lot
+SMALL_REPLY_BYTES: Final = 64 * 1024  # a copy costs less than holding a buffer
 
 
 def consume(session: FluxSession, request: Request, /) -> bytes | None:
-    """CONSUME: every record from an offset up to hw; no more than about so many bytes where ``max=`` says so."""
+    """Handle CONSUME: every record from an offset to hw, or about ``max=`` bytes."""
     usage(request, "<topic> <partition> <offset>", 3, 4)
     number, offset = integer(request.args[1], "partition"), integer(request.args[2], "offset")
     bytes_max = _bytes_max(request) if len(request.args) == 4 else None
     partition = find_partition(session.ensure_topic(topic_name(request.args[0])), number)
     if offset < 0:
-        raise bad("invalid offset")  # the reference ends here (spec: flux#our-choices)
+        raise bad("invalid offset")  # the original broker stops here (spec: flux#our-choices)
     hw = session.state.hw(partition)
     reply = Reply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
     return reply.begin(max(offset, partition.log.first_offset))  # spec: flux#our-choices
 
 
 def _bytes_max(request: Request) -> int:
-    """The argument ``max=…``, an extension: to whoever does not write it so it is one argument too many (spec: flux#consume). Raises
-    Refused."""
+    """Return the extension ``max=…``; any other further argument is an error (spec: flux#consume). Raises Refused."""
     name, _, value = request.args[3].partition(b"=")
     if name != b"max":
         usage(request, "<topic> <partition> <offset>", 3)
@@ -54,7 +57,7 @@ def _bytes_max(request: Request) -> int:
 
 
 def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
-    """BROKER_FETCH: a follower reads up to the log's end."""
+    """Handle BROKER_FETCH: a follower reads to the log's end."""
     usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], "follower_id")
@@ -78,13 +81,14 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 
 
 class Reply:
-    """One reply with records in the making (decision 0034).
+    """A reply with records, written in pieces (decision 0034).
 
-    bytes_max: ends it after so many bytes of records, and at least one record; such a reply is written at once. Without it pieces are
-    written as the peer takes them. hw: told behind the records, or where they end early, the last offset before that; None tells none.
+    bytes_max: end after this many bytes of records, at least one record; such a reply is written at once. Without it,
+    pieces are written as the client reads them. hw: reported after the records, or, if they end early, the last offset
+    before; None reports none.
 
-    Invariant: nothing of a read is used after its pin was released; ``_next`` is the offset after what was put into ``_buffer`` or written.
-    ``_begun``: records were written. ``_clogged``: the peer must read before more is.
+    Invariant: nothing of a read is used after its pin was released. ``_next`` is the offset after the records in
+    ``_buffer`` or written. ``_begun``: records were written. ``_clogged``: the client must read first.
     """
 
     __slots__ = (
@@ -128,7 +132,7 @@ class Reply:
         self._answer = Answer(session, request.id, blocking=True)
 
     def begin(self, start: int) -> bytes | None:
-        """The payload when there is nothing to read; otherwise the answer comes at once, or when the bytes are at hand."""
+        """Return the payload if there is nothing to read; otherwise answer at once, or when the bytes are available."""
         if start >= self._end:
             return self._head + self._tail()
         self._next = start
@@ -140,13 +144,15 @@ class Reply:
         return None
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         if self._clogged:
             self._clogged = False
             self._session.broker.sliced.put(self._read_on)
 
     def _read_on(self, end: float) -> bool:
-        """Read and write until all is there, the bytes must be fetched or the peer must read first; whether time was up before."""
+        """Read and write until everything is written, bytes must be fetched, or the client must read; return whether
+        time ran out.
+        """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
         while not session.closed:
@@ -170,7 +176,7 @@ class Reply:
         return False
 
     def _fetched(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched."""
+        """The bytes have been fetched."""
         if self._session.closed:
             if not isinstance(read, BrokerError):
                 read.pin.release()
@@ -189,7 +195,9 @@ class Reply:
             self._finish()
 
     def _take(self, read: Read) -> bool:
-        """Put what was read into the buffer, and write it when it is a piece; whether there is more to read. Raises BrokerError."""
+        """Encode a read into the buffer, and write a full piece; return whether there is more to read. Raises
+        BrokerError.
+        """
         state, before = self._state, self._next
         if self._buffer is None:
             self._buffer = self._session.state.reply_buffers.take()
@@ -211,7 +219,7 @@ class Reply:
         return True
 
     def _write_piece(self) -> None:
-        """Write what the buffer holds; another one is taken for what follows."""
+        """Write the buffer and take another one."""
         parts, buffer = self._parts(), self._buffer
         assert buffer is not None
         self._buffer = None
@@ -221,7 +229,7 @@ class Reply:
         self._session.output.write_many(parts, partial(self._session.state.reply_buffers.give, buffer))
 
     def _parts(self) -> Parts:
-        """What the buffer holds, with what belongs before it."""
+        """Return the buffer with the text before it."""
         size = self._state[encoder.AT]
         before = b"" if self._begun and not size else b"," if self._begun else self._opening()
         return [before, memoryview(self._buffer or b"")[:size]]
@@ -233,7 +241,7 @@ class Reply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """What comes next cannot be read: what was put together is answered, whoever goes on behind it meets the error itself."""
+        """The next records are unreadable: answer with the earlier ones. A client that continues gets the error."""
         if not self._begun and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()
@@ -258,7 +266,7 @@ class Reply:
         self._answer.fill([whole])
 
     def _drop(self) -> None:
-        """Nobody waits for the rest; a read that is under way is let go when it comes."""
+        """Drop the rest; a read in flight is released when it arrives."""
         buffer, self._buffer = self._buffer, None
         self._session.drain = None
         if buffer is not None:

@@ -1,7 +1,4 @@
-"""FLUX commands of consumer groups (spec: flux#groups).
-
-Promises: every rule is the coordinator's; here are only the wire's words. Must not know: sockets, records.
-"""
+"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has all rules."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import Assignor, PositionKind
 
-FIRST_GENERATION: Final = 1  # of a new group, before its first member is counted: the first JOIN answers 2
+FIRST_GENERATION: Final = 1  # of a new group, before its first member: the first JOIN answers 2
 _MEMBER: Final = "<group> <topic> <consumer_id> <generation>"
 
 
@@ -39,7 +36,7 @@ def _placed(generation: int, partitions: tuple[int, ...]) -> bytes:
 
 
 def join(session: FluxSession, request: Request, /) -> None:
-    """JOIN."""
+    """Handle JOIN."""
     usage(request, "<group> <topic> <consumer_id> [assignor=round_robin|range]", 3, 4)
     assignor = _assignor(request.args[3]) if len(request.args) == 4 else None
     group, member = plain_name(request.args[0], "group"), plain_name(request.args[2], "consumer_id")
@@ -61,27 +58,27 @@ def join(session: FluxSession, request: Request, /) -> None:
 
 
 def _names(request: Request) -> tuple[str, str, str, int]:
-    """Group, topic, member and generation; the names are not checked, an odd one is merely unknown."""
+    """Return group, topic, member and generation; invalid names are treated as unknown."""
     group, member = text_of(request.args[0]), text_of(request.args[2])
     return group, named(request.args[1]), member, integer(request.args[3], "generation")
 
 
 def sync(session: FluxSession, request: Request, /) -> bytes:
-    """SYNC: the current assignment again."""
+    """Handle SYNC: return the current assignment."""
     usage(request, _MEMBER, 4)
     place = session.broker.groups.sync(*_names(request), wire=WIRE, by=session.caller)
     return _placed(place.generation, place.partitions)
 
 
 def heartbeat(session: FluxSession, request: Request, /) -> bytes:
-    """HEARTBEAT."""
+    """Handle HEARTBEAT."""
     usage(request, _MEMBER, 4)
     session.broker.groups.heartbeat(*_names(request), wire=WIRE, by=session.caller)
     return b"heartbeat=ok"
 
 
 def leave(session: FluxSession, request: Request, /) -> None:
-    """LEAVE."""
+    """Handle LEAVE."""
     usage(request, _MEMBER, 4)
     answer = Answer(session, request.id)
     answer.payload = b"left=true"
@@ -90,7 +87,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
 
 
 def commit(session: FluxSession, request: Request, /) -> None:
-    """COMMIT: the offset is stored as given."""
+    """Handle COMMIT: store the offset as given."""
     usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
     names = _names(request)
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
@@ -101,7 +98,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
 
 
 def offset(session: FluxSession, request: Request, /) -> bytes:
-    """OFFSET: the group's next offset, 0 when it never committed."""
+    """Handle OFFSET: return the group's next offset, 0 without a commit."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
     group, topic = text_of(request.args[0]), named(request.args[1])

@@ -1,7 +1,6 @@
-"""FLUX requests and replies, one line at a time: the precise rules (spec: flux#requests, flux#replies).
+"""Parse and format single FLUX requests and replies by the precise rules (spec: flux#requests, flux#replies).
 
-Promises: ``parse`` reads any line as the reference does and never fails but with ``Refused``; texts are bytes throughout, nothing is decoded.
-Must not know: sockets, sessions, the broker.
+``parse`` reads any line as the original broker does, and fails only with ``Refused``. Texts are bytes.
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from polywire.types import TopicName, is_name
 VERSION: Final = b"V1"
 ARGUMENTS: Final = b"expected format V1|<correlation_id>|<command>|<args>"
 
-COMMAND_BYTES_MAX: Final = 64  # a longer one is no command, and not worth the upper case of each character
+COMMAND_BYTES_MAX: Final = 64  # longer texts are no command, and converting their case is wasted
 LIST_ITEMS_MAX: Final = 1_000  # replicas of one partition; as many as a topic may have
 
 _WHITE_ASCII: Final = b"\t\n\v\f\r "
-WHITE: Final = (  # spec: flux#white-space, exactly
+WHITE: Final = (  # exactly as in spec: flux#white-space
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
 _TO_BLANK: Final = str.maketrans(WHITE, " " * len(WHITE))
-_RESERVED: Final = frozenset(WHITE) | names.CONTROLS | frozenset("|[]")  # words end at these, and lists
+_RESERVED: Final = frozenset(WHITE) | names.CONTROLS | frozenset("|[]")  # they end words and lists
 _CONTROL: Final = bytes((*range(0x20), 0x7F))
 
 
-# What a web page can make a browser send begins with one of these; a page must not reach the log through a form that it posts here.
+# Requests that a web page can make a browser send begin with one of these; a page must not write to the log through a
+# form posted here.
 HTTP_METHODS: Final = tuple(
     f"{method} ".encode()
     for method in ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI"]
@@ -40,7 +40,7 @@ HTTP_METHOD_BYTES_MAX: Final = max(map(len, HTTP_METHODS))
 
 
 class WireCode(Enum):
-    """The five error codes of the wire (spec: flux#errors)."""
+    """Error codes of the protocol (spec: flux#errors)."""
 
     BAD_REQUEST = b"BAD_REQUEST"
     UNKNOWN_COMMAND = b"UNKNOWN_COMMAND"
@@ -50,7 +50,7 @@ class WireCode(Enum):
 
 
 class Refused(Exception):
-    """A request answered with an error: its code and text, as they go on the wire."""
+    """A request answered with an error: code and text for the client."""
 
     def __init__(self, code: WireCode, text: bytes | str) -> None:
         self.code: Final = code
@@ -59,13 +59,13 @@ class Refused(Exception):
 
 
 def bad(text: bytes | str) -> Refused:
-    """A BAD_REQUEST with this text."""
+    """Return a BAD_REQUEST with this text."""
     return Refused(WireCode.BAD_REQUEST, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One well-formed request: the correlation id to echo, the command in upper case, the arguments."""
+    """A valid request: correlation id to echo, command in upper case, arguments."""
 
     id: bytes
     command: str
@@ -88,24 +88,24 @@ class Role(Enum):
 
 
 def text_of(line: bytes) -> str:
-    """The characters of a line; bytes that are no UTF-8 come back with ``bytes_of``."""
+    """Decode a line; ``bytes_of`` restores invalid UTF-8."""
     return line.decode("utf-8", "surrogateescape")
 
 
 def bytes_of(text: str) -> bytes:
-    """The bytes of ``text_of``."""
+    """Encode a text from ``text_of``."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def trim(line: bytes) -> bytes:
-    """Without white space at both ends (spec: flux#white-space)."""
+    """Strip white space (spec: flux#white-space)."""
     if line.isascii():
         return line.strip(_WHITE_ASCII)
     return bytes_of(text_of(line).strip(WHITE))
 
 
 def has_white(line: bytes) -> bool:
-    """Whether there is white space anywhere."""
+    """Return whether there is white space."""
     if line.isascii():
         return len(line.translate(None, _WHITE_ASCII)) != len(line)
     text = text_of(line)
@@ -113,25 +113,27 @@ def has_white(line: bytes) -> bool:
 
 
 def words(line: bytes) -> list[bytes]:
-    """The words between runs of white space."""
+    """Split at white space."""
     if line.isascii():
         return line.split()
     return [bytes_of(word) for word in text_of(line).translate(_TO_BLANK).split(" ") if word]
 
 
 def _upper(command: bytes) -> str:
-    """Upper case character by character; the few characters whose upper case is longer stay as they are."""
+    """Convert to upper case by character; the few characters whose upper case is longer stay unchanged."""
     text = text_of(command[:COMMAND_BYTES_MAX])
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
 def is_http(line: bytes) -> bool:
-    """Whether a line is the beginning of an HTTP request; none such is a request of this wire."""
+    """Return whether a line begins an HTTP request, which no FLUX request does."""
     return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
 
 
 def parse(line: bytes, *, pipes: bool = False) -> Request:
-    """Read one line without its LF. ``pipes``: the arguments may hold such. Raises Refused, which is to be answered with correlation id 0."""
+    """Parse a line without its LF. ``pipes``: arguments may contain pipes. Raises Refused, to be answered with
+    correlation id 0.
+    """
     if line.endswith(b"\r"):
         line = line[:-1]
     parts = trim(line).split(b"|", 3)
@@ -148,8 +150,11 @@ def parse(line: bytes, *, pipes: bool = False) -> Request:
 
 
 def is_plain(value: bytes) -> bool:
-    """Whether a value is UTF-8 without control bytes; others are marked as having come on a line, to be shown as they are
-    (spec: flux#values-in-replies)."""
+    """Return whether a value is UTF-8 without control bytes; others are marked as values of a line, to be shown
+    unchanged.
+
+    Source: spec: flux#values-in-replies.
+    """
     if len(value.translate(None, _CONTROL)) != len(value):
         return False
     try:
@@ -160,13 +165,13 @@ def is_plain(value: bytes) -> bool:
 
 
 def usage(request: Request, text: str, *counts: int) -> None:
-    """Refuse another number of arguments than one of these. Raises Refused."""
+    """Raise Refused for a number of arguments that is not in ``counts``."""
     if len(request.args) not in counts:
         raise bad(f"{request.command} requires: {text}")
 
 
 def integer(text: bytes, field: str) -> int:
-    """A signed 64-bit number in decimal. Raises Refused ``invalid <field>``."""
+    """Parse a signed 64-bit decimal number; raise Refused ``invalid <field>``."""
     value = signed_64(text_of(text))
     if value is None:
         raise bad(f"invalid {field}")
@@ -174,7 +179,7 @@ def integer(text: bytes, field: str) -> int:
 
 
 def integers(text: bytes) -> list[int]:
-    """A comma-separated list, empty items skipped. Raises Refused ``invalid integer list``."""
+    """Parse a comma-separated list, skipping empty items; raise Refused ``invalid integer list``."""
     items = [item for item in text.split(b",") if item]
     if len(items) > LIST_ITEMS_MAX:
         raise bad(f"more than {LIST_ITEMS_MAX} numbers in an integer list")
@@ -182,12 +187,12 @@ def integers(text: bytes) -> list[int]:
 
 
 def topic_word(name: str) -> str:
-    """A topic's name as this wire has it: one word, with ``%XX`` for what ends words and lists (decision 0037)."""
+    """Encode a topic's name as one word, with ``%XX`` for characters that end words and lists (decision 0037)."""
     return names.escape(name, _RESERVED)
 
 
 def named(text: bytes) -> str:
-    """The name that a word spells, whether or not a topic may be called so. Raises Refused ``invalid topic``."""
+    """Decode a topic name, valid or not; raise Refused ``invalid topic``."""
     try:
         return names.unescape(text_of(text))
     except Invalid:
@@ -195,7 +200,7 @@ def named(text: bytes) -> str:
 
 
 def topic_name(text: bytes) -> str:
-    """A topic there may be (decision 0037). Raises Refused ``invalid topic``."""
+    """Decode a valid topic name (decision 0037); raise Refused ``invalid topic``."""
     name = named(text)
     parts = TopicName.parse(name)
     if not is_name(parts.stream) or not is_name(parts.topic):
@@ -204,15 +209,17 @@ def topic_name(text: bytes) -> str:
 
 
 def plain_name(text: bytes, field: str) -> str:
-    """A group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (spec: flux#names). Raises Refused
-    ``invalid <field>``."""
+    """Decode a group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (spec: flux#names).
+
+    Raises Refused ``invalid <field>``.
+    """
     if len(text) > 255 or not is_plain(text):
         raise bad(f"invalid {field}")
     return text.decode()
 
 
 def acks(text: bytes) -> Acks:
-    """The argument ``acks=…``. Raises Refused."""
+    """Parse ``acks=…``; raise Refused."""
     name, _, value = text.partition(b"=")
     try:
         if name == b"acks":
@@ -223,7 +230,7 @@ def acks(text: bytes) -> Acks:
 
 
 def role(text: bytes) -> Role:
-    """A role. Raises Refused."""
+    """Parse a role; raise Refused."""
     try:
         return Role(text)
     except ValueError:
@@ -231,20 +238,20 @@ def role(text: bytes) -> Role:
 
 
 def ok(correlation: bytes, payload: bytes) -> bytes:
-    """A success reply with its line ending; without a payload there is no pipe for one."""
+    """Return a success reply with its line ending; without payload it has no last pipe."""
     return b"V1|%b|OK|%b\n" % (correlation, payload) if payload else b"V1|%b|OK\n" % correlation
 
 
 def err(correlation: bytes, refused: Refused) -> bytes:
-    """An error reply with its line ending."""
+    """Return an error reply with its line ending."""
     return b"V1|%b|ERR|%b|%b\n" % (correlation, refused.code.value, refused.text)
 
 
 def listed(items: Iterable[object]) -> str:
-    """A list as the wire prints it: ``[0 2]``."""
+    """Format a list: ``[0 2]``."""
     return f"[{' '.join(str(item) for item in items)}]"
 
 
 def flag(value: bool) -> str:
-    """A truth value as the wire prints it."""
+    """Format a truth value."""
     return "true" if value else "false"

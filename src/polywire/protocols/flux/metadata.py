@@ -1,8 +1,12 @@
-"""What only the FLUX wire knows: broker registry, roles and leaders, in-sync replicas and the high watermark.
+"""State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark.
 
-Their rules: spec: flux#topics, flux#replication, flux#metadata-index. Promises: registry, roles and leaders survive restarts through the
-broker's wire state; follower reports do not, as a follower of an earlier start is not in sync. The high watermark told for a partition
-never falls while this broker leads it (spec: flux#our-choices), and freezes nobody but FLUX readers. Must not know: lines, sessions, sockets.
+Rules: spec: flux#topics, flux#replication, flux#metadata-index.
+
+Guarantees:
+* Registry, roles and leaders survive restarts; reports of followers do not, because a follower of an earlier start is
+  not in sync.
+* A partition's reported high watermark never decreases while this broker leads it (spec: flux#our-choices), and only
+  limits FLUX readers.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from polywire.protocols.flux.messages import Role, bad
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Level
 
-TERM: Final = 1  # there is no consensus, the number never changes (spec: flux#metadata-index)
-BROKERS_MAX: Final = 1_000  # that are registered: there is one, and clients' tests make up some more
-SWEEP_MIN: Final = 64  # so many may have ended before that is looked for
+TERM: Final = 1  # there is no consensus, so the number never changes (spec: flux#metadata-index)
+BROKERS_MAX: Final = 1_000  # registered brokers: there is one, and clients' tests register a few more
+SWEEP_MIN: Final = 64  # ended entries before a sweep
 _INDEX_KEY: Final = "index"
 _BROKER_KEY: Final = "broker/"
 _PARTITION_KEY: Final = "partition/"
@@ -49,7 +53,7 @@ class _PartitionStored(msgspec.Struct, frozen=True):
 
 
 class _Waiter:
-    """Somebody who waits until a record is replicated. Implements ``Handle``."""
+    """A caller that waits until a record is replicated. Implements ``Handle``."""
 
     __slots__ = ("_waiters", "offset", "wake")
 
@@ -59,16 +63,16 @@ class _Waiter:
         self.wake = wake
 
     def cancel(self) -> None:
-        """Wake nobody."""
+        """Cancel the wait."""
         if self in self._waiters:
             self._waiters.remove(self)
 
 
 @dataclass(slots=True)
 class PartitionView:
-    """A partition that is not simply led by this broker without followers.
+    """A partition with followers, or not led by this broker.
 
-    followers: acknowledged offset and time of the last report, by replica id. floor: the highest hw told while leader.
+    followers: acknowledged offset and time of the last report, by replica id. floor: highest hw reported while leader.
     """
 
     leader: int
@@ -82,7 +86,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Outcome of one recomputation (spec: flux#replication)."""
+    """Result of a recomputation (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -92,7 +96,8 @@ class Replication:
 class FluxState:
     """Registry, roles and replication of one broker.
 
-    Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
+    Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable
+    offset.
     """
 
     __slots__ = (
@@ -121,7 +126,7 @@ class FluxState:
             self.register(settings.broker_id, settings.host, settings.port, 0, done=None)
 
     def _load(self) -> None:
-        """Take over what was stored; what belongs to deleted partitions and topics is dropped for good."""
+        """Load the stored state; drop entries of deleted partitions and topics."""
         topics = self._broker.topics(internal=True)
         alive = {partition.incarnation for topic in topics for partition in topic.partitions}
         names = {topic.id for topic in topics}
@@ -143,7 +148,7 @@ class FluxState:
 
     @property
     def index(self) -> int:
-        """Number of metadata changes so far."""
+        """Number of metadata changes."""
         return self._index
 
     def brokers(self) -> list[int]:
@@ -155,13 +160,15 @@ class FluxState:
         return sorted(number for number, entry in self._brokers.items() if entry.fenced)
 
     def term_and_index(self) -> str:
-        """How admin replies end."""
+        """End of admin replies."""
         return f"term={TERM} index={self._index}"
 
     def register(
         self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Completion[int] | None
     ) -> None:
-        """Register or replace a broker; clears fencing. An epoch of 0 or less becomes the time in nanoseconds. Raises Refused, Busy."""
+        """Register or replace a broker and clear fencing; an epoch of 0 or less becomes the time in nanoseconds. Raises
+        Refused, Busy.
+        """
         if number not in self._brokers and by is not ITSELF:
             self._admit_broker(by)
         now_us = self._broker.clock.now_us()
@@ -169,13 +176,13 @@ class FluxState:
         self._store_broker(number, entry, done, by)
 
     def _admit_broker(self, by: Caller) -> None:
-        """Refuse more brokers than the registry holds, and more than half of them of one peer. Raises Refused."""
+        """Raise Refused if the registry is full, or one client would have registered more than half of it."""
         owners = [self._broker.wire_owner(WIRE, f"{_BROKER_KEY}{number}") for number in self._brokers]
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
 
     def heartbeat(self, number: int, *, done: Completion[int] | None) -> None:
-        """A broker is alive; clears fencing. Raises Refused ``broker not found``."""
+        """Record a heartbeat and clear fencing. Raises Refused ``broker not found``."""
         now_us = self._broker.clock.now_us()
         entry = msgspec.structs.replace(self._registered(number), heartbeat_at_us=now_us, fenced=False)
         self._store_broker(number, entry, done)
@@ -185,9 +192,10 @@ class FluxState:
         self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
 
     def reconcile(self, timeout_ms: int, *, done: Completion[int]) -> int:
-        """Fence brokers whose last heartbeat is older, unfence the others; returns how many changed. ``done`` follows all of it.
+        """Fence brokers without a recent heartbeat, unfence others; return how many changed. ``done`` follows all
+        changes.
 
-        This broker runs this very code, so it is alive.
+        This broker runs this code, so it is alive.
         """
         oldest = self._broker.clock.now_us() - timeout_ms * 1000
         changed = 0
@@ -219,7 +227,7 @@ class FluxState:
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
 
     def _sweep(self) -> None:
-        """Forget what belongs to partitions and topics that have ended, once that is as much as what lives."""
+        """Drop entries of ended partitions and topics once they are as many as living ones."""
         topics = self._broker.topics(internal=True)
         partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
         ids = {topic.id for topic in topics}
@@ -237,7 +245,7 @@ class FluxState:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
-        """Replicas of a topic, the leader among them; the default of one that was given none, or does not exist."""
+        """Return a topic's number of replicas, leader included; the default if unset, or without topic."""
         own = None if topic is None else self._factors.get(topic.id)
         return self.settings.replication_factor if own is None else own
 
@@ -255,7 +263,7 @@ class FluxState:
         by: Caller = ITSELF,
         done: Completion[int] | None = None,
     ) -> None:
-        """A topic was made over this wire: give its partitions leaders (spec: flux#topics, flux#our-choices)."""
+        """Assign leaders to a topic created over this protocol (spec: flux#topics, flux#our-choices)."""
         self._sweep_in_time()
         if factor is not None:
             self._set_factor(topic, factor, by)
@@ -270,7 +278,7 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """A topic that exists was created once more: it takes the new factor, and forgets replicas that it has no longer. Raises Busy."""
+        """Apply a repeated creation: set the new factor, drop excess replicas. Raises Busy."""
         if factor != self._factors.get(topic.id):
             self._sweep_in_time()
             settings = replace(topic.settings, replication_factor=factor)
@@ -286,7 +294,7 @@ class FluxState:
     def set_leader(
         self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Completion[int]
     ) -> None:
-        """Set leader and in-sync set as given; an empty set keeps the stored one. Raises Busy."""
+        """Set leader and in-sync set; an empty set keeps the stored one. Raises Busy."""
         self._sweep_in_time()
         view = self._views.get(partition.incarnation)
         kept = view.isr if view is not None else [self.settings.broker_id]
@@ -294,7 +302,7 @@ class FluxState:
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
-        """Set the local role; this broker becomes the metadata leader whatever the role (spec: flux#set_partition_role)."""
+        """Set the local role; this broker becomes the metadata leader in any case (spec: flux#set_partition_role)."""
         view = self._view(partition)
         if view.role is not role:
             view.floor = -1
@@ -303,7 +311,7 @@ class FluxState:
         self._store_index(1, done)
 
     def elect(self, topic: Topic, *, done: Completion[int]) -> int:
-        """Replace leaders that are unknown or fenced; returns how many partitions changed."""
+        """Replace unknown or fenced leaders; return how many partitions changed."""
         eligible = [number for number in self._replicas(topic) if self._is_live(number)]
         changed = 0
         for partition in topic.partitions:
@@ -340,33 +348,33 @@ class FluxState:
         return view
 
     def is_plain(self, partition: Partition) -> bool:
-        """Whether this broker leads the partition and nobody ever reported to hold it: then a record's hw is its own offset."""
+        """Return whether this broker leads the partition without any follower; a record's hw is then its own offset."""
         return partition.incarnation not in self._views
 
     def is_writable(self, partition: Partition) -> bool:
-        """Whether this broker takes records of this partition."""
+        """Return whether this broker accepts records for this partition."""
         view = self._views.get(partition.incarnation)
         return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
 
     def is_leader(self, partition: Partition) -> bool:
-        """Whether the local role is leader, whoever the metadata names."""
+        """Return whether the local role is leader, whatever the metadata say."""
         view = self._views.get(partition.incarnation)
         return view is None or view.role is Role.LEADER
 
     def hw(self, partition: Partition) -> int:
-        """Offset of the last record readers of this wire may see, -1 for none."""
+        """Return the offset of the last record visible to FLUX readers, -1 for none."""
         if partition.incarnation not in self._views:
             return partition.log.readable_offset - 1
         return self.recompute(partition).hw
 
     def hw_after(self, partition: Partition, offset: int) -> int:
-        """The hw right after the record at ``offset`` was appended."""
+        """Return the hw immediately after the record at ``offset`` was appended."""
         if partition.incarnation not in self._views:
             return offset
         return self.recompute(partition, leo=offset).hw
 
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
-        """In-sync set and hw as they are now (spec: flux#replication); with ``leo``, as they were when that was the last record."""
+        """Compute in-sync set and hw (spec: flux#replication); with ``leo``, as of that last record."""
         end = partition.log.readable_offset - 1 if leo is None else leo
         view = self._views.get(partition.incarnation)
         if view is None:
@@ -396,7 +404,7 @@ class FluxState:
             log.info("partition has enough in-sync replicas", topic=topic, partition=partition.number, isr=isr)
 
     def acknowledge(self, partition: Partition, follower: int, offset: int) -> Replication:
-        """A follower holds everything up to ``offset``; wakes those who wait for it."""
+        """Record that a follower has everything up to ``offset``; wake waiting callers."""
         view = self._view(partition)
         acked, _ = view.followers.get(follower, (-1, 0.0))
         leo = partition.log.readable_offset - 1
@@ -409,7 +417,7 @@ class FluxState:
         return now
 
     def is_replicated(self, partition: Partition, offset: int) -> bool:
-        """Whether ``acks=all`` of this record is reached."""
+        """Return whether this record has reached ``acks=all``."""
         now = self.recompute(partition)
         return now.hw >= offset and not now.under_replicated
 

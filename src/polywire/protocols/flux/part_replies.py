@@ -1,8 +1,4 @@
-"""Answers of several shards on their way to one peer: what each has said so far, and whose turn it is.
-
-Promises: of each shard little more than ``HELD_BYTES_MAX`` is kept before its turn; a part takes no byte of another's answers. Must not know:
-sockets, what lines ask.
-"""
+"""Answers of several shards to one client, in the order of its requests."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ _TOPICS: Final = b"|OK|topics=["
 
 
 class RepliesOwner(LinksOwner, Protocol):
-    """What a shard's answers are for."""
+    """Purpose of a shard's answers."""
 
     def came(self) -> None: ...
 
 
 class Replies:
-    """What a shard has said. Guards: ``held`` begins where the last part's answers ended."""
+    """Answers received from a shard. ``held`` begins where the last part's answers ended."""
 
     __slots__ = ("held",)
 
@@ -67,7 +63,7 @@ class OwnReplies(Replies):
         self._room: Callable[[], object] = replied
 
     def on_room(self, callback: Callable[[], object]) -> None:
-        """Whom to tell when there is room again, after somebody found that there was none; not from inside a call."""
+        """Call back when the output has space again, after it was full; never from inside a call."""
         self._room = callback
 
     @property
@@ -133,14 +129,14 @@ class OwnReplies(Replies):
         return self._output.pin()
 
     def regulate(self) -> None:
-        """Tell a session that found its output full when it is so no longer."""
+        """Notify a session whose output was full."""
         if self._was_full and self._output.backlog + len(self.held) < self.backlog_max:
             self._was_full = False
             self._room()
 
 
 class ShardReplies(Replies, WireLink):
-    """What another shard says."""
+    """Answers of another shard."""
 
     __slots__ = ("_is_paused", "_replied")
 

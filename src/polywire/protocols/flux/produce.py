@@ -1,7 +1,6 @@
-"""PRODUCE of single lines on the FLUX wire: what the bulk path of the session leaves alone (spec: flux#produce, flux#acknowledgements).
+"""PRODUCE of single lines that the session's bulk path does not handle (spec: flux#produce, flux#acknowledgements).
 
-Promises: a record with ``acks=all`` is answered once, when it is synced and held by enough replicas, or when its time is over.
-Must not know: sockets, how bulk PRODUCE works.
+A record with ``acks=all`` is answered once: when it is synced and on enough replicas, or after the timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from polywire.types import KeyHash, Level
 
 
 def produce(session: FluxSession, request: Request, /) -> None:
-    """PRODUCE of a line that the bulk path left alone."""
+    """Handle PRODUCE of a single line."""
     usage(request, "<topic> <key>:<value> [acks=0|1|all]", 2, 3)
     key, colon, value = request.args[1].partition(b":")
     if not colon:
@@ -48,10 +47,7 @@ def produce(session: FluxSession, request: Request, /) -> None:
 
 
 class AcksAll:
-    """A record that waits to be synced and held by enough replicas.
-
-    Invariant: the answer is filled once: by success, by an error, or by the timer.
-    """
+    """A record that waits to be synced and replicated; answered once: by success, an error, or the timer."""
 
     __slots__ = ("_answer", "_offset", "_partition", "_session", "_waits_for", "timer")
 
@@ -64,7 +60,7 @@ class AcksAll:
         self.timer: Handle | None = None
 
     def stored(self, offset: int | BrokerError) -> None:
-        """The record is synced, or failed."""
+        """The record is synced, or has failed."""
         if self._answer.parts is not None:
             return
         if isinstance(offset, BrokerError):
@@ -83,7 +79,7 @@ class AcksAll:
         self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
 
     def expire(self) -> None:
-        """Too late; the record stays (spec: flux#acknowledgements)."""
+        """Answer with a timeout; the record stays (spec: flux#acknowledgements)."""
         if self._answer.parts is None:
             self.cancel()
             self._answer.refuse(replication_timeout())

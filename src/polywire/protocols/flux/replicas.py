@@ -1,7 +1,7 @@
-"""Followers of the FLUX wire report what they hold: REPLICA_FETCH, and BROKER_REPLICA_ACK between brokers.
+"""Reports of followers: REPLICA_FETCH, and BROKER_REPLICA_ACK between brokers (spec: flux#replica_fetch,
+flux#broker_replica_ack).
 
-What they are answered: spec: flux#replica_fetch, flux#broker_replica_ack. Promises: a report changes what readers and ``acks=all`` of this
-wire wait for, and nothing in the log. Must not know: sockets, how replication is kept.
+A report affects FLUX readers and ``acks=all`` only, never the log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polywire.protocols.flux.topics import find_partition
 
 
 def _report(session: FluxSession, request: Request, field: str, offset_field: str) -> tuple[int, int, int, Replication]:
-    """A follower tells what it holds."""
+    """Record a follower's report."""
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], field)
     offset = integer(request.args[3], offset_field)
@@ -31,14 +31,14 @@ def _replicated(offset: int, now: Replication) -> str:
 
 
 def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
-    """REPLICA_FETCH: reports, fetches nothing."""
+    """Handle REPLICA_FETCH: it reports, and fetches nothing."""
     usage(request, "<topic> <partition> <replica_id> <offset>", 4)
     _, follower, offset, now = _report(session, request, "replica_id", "offset")
     return f"replica={follower} {_replicated(offset, now)}".encode()
 
 
 def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
-    """BROKER_REPLICA_ACK: the same between brokers."""
+    """Handle BROKER_REPLICA_ACK: the same between brokers."""
     usage(request, "<topic> <partition> <follower_id> <acked_offset>", 4)
     number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
     head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)

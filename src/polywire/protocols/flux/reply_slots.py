@@ -1,8 +1,7 @@
-"""Reply slots: the order of answers of one FLUX connection, and what fills them. Compiled.
+"""Reply slots: the order of a FLUX connection's answers, and their completion.
 
-Promises: an answer is filled once, by a callback of the broker or of a timer; consecutive PRODUCE lines have one answer, written by one
-compiled call.
-Must not know: how lines are read, sockets.
+An answer is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one answer, encoded
+in one call.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Parts = list[bytes | memoryview]
 
 
 class ScratchArrays:
-    """Arrays that every session of a factory uses in turn; nothing in them outlives a call of ``receive``.
+    """Arrays that all sessions of a factory share; their content never outlives a call of ``receive``.
 
     Invariant: ``slots`` are zeros between calls.
     """
@@ -52,17 +51,17 @@ class ScratchArrays:
         self.out = bytearray(decoder.LINE_BYTES_MAX)
 
     def reserve_out(self, size: int) -> None:
-        """Make ``out`` at least this large."""
+        """Enlarge ``out`` to at least this size."""
         if len(self.out) < size:
             self.out = bytearray(size)
 
 
 class ReplyOwner(Protocol):
-    """What an answer needs of its session."""
+    """Methods of the session that an answer uses."""
 
     @property
     def broker(self) -> FluxBroker:
-        """Whose loop and clock long answers are made with."""
+        """Broker whose loop and clock long answers use."""
 
     @property
     def state(self) -> FluxState: ...
@@ -72,7 +71,7 @@ class ReplyOwner(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
 
     def answered(self) -> None:
         """An answer became known."""
@@ -80,9 +79,9 @@ class ReplyOwner(Protocol):
 
 @cython.cclass
 class Answer(BareSlot):
-    """A slot in the order of answers; ``payload`` is what ``done`` tells."""
+    """A slot in the order of answers; ``done`` sends ``payload``."""
 
-    if not cython.compiled:  # compiled, reply_slots.pxd declares them
+    if not cython.compiled:  # compiled, reply_slots.pxd declares the fields
         __slots__ = ("payload", "request_id")
 
         session: ReplyOwner
@@ -97,11 +96,11 @@ class Answer(BareSlot):
         self.cancel = None
 
     def ok(self, payload: bytes) -> None:
-        """Success."""
+        """Succeed."""
         self.fill([ok(self.request_id, payload)])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Success, with a payload that takes long to make; the iterator gives it, a little at a time."""
+        """Succeed with a long payload, which the iterator yields in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -111,11 +110,11 @@ class Answer(BareSlot):
             self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
-        """Failure."""
+        """Fail."""
         self.fill([err(self.request_id, error)])
 
     def done(self, result: int | BrokerError) -> None:
-        """A callback of the broker: answers with ``payload``, or with the error."""
+        """Complete from the broker: answer with ``payload``, or with the error."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
         else:
@@ -124,7 +123,7 @@ class Answer(BareSlot):
 
 @cython.cclass
 class Produced(Answer):
-    """The answer of one PRODUCE with acks 0 or 1."""
+    """Answer to one PRODUCE with acks 0 or 1."""
 
     if not cython.compiled:
         __slots__ = ("partition",)
@@ -132,7 +131,7 @@ class Produced(Answer):
         partition: Partition
 
     def done(self, result: int | BrokerError) -> None:
-        """The record is written, or not."""
+        """The record is written, or has failed."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
             return
@@ -142,10 +141,10 @@ class Produced(Answer):
 
 
 class ProducedLines(Answer):
-    """The answers to consecutive PRODUCE lines, filled as one.
+    """Answers to consecutive PRODUCE lines, filled together.
 
-    ids: correlation ids, each ended by LF. groups: group of each record. A group is one batch for one partition.
-    numbers: per group partition number, offset of its first record, lowest hw to answer.
+    ids: correlation ids, each with an LF. groups: group of each record; a group is one batch for one partition.
+    numbers: per group partition number, offset of its first record, lowest hw to report.
     """
 
     __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
@@ -157,22 +156,22 @@ class ProducedLines(Answer):
         self.numbers = array("q")
         self.partitions: list[Partition | None] = []
         self.errors: dict[int, Refused] = {}
-        self.waiting = 1  # itself, until all its batches are handed over
+        self.waiting = 1  # this object itself, until all its batches are passed on
 
     def add_group(self, partition: Partition | None) -> int:
-        """One more batch; returns the group's number."""
+        """Add a batch; return its group number."""
         self.partitions.append(partition)
         self.numbers.extend((0 if partition is None else partition.number, -1, -1))
         self.waiting += 1
         return len(self.partitions) - 1
 
     def fill_groups(self, group: int, count: int, records: memoryview | None) -> None:
-        """Put records into one group, by their numbers among the lines (None: all of them)."""
+        """Assign records to a group, by their numbers among the lines (None: all)."""
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
     def stored(self, group: int, offset: int | BrokerError) -> None:
-        """A batch is written, or not."""
+        """A batch is written, or has failed."""
         if isinstance(offset, BrokerError):
             self.errors[group] = refused(offset)
         else:
@@ -180,12 +179,12 @@ class ProducedLines(Answer):
         self.finish_one()
 
     def fail(self, group: int, error: Refused) -> None:
-        """A batch was not even tried."""
+        """A batch was not attempted."""
         self.errors[group] = error
         self.finish_one()
 
     def finish_one(self) -> None:
-        """A batch, or the last of them being handed over, is done."""
+        """A batch is complete, or the last one was passed on."""
         self.waiting -= 1
         if self.waiting == 0:
             self.fill([self._replies()])

@@ -1,8 +1,7 @@
-"""One FLUX connection: requests in order, answers in order, runs of PRODUCE in bulk. Compiled.
+"""One FLUX connection: requests and answers in order, runs of PRODUCE in bulk.
 
-Promises: answers leave in request order; a request that reads the log sees every record produced before it on this connection; a request
-that waits holds up later ones of this connection only. No task and no future per request.
-Must not know: sockets, the loop beyond its timers, other wires, what the commands do.
+A request that reads the log sees every record produced before it on this connection. A waiting request delays later
+ones of this connection only. There is no task and no future per request.
 """
 
 from __future__ import annotations
@@ -42,24 +41,25 @@ else:
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined
 
-LINE_END_S: Final = 2.0  # how long the end of a line that is too long is waited for
-BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
+LINE_END_S: Final = 2.0  # how long to wait for the end of an overlong line
+# how long records wait for space in the log before they are refused; clients give up after 5 s
+BUSY_WAIT_S: Final = 2.0
 
 _TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 _HASH: Final = KeyHash.FNV32
 
 
 class Handler(Protocol):
-    """Carries out one request: returns the payload, or None when it made an ``Answer``. Raises Refused, BrokerError."""
+    """Executes one request: returns the payload, or None if it created an ``Answer``. Raises Refused, BrokerError."""
 
     def __call__(self, session: FluxSession, request: Request, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the wire. It asks for the first of its actions always, for others where it finds them needed.
+    """A command of the protocol. Its first action is always checked, others where needed.
 
-    topic_at: where among the arguments the topic stands that the first action is asked for.
+    topic_at: index of the topic argument for the first action.
     """
 
     topic_at: int | None = field(default=None, kw_only=True)
@@ -67,13 +67,14 @@ class Command(commands.Command[str, Handler]):
 
 @cython.cclass
 class FluxSession(BarePipelined):
-    """One peer.
+    """One client.
 
-    ``_too_long``: ends the connection where a line that is too long does not end; what comes is skipped meanwhile.
-    drain: takes up the reply that is being written in pieces; while there is one it is the only answer that is owed.
+    ``_too_long``: closes the connection if an overlong line does not end; its bytes are skipped meanwhile.
+
+    drain: continues the reply being written in pieces; while there is one, it is the only outstanding answer.
     """
 
-    if not cython.compiled:  # what the base holds, and of which kind
+    if not cython.compiled:  # fields and types of the base class
         broker: FluxBroker
         _answers: deque[Answer]
     append_queue = cython.declare(AppendQueue, visibility="public")
@@ -143,23 +144,25 @@ class FluxSession(BarePipelined):
         return at
 
     def _refuse_long(self, line_max: int) -> None:
-        """Answer a line that is too long, and end: once it has ended, so that the peer, which may still be writing, can read the answer."""
+        """Answer an overlong line and close after its end, so that the client, which may still be writing, can read the
+        answer.
+        """
         self._too_long = self.broker.loop.call_later(LINE_END_S, self._end)
         self.append(Answer(self, b"0")).refuse(bad(f"a line has more than {line_max} bytes"))
 
     def _skip(self, data: memoryview) -> int:
-        """Take what belongs to a line that is too long, and end behind it."""
+        """Skip the rest of an overlong line, then close."""
         if b"\n" in bytes(data):
             self._end()
         return len(data)
 
     def _end(self) -> None:
-        """Take no further request; what is owed still goes out."""
+        """Accept no further request; outstanding answers are still sent."""
         self._stop_taking()
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
-        """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
+        """Execute one request; False if it must wait for earlier answers. Raises PeerError."""
         try:
             request = parse(line, pipes=self.state.settings.pipes_in_arguments)
         except Refused as error:
@@ -183,30 +186,30 @@ class FluxSession(BarePipelined):
         return True
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """The reply slot of an answer that comes later; a blocking one holds up the requests behind it."""
+        """Return the reply slot for a later answer; a blocking one delays later requests."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
     def caller(self) -> Caller:
-        """Who asks, for what belongs to somebody: without a certificate this wire knows addresses only. Raises Denied."""
+        """The caller, as owner of state: without a certificate, its address. Raises Denied."""
         principal = self.principal
         if self._caller is None or self._caller.principal is not principal:
             self._caller = caller_of(principal, self.output.peer)
         return self._caller
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         if self.drain is not None:
             self.drain()
         super().drained()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; what it left without a line ending is its last request (spec: flux#framing)."""
+        """The client has finished; bytes without a line ending are its last request (spec: flux#framing)."""
         rest = bytes(data)
         super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         if self._too_long is not None:
             self._too_long.cancel()
         self._enter(CLOSED)
@@ -214,7 +217,7 @@ class FluxSession(BarePipelined):
         self._abandon()
 
     def _admit(self, command: Command, request: Request) -> None:
-        """Refuse what the peer may not do. Raises Denied."""
+        """Authorize a request; raise Denied."""
         action, access = command.actions[0], self.broker.access
         if command.topic_at is not None and command.topic_at < len(request.args):
             name = named(request.args[command.topic_at])
@@ -226,7 +229,7 @@ class FluxSession(BarePipelined):
 
     @property
     def principal(self) -> Principal:
-        """Who the peer is; this wire has no login (decision 0028). Raises Denied."""
+        """The client's principal; this protocol has no authentication (decision 0028). Raises Denied."""
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
@@ -234,7 +237,7 @@ class FluxSession(BarePipelined):
         return self._principal
 
     def topic_to_write(self, name: str) -> Topic:
-        """The topic that a record goes to, made when it is missing (spec: flux#topics). Raises BrokerError."""
+        """Return the topic for a record, created if missing (spec: flux#topics). Raises BrokerError."""
         topic = self.broker.find_topic(name)
         if topic is None or name.startswith("__"):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
@@ -243,7 +246,9 @@ class FluxSession(BarePipelined):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """The topic, made when it is missing (spec: flux#topics); what is done with it was asked for. Raises BrokerError."""
+        """Return the topic, created if missing (spec: flux#topics); the action is authorized already. Raises
+        BrokerError.
+        """
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
         topic = self.broker.find_topic(name)
@@ -254,7 +259,7 @@ class FluxSession(BarePipelined):
         return topic
 
     def _produce_one(self, data: memoryview) -> None:
-        """The run has one record: no arrays are needed."""
+        """Produce a run of one record, without arrays."""
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
         answer = Produced(self, request_id)
@@ -272,7 +277,7 @@ class FluxSession(BarePipelined):
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
-        """Several records: one batch per topic and partition."""
+        """Produce several records: one batch per topic and partition."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, size)
         answer = ProducedLines(
@@ -301,7 +306,7 @@ class FluxSession(BarePipelined):
         count: int,
         records: memoryview | None,
     ) -> None:
-        """Split one topic's records by partition and hand them over. ``records``: their numbers within the run."""
+        """Split one topic's records by partition and pass them on. ``records``: their numbers within the run."""
         scratch = self.scratch
         base = len(answer.partitions)
         try:
@@ -329,7 +334,7 @@ class FluxSession(BarePipelined):
 
 
 def _sized(buffer: bytearray, size: int) -> bytearray:
-    """The buffer, or a larger one."""
+    """Return the buffer, or a larger one."""
     return buffer if len(buffer) >= size else bytearray(size)
 
 

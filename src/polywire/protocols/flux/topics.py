@@ -1,6 +1,6 @@
-"""FLUX commands on topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
+"""FLUX commands for topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
 
-Promises: a change is answered once it is synced; refused commands change nothing. Must not know: sockets, records, groups.
+A change is answered once it is synced; refused commands change nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _finish(session: FluxSession, answer: Answer, payload: str) -> None:
 
 
 def find_partition(topic: Topic | None, number: int) -> Partition:
-    """A partition that exists. Raises Refused ``invalid partition``."""
+    """Return an existing partition; raise Refused ``invalid partition``."""
     if topic is None or not 0 <= number < len(topic.partitions):
         raise bad("invalid partition")
     return topic.partitions[number]
 
 
 def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
-    """A partition the metadata knows, in the words of the metadata commands."""
+    """Return a partition, with the errors of metadata commands."""
     if number < 0:
         raise bad("partition must be >= 0")
     topic = session.broker.find_topic(name)
@@ -57,7 +57,7 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
 
 
 def set_partition_role(session: FluxSession, request: Request, /) -> None:
-    """SET_PARTITION_ROLE: the role stays until it is changed (spec: flux#our-choices)."""
+    """Handle SET_PARTITION_ROLE: the role stays until it is changed (spec: flux#our-choices)."""
     usage(request, "<topic> <partition> <leader|follower>", 3)
     number = integer(request.args[1], "partition")
     name = topic_name(request.args[0])
@@ -71,7 +71,7 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_CREATE_TOPIC: grows an existing topic, never shrinks or empties one (spec: flux#our-choices)."""
+    """Handle ADMIN_CREATE_TOPIC: grow an existing topic, never shrink or empty one (spec: flux#our-choices)."""
     usage(request, "<topic> <partitions> <replication_factor>", 3)
     count = integer(request.args[1], "partitions")
     factor = integer(request.args[2], "replication_factor")
@@ -105,12 +105,12 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         raise bad(f"topic has more partitions: topic={topic_word(name)} partitions={len(topic.partitions)}")
     else:
         begun = session.broker.grow_topic(topic, count, then=on_created, done=answer.done)
-    answer.blocking = not begun  # what is asked next finds it
+    answer.blocking = not begun  # so that the next request finds it
     session.append(answer)
 
 
 def register_broker(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_REGISTER_BROKER."""
+    """Handle ADMIN_REGISTER_BROKER."""
     usage(request, "<broker_id> <host> <port> [epoch]", 3, 4)
     number = integer(request.args[0], "broker_id")
     port = integer(request.args[2], "port")
@@ -126,7 +126,7 @@ def register_broker(session: FluxSession, request: Request, /) -> None:
 
 
 def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_BROKER_HEARTBEAT."""
+    """Handle ADMIN_BROKER_HEARTBEAT."""
     usage(request, "<broker_id>", 1)
     number = integer(request.args[0], "broker_id")
     if number < 0:
@@ -137,7 +137,7 @@ def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
 
 
 def set_partition_leader(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_SET_PARTITION_LEADER: neither leader nor replicas need to be registered."""
+    """Handle ADMIN_SET_PARTITION_LEADER: neither leader nor replicas need to be registered."""
     usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
     number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
     isr = integers(request.args[3])
@@ -152,7 +152,7 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
 
 
 def ping(session: FluxSession, request: Request, /) -> bytes:
-    """PING: success without a payload."""
+    """Handle PING: success without payload."""
     del session
     if request.args:
         raise bad("PING requires no args")
@@ -160,14 +160,14 @@ def ping(session: FluxSession, request: Request, /) -> bytes:
 
 
 def get_metadata(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_GET_METADATA: names and ids only."""
+    """Handle ADMIN_GET_METADATA: names and ids only."""
     if request.args:
         raise bad("ADMIN_GET_METADATA requires no args")
     session.later(request, blocking=True).make(_metadata(session))
 
 
 def _metadata(session: FluxSession) -> Iterator[bytes]:
-    """There may be thousands of topics."""
+    """Yield the metadata in pieces, because there may be thousands of topics."""
     permits, who = session.broker.access.permits, session.principal
     before = b"topics=["
     for topic in session.broker.topics():
@@ -191,17 +191,17 @@ def _fence(session: FluxSession, request: Request, fenced: bool) -> None:
 
 
 def fence_broker(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_FENCE_BROKER."""
+    """Handle ADMIN_FENCE_BROKER."""
     _fence(session, request, True)
 
 
 def unfence_broker(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_UNFENCE_BROKER."""
+    """Handle ADMIN_UNFENCE_BROKER."""
     _fence(session, request, False)
 
 
 def reconcile_broker_health(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_RECONCILE_BROKER_HEALTH."""
+    """Handle ADMIN_RECONCILE_BROKER_HEALTH."""
     usage(request, "<timeout_ms>", 1)
     timeout_ms = integer(request.args[0], "timeout_ms")
     if timeout_ms <= 0:
@@ -211,7 +211,7 @@ def reconcile_broker_health(session: FluxSession, request: Request, /) -> None:
 
 
 def elect_topic_leaders(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_ELECT_TOPIC_LEADERS."""
+    """Handle ADMIN_ELECT_TOPIC_LEADERS."""
     usage(request, "<topic>", 1)
     name = topic_name(request.args[0])
     topic = session.broker.find_topic(name)

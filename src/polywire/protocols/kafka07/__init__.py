@@ -1,1 +1,1 @@
-"""The Kafka 0.7 wire."""
+"""The Kafka 0.7 protocol."""

@@ -1,10 +1,12 @@
 """A Kafka 0.7 connection whose requests go to the shards that have the topics they name (decision 0076).
 
-Producers are never answered, so whoever reads behind what it produced has its only acknowledgement: what was carried is settled first, by a
-FETCH of nothing over the same link.
+Producers are never answered, so a later read is a producer's only acknowledgement: before it, forwarded sets are confirmed by an empty FETCH
+over the same link.
 
-Promises: what is read sees every set produced before it on this connection, wherever it went; sets of one topic keep their order; a process
-that ends with sets nobody knows the fate of ends the connection. Must not know: sockets, how topics are placed.
+Guarantees:
+* A read sees every set produced before it on this connection, in any shard.
+* Sets of one topic keep their order.
+* If a process ends with unconfirmed sets, the connection is closed.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class KafkaLink(AnsweredLink[tuple[Then, int]]):
 
     @property
     def owes(self) -> bool:
-        """Whether its end would be somebody's loss."""
+        """Whether its end would lose unconfirmed sets or answers."""
         return self.is_dirty or bool(self._asked)
 
     def _take_answer(self, received: bytearray, at: int) -> int:
@@ -314,13 +316,13 @@ def _link(shards: Shards, owner: LinksOwner, shard: int) -> KafkaLink:
 
 
 def _kind(data: memoryview, at: int) -> RequestType | None:
-    """What a frame asks, None for what no broker knows."""
+    """Return the type of a frame, None for an unknown one."""
     number = int.from_bytes(data[at + TYPE_AT : at + TOPIC_AT], "big")
     return RequestType(number) if number <= max(RequestType) else None
 
 
 def _topic(data: memoryview, at: int) -> bytes:
-    """The topic of a frame that names one; nonsense, which is nobody's, where it does not."""
+    """Return the topic of a frame; arbitrary bytes if it names none."""
     begin = at + TOPIC_AT + 2
     return bytes(data[begin : begin + int.from_bytes(data[at + TOPIC_AT : begin], "big")])
 
@@ -340,4 +342,4 @@ def answer_head_of(size: int, error: int) -> bytes:
 
 
 def _nothing() -> None:
-    """What was asked is looked at anew."""
+    """Do nothing: the request is checked again."""

@@ -1,7 +1,6 @@
-"""Compressed message sets, opened under a limit (spec: kafka-0.7#wrappers).
+"""Expand compressed message sets under a limit (spec: kafka-0.7#wrappers).
 
-Promises: whatever the bytes claim, no more than the limit is ever expanded, all wrappers of one request counted together; order is kept.
-Must not know: sockets, the broker, what becomes of the records.
+The limit covers all wrappers of one request together, whatever the bytes claim. Order is preserved.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from polywire.records.inflate import (
 )
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # of one request: opening it takes several times that
-NESTING_MAX: Final = 8  # wrappers within wrappers; no client writes more than two
+EXPANDED_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # of one request; expanding it takes several times as much memory
+NESTING_MAX: Final = 8  # wrappers within wrappers; clients write at most two
 
 _I32: Final = Struct(">i")
 _HEAD_BYTES: Final = 10  # of a wrapper: size, magic, attributes, CRC
@@ -38,12 +37,12 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 class ExpandsTooFar(PeerError):
-    """Wrappers of one request hold more than was allowed."""
+    """The wrappers of one request exceed the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSet:
-    """A set without wrappers, surveyed: where it lies, its records and its longest value."""
+    """A checked set without wrappers: its range, records and longest value."""
 
     data: Buffer
     start: int
@@ -53,12 +52,13 @@ class PlainSet:
 
 
 OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError]
-"""A set of a request, and what it holds, or why it is refused."""
+"""A set of a request with its content, or the reason for refusing it."""
 
 
 class Expander:
-    """Opens the wrappers of one request. Guards: ``_left`` is what may still be expanded; each wrapper counts as ``PART_BYTES_MIN`` at
-    least."""
+    """Expands the wrappers of one request. ``_left`` is the rest of the limit; each wrapper counts as at least
+    ``PART_BYTES_MIN``.
+    """
 
     __slots__ = ("_bytes_max", "_left")
 
@@ -66,7 +66,7 @@ class Expander:
         self._left = self._bytes_max = bytes_max
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
-        """The set as plain sets in order. Raises PeerError for one that is to be refused, and when it expands too far."""
+        """Return the set as plain sets in order; raise PeerError if it is invalid or expands too far."""
         is_sound, records, wrappers, longest = survey(data, start, stop)
         is_stray = depth > 0 and 0 < stop - start < _I32.size  # dropping it silently would lose a message
         if not is_sound or is_stray:
@@ -110,7 +110,10 @@ class Expander:
 
 
 def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> list[OpenedSet]:
-    """The sets of one request, up to the first that is refused. Raises ExpandsTooFar for a limit below ``EXPANDED_BYTES_MAX``."""
+    """Expand the sets of one request, up to the first refused one.
+
+    Raises ExpandsTooFar for a limit below ``EXPANDED_BYTES_MAX``.
+    """
     expander = Expander(bytes_max)
     found: list[OpenedSet] = []
     for entry in entries:
@@ -119,13 +122,13 @@ def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> 
         except PeerError as error:
             if isinstance(error, ExpandsTooFar) and bytes_max < EXPANDED_BYTES_MAX:
                 raise
-            found.append((entry, error.with_traceback(None)))  # its frames hold what was expanded, and this list
+            found.append((entry, error.with_traceback(None)))  # its frames reference the expanded data, and this list
             break
     return found
 
 
 def wrap(message_set: bytes, codec: CompressionCodec) -> bytes:
-    """A set as one compressed message; as it is for ``NONE``."""
+    """Return a set as one compressed message; unchanged for ``NONE``."""
     match codec:
         case CompressionCodec.NONE:
             return message_set

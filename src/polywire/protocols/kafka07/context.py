@@ -1,7 +1,4 @@
-"""What the Kafka 0.7 wire calls of the broker.
-
-Promises: it sees nothing else of it. Must not know: sessions, sockets.
-"""
+"""Verbs of the broker that the Kafka 0.7 protocol uses."""
 
 from __future__ import annotations
 
@@ -13,4 +10,4 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class Kafka07Broker(TopicVerbs, RecordVerbs, WireBroker, Protocol):
-    """What this wire calls of the broker: topics made in passing, and records."""
+    """Implicit creation of topics, and records."""

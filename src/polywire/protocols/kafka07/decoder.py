@@ -1,15 +1,17 @@
-"""Kafka 0.7 produce requests in bulk: records out of a receive buffer, message sets one by one.
+"""Decode Kafka 0.7 produce requests: records from a receive buffer, or message sets one by one.
 
-Promises: one call per received buffer; no Python object per record; every CRC is verified. A frame is taken in bulk only when each of its
-sets is plain and sound; everything else, what breaks a rule above all, is left to the precise path. Must not know: sockets, the broker.
+One call handles one received buffer, creates no Python object per record, and verifies every CRC. A frame is handled in
+bulk only if all its sets are plain and valid; other frames, invalid ones above all, go to the precise path.
 
-A message set (spec: kafka-0.7#messages) is a row of entries; numbers are big-endian::
+A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
 
-    i32 size | u8 magic 0 | u32 CRC-32 of the value | value                                  size = 5 + length of the value
-    i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value              size = 6 + length of the value
+    i32 size | u8 magic 0 | u32 CRC-32 of the value | value                                  size = 5 + length of the
+    value i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value              size = 6 + length of
+    the value
 
-A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``, and an entry is
-``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce, kafka-0.7#multiproduce).
+A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``,
+and an entry is ``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce,
+kafka-0.7#multiproduce).
 """
 
 from __future__ import annotations
@@ -48,17 +50,18 @@ else:
     )
 
 RUN_RECORDS_MAX: Final = (
-    32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
+    32_768  # records of one run: fits a MULTIPRODUCE with the largest possible count of one-message entries
 )
-RUN_GROUPS_MAX: Final = 64  # topics with partition of one run; they are looked for linearly
+RUN_GROUPS_MAX: Final = 64  # (topic, partition) groups of one run; they are searched linearly
 FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # spec: kafka-0.7#connections
 PAYLOAD_BYTES_MAX: Final = (
-    1_000_000  # what clients are set to send (spec: kafka-0.7#client-settings); longer ones are for the precise path
+    # limit that clients are configured with (spec: kafka-0.7#client-settings); longer values go to the precise path
+    1_000_000
 )
 
 MORE: Final = 0  # the data ends inside a frame
-FRAME: Final = 1  # a complete frame for the precise path, or one whose length cannot be
-FULL: Final = 2  # the run is full, go on with the next one
+FRAME: Final = 1  # a complete frame for the precise path, or one with an impossible length
+FULL: Final = 2  # the run is full, continue with the next one
 
 _RECORDS_MAX = cython.declare(cython.Py_ssize_t, 32_768)
 _GROUPS_MAX = cython.declare(cython.Py_ssize_t, 64)
@@ -93,11 +96,11 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 
 
 class RecordSpans:
-    """Where the records of one run are put: reused, one per listener.
+    """Records of one run; reused, one per listener.
 
-    spans: i64, four per record, as ``from_spans`` takes them. flags: u8 and crcs: u32 per record, as stored. groups_of, sets_of: i32 per
-    record, the numbers of its topic with partition and of its set. groups: i64, four per group: topic's position and length, partition,
-    the first record that came with it. counts: i64, how many records, groups and sets there are.
+    spans: i64, four per record, as for ``from_spans``. flags: u8, and crcs: u32, per record, as stored. groups_of,
+    sets_of: i32 per record, the numbers of its (topic, partition) group and of its set. groups: i64, four per group:
+    topic's position and length, partition, first record. counts: i64, numbers of records, groups and sets.
     """
 
     __slots__ = ("counts", "crcs", "flags", "groups", "groups_of", "sets_of", "spans")
@@ -114,7 +117,7 @@ class RecordSpans:
 
 @cython.cclass
 class _BorrowedSpans:
-    """The buffers of a ``RecordSpans``, borrowed, and how far they are filled."""
+    """Borrowed buffers of a ``RecordSpans``, and how far they are filled."""
 
     if cython.compiled:
         spans: Lent
@@ -151,8 +154,10 @@ def _take_set(
     crcs: cython.p_uchar,
     record: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter the records of a plain and sound set from number ``record`` on; the number after them, or -1 when it is neither, -2 when there
-    is no room."""
+    """Enter a plain, valid set's records from number ``record`` on; return the next number.
+
+    Returns -1 if the set is not plain and valid, -2 if there is no space.
+    """
     at: cython.Py_ssize_t = start
     size: cython.longlong
     head: cython.Py_ssize_t
@@ -189,7 +194,7 @@ def _take_set(
 @cython.nogil
 @cython.exceptval(check=False)
 def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Where the produce entry at ``at`` ends; -1 when it does not fit."""
+    """Return the end of the produce entry at ``at``; -1 if it does not fit."""
     size: cython.longlong
     if stop - at < 2:
         return -1
@@ -208,7 +213,9 @@ def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_s
 def _group_of(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, found: _BorrowedSpans, last: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
-    """Number of the group of the entry at ``at``, entering it when new; -1 when there is no place left. ``last``: look there first."""
+    """Return the group number of the entry at ``at``, entering a new one; -1 if there is no space. ``last``: searched
+    first.
+    """
     groups: cython.p_uchar = found.groups.p
     size: cython.Py_ssize_t = _i16(p, at)
     partition: cython.longlong = _i32(p, at + 2 + size)
@@ -248,7 +255,10 @@ def _take_entry(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter the records of one produce entry; the number of its group, -1 when it is not for this path, -2 when there is no room."""
+    """Enter the records of a produce entry and return its group.
+
+    Returns -1 if the entry is not for this path, -2 if there is no space.
+    """
     group: cython.Py_ssize_t = _group_of(p, at, found, last)
     record: cython.Py_ssize_t
     after: cython.Py_ssize_t
@@ -274,7 +284,7 @@ def _take_frame(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Enter the records of the frame whose type is at ``at``; the number of its last group, -1 or -2 as ``_take_entry``."""
+    """Enter the records of the frame whose type is at ``at``; return its last group, or -1 or -2 as ``_take_entry``."""
     count: cython.longlong = 1
     end: cython.Py_ssize_t
     if p[at] != 0 or (p[at + 1] != 0 and p[at + 1] != 3):
@@ -302,11 +312,11 @@ def _take_frame(
 
 
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
-    """Take the run of produce frames that begins at ``start``: (reason, position after the run, end of the frame there).
+    """Take the run of produce frames at ``start``: (reason, position after the run, end of the next frame).
 
-    bytes_max: of its frames; one that is longer is left to the precise path.
-    For FRAME the end is where that frame ends, or its position when its length cannot be; otherwise it equals the position. What was taken
-    is in ``run``. Raises ValueError when the arguments do not fit the buffer.
+    bytes_max: limit of the frames; a longer one goes to the precise path. For FRAME, the end is that of the frame, or
+    its position if its length is impossible; otherwise it equals the position. The records are in ``run``. Raises
+    ValueError if the arguments do not fit the buffer.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -347,7 +357,7 @@ def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 def _survey(
     p: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, found: cython.p_longlong
 ) -> cython.bint:
-    """Whether a set is sound; how many records and wrappers it has, and the longest value of a record, are put into ``found``."""
+    """Return whether a set is valid; its number of records, of wrappers, and its longest value go to ``found``."""
     at: cython.Py_ssize_t = start
     size: cython.longlong
     head: cython.Py_ssize_t
@@ -373,9 +383,9 @@ def _survey(
 
 
 def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
-    """Look through one set, CRCs included: (whether it is sound, records, wrappers, longest value of a record).
+    """Check a set, CRCs included: (whether it is valid, records, wrappers, longest value).
 
-    Other threads go on meanwhile. Raises ValueError for a range outside of the buffer.
+    Other threads run meanwhile. Raises ValueError for a range outside of the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -397,7 +407,7 @@ def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
 @cython.nogil
 @cython.exceptval(check=False)
 def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Where the first compressed message begins; ``stop`` when there is none."""
+    """Return the start of the first compressed message, or ``stop``."""
     size: cython.longlong
     while stop - at >= 4:
         size = _i32(p, at)
@@ -410,7 +420,7 @@ def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.P
 
 
 def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
-    """The first compressed message of a surveyed set: (position of its entry, end, codec); (stop, stop, 0) when there is none."""
+    """Return the first compressed message of a checked set: (position of its entry, end, codec), or (stop, stop, 0)."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
@@ -424,8 +434,11 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
-    """Enter the records of a surveyed set without wrappers until ``run`` is full or their values have ``bytes_max`` bytes, at least one:
-    (position after them, records). Groups and sets are left alone."""
+    """Enter records of a checked set without wrappers until ``run`` is full or has ``bytes_max`` bytes of values, at
+    least one.
+
+    Returns (position after them, records). Groups and sets are unchanged.
+    """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
     at: cython.Py_ssize_t = start
@@ -461,7 +474,7 @@ def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 
 @cython.cfunc
 def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
-    """Put the numbers of a group's records into ``rows``; returns how many there are."""
+    """Put the numbers of a group's records into ``rows``; return their count."""
     groups: Lent = lend(run.groups_of)
     target: Lent = lend_writable(rows)
     i: cython.Py_ssize_t
@@ -476,14 +489,14 @@ def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_
 
 
 def rows_of_group(run: RecordSpans, count: int, group: int) -> array[int]:
-    """Numbers (i32) of the records of one group among the first ``count``."""
+    """Return the numbers (i32) of one group's records among the first ``count``."""
     rows = array("i", bytes(4 * count))
     del rows[_put_rows(run, rows, group) :]
     return rows
 
 
 def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
-    """CRCs (u32) of the records of these numbers."""
+    """Return the CRCs (u32) of these records."""
     source: Lent = lend(run.crcs)
     chosen: Lent = lend(rows)
     count: cython.Py_ssize_t = chosen.size // 4
@@ -500,8 +513,10 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
 
 
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
-    """A partition (i32) for each of these records, at random but the same for all of one set: -1 in PRODUCE
-    (spec: kafka-0.7#topics-and-partitions)."""
+    """Return a partition (i32) for each record, at random but the same for all of one set, for partition -1 in PRODUCE.
+
+    Source: spec: kafka-0.7#topics-and-partitions.
+    """
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)
     count: cython.Py_ssize_t = chosen.size // 4

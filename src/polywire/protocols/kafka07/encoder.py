@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-any-return"
-"""Stored batches as the bytes a Kafka 0.7 client sees: one call per read, into a buffer that is reused.
+"""Encode stored batches as a Kafka 0.7 client sees them: one call per read, into a reusable buffer.
 
-Promises: the bytes from an address on are the same for ever (spec: kafka-0.7#virtual-addresses); a record is cut only where the wire
-asks for it. Batches must be sound. Must not know: sockets, where batches come from.
+The bytes at an address never change (spec: kafka-0.7#virtual-addresses). A record is cut only where the protocol
+requires it. Batches must be valid.
 
-Record n of a partition is the entry ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address; its magic is 1 unless its flag
-``KAFKA_MAGIC_0`` says otherwise.
+Record n of a partition is the entry ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address; its magic is
+1 unless its flag ``KAFKA_MAGIC_0`` is set.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ else:
 
 DONE: Final = 0  # all batches are written
 FULL: Final = 1  # the next record does not fit
-CUT: Final = 2  # the first record alone is longer than the limit: it was cut
-HOLE: Final = 3  # there is no record at the address
+CUT: Final = 2  # the first record exceeds the limit and was cut
+HOLE: Final = 3  # no record is at the address
 PACKED: Final = 4  # a compressed batch is next
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
@@ -40,8 +40,7 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 
 @cython.cclass
 class _Place:
-    """Where writing stands: the address to write next, and the bytes written and allowed. ``skips``: holes are stepped over, and count as
-    written."""
+    """State of writing: next address, bytes written, and limit. ``skips``: holes are skipped and count as written."""
 
     if cython.compiled:
         out: Lent
@@ -86,7 +85,7 @@ def _crc(
     value_at: cython.Py_ssize_t,
     length: cython.longlong,
 ) -> cython.uint:
-    """The CRC that came with the record, or was never told and is computed."""
+    """Return the record's CRC as received, or compute it."""
     if places[48] >= 0:
         return load_u32(p, places[48] + 4 * record)
     return crc32_raw(p, value_at, length)
@@ -99,7 +98,7 @@ def _crc(
 def _put_head(
     p: cython.p_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, length: cython.longlong, crc: cython.uint
 ) -> cython.void:
-    """The ``head`` (9 or 10) bytes before a value."""
+    """Write the ``head`` (9 or 10) bytes before a value."""
     _put_u32(p, at, length + head - 4)
     p[at + 4] = head - 9
     if head == 10:
@@ -116,7 +115,7 @@ def _put_part(
     skipped: cython.longlong,
     place: _Place,
 ) -> cython.bint:
-    """Write what the limit allows of one record, ``skipped`` bytes from its beginning on; whether that was all of it."""
+    """Write as much of a record as the limit allows, from its byte ``skipped`` on; return whether that was all."""
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * record)
     length: cython.longlong = load_i32(p, places[0] + 4 * record + 4) - load_i32(p, places[0] + 4 * record)
     size: cython.longlong = head + length - skipped
@@ -139,7 +138,7 @@ def _put_part(
 
 @cython.cfunc
 def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the records of the batch at ``at`` from the address on: DONE, FULL, CUT, HOLE or PACKED."""
+    """Write the batch's records from the address on; return DONE, FULL, CUT, HOLE or PACKED."""
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -190,7 +189,7 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the batches of one chunk from the address on; ``place.position`` is left at the one it stopped at."""
+    """Write the chunk's batches from the address on; ``place.position`` is the batch at which it stopped."""
     reason: cython.int
     place.position = 0
     while size - place.position >= _HEADER_BYTES:
@@ -207,11 +206,11 @@ def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) 
 def put_entries(
     chunks: Sequence[Lendable], address: int, limit: int, out: Buffer, at: int, *, written: int = 0
 ) -> tuple[int, int, int, int]:
-    """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit`` of them.
+    """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit``.
 
-    chunks: stored batches back to back, in order of their offsets. written: bytes of this answer that lie before ``at``; with any, no record
-    is cut. Returns (reason, bytes written now, number and position of the chunk and batch it stopped at). For HOLE, PACKED and FULL
-    everything before was written. Raises ValueError when ``out`` is too small.
+    chunks: stored batches back to back, in offset order. written: bytes of this answer before ``at``; if there are any,
+    no record is cut. Returns (reason, bytes written now, chunk and position of the batch at which it stopped). For
+    HOLE, PACKED and FULL everything before was written. Raises ValueError if ``out`` is too small.
     """
     place: _Place = _Place(out, at, limit, address, written)
     lent: Lent
@@ -229,9 +228,11 @@ def put_entries(
 
 
 def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
-    """Write the records that lie in the ``limit`` bytes of addresses from ``address`` on into ``out``, one right behind the other whatever
-    holes lie between them; those up to a compressed batch. Returns (bytes written, address behind the last of them). Raises ValueError when
-    ``out`` is too small."""
+    """Write the records within ``limit`` bytes of addresses from ``address`` on into ``out``, adjacent despite holes.
+
+    Stops at a compressed batch. Returns (bytes written, address after the last record). Raises ValueError if ``out`` is
+    too small.
+    """
     place: _Place = _Place(out, 0, limit, address, 0)
     lent: Lent
     chunk: object

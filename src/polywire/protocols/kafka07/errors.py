@@ -1,7 +1,4 @@
-"""What each error of the broker is called on the Kafka 0.7 wire.
-
-Promises: the table names every ``ErrorCode``. Must not know: sessions, sockets.
-"""
+"""Map every error of the broker to a Kafka 0.7 error."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Final
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka07.messages import WireError
 
-# Only entries of FETCH and MULTIFETCH carry a code. The wire has three for a broker: the offset is wrong (clients begin anew), the partition
-# is wrong (clients stop), anything else (clients tell the user). PRODUCE and OFFSETS can only close.
+# Only entries of FETCH and MULTIFETCH have a code. A broker has three: wrong offset (clients restart), wrong partition
+# (clients stop), anything else (clients report it). PRODUCE and OFFSETS can only close the connection.
 WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = dict.fromkeys(ErrorCode, WireError.UNKNOWN) | {
     ErrorCode.PARTITION_MISSING: WireError.WRONG_PARTITION,
     ErrorCode.OFFSET_OUT_OF_RANGE: WireError.OFFSET_OUT_OF_RANGE,
@@ -20,5 +17,5 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = dict.fromkeys(ErrorCode, WireEr
 
 
 def wire_error(error: BrokerError) -> WireError:
-    """The code for an error of the broker."""
+    """Return the code for an error of the broker."""
     return WIRE_ERRORS[error.code]

@@ -1,8 +1,4 @@
-"""The Kafka 0.7 wire as the server sees it: recognises its connections and opens sessions for them.
-
-Promises: what sessions of one listener share (buffers) is made once; no other wire's opening is taken for this one's.
-Must not know: sockets.
-"""
+"""The Kafka 0.7 protocol for the server: recognition, sessions, and buffers shared by the sessions of a listener."""
 
 from __future__ import annotations
 
@@ -36,7 +32,12 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
 class Kafka07Factory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``.
+
+    Args:
+        off_loop: queue for large requests, shared by the process.
+        shards: shards to which sessions forward requests; None without other shards.
+    """
 
     __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers", "_shards")
 
@@ -52,11 +53,11 @@ class Kafka07Factory:
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether a frame of a possible length begins, with one of five types and the beginning of a topic's name."""
+        """Return whether a frame begins with a possible length, one of five types and the start of a topic's name."""
         length = int.from_bytes(prefix[:4], "big")
         if len(prefix) < 4:
             return None if prefix[:1] <= _FIRST_BYTE_MAX else False
@@ -76,7 +77,7 @@ class Kafka07Factory:
         return 0 < size <= NAME_BYTES_MAX and prefix[named_at + 2] >= 0x20
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         if self._shards is not None:
             return CarryingKafkaSession(
                 self._shards,

@@ -1,7 +1,7 @@
-"""One FETCH or MULTIFETCH in the making: from addresses to the bytes of an answer.
+"""One FETCH or MULTIFETCH being answered: from addresses to the bytes of the answer.
 
-Promises: nothing here waits for a disk; records go from stored columns into the answer's buffer in one call per read; an answer has a limit,
-whatever is asked for, and every entry gets its share. Must not know: sockets, requests behind this one.
+Nothing here waits for a disk. One call per read moves records from stored columns into the answer's buffer. An answer
+has a limit, whatever was requested, and every entry gets a share.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 
-BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: a megabyte asked for fits with its head
-ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share this, the later ones find less
+BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: fits a requested megabyte and its head
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH, shared by its entries; later ones get less
 SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
-ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records can pass their share
-READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have heads, and may begin before the address
-SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
+ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records may exceed their share
+# read beyond the limit: stored batches have headers, and may begin before the address
+READ_ROOM_BYTES: Final = 64 * 1024
+SMALL_ENTRY_BYTES: Final = 64 * 1024  # an entry with fewer bytes waits for data that must be fetched
 READS_MAX: Final = 8  # of one entry
-BRIDGES_MAX: Final = 32  # holes of one entry that are bridged: a wrapper costs some 0.1 ms
-READ_CURSORS_MAX: Final = 256  # partitions whose place a connection remembers
+BRIDGES_MAX: Final = 32  # bridged holes of one entry: a wrapper takes some 0.1 ms
+READ_CURSORS_MAX: Final = 256  # partitions with a remembered position per connection
 HEAD_BYTES: Final = 6
 ENTRY_HEAD_BYTES: Final = 10
 
@@ -47,21 +48,23 @@ _place: Final = header_fields("length", "base_offset")
 
 
 class ReadCursor(NamedTuple):
-    """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches."""
+    """Expected next position of a reader in a partition: ``address``, reached by a read from ``offset``."""
 
     address: int
     offset: int
 
     def serves(self, address: int, first_offset: int) -> bool:
-        """Whether a read for this address may begin at ``offset``."""
+        """Return whether a read for this address may begin at ``offset``."""
         return self.address == address and self.offset >= first_offset
 
 
 class FetchReply:
-    """An answer in the making.
+    """An answer being built.
 
-    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``, a block of which ``_capacity`` is used; no
-    read is held between calls; a callback counts only while its number is ``_awaited``.
+    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``, a block of which
+    ``_capacity`` is used. No read is held between calls. A callback counts only while its number is ``_awaited``.
+
+    done: gets the answer's parts and a function to call once they were sent.
     """
 
     __slots__ = (
@@ -117,8 +120,8 @@ class FetchReply:
         self._waits_for: Handle | None = None
 
     def run(self) -> None:
-        """Go on as far as it goes without waiting; ``done`` is called when all is there."""
-        self._waits_for = None  # it has come; a handle that is kept would keep this answer, and its blocks
+        """Continue as far as possible without waiting; ``done`` is called at the end."""
+        self._waits_for = None  # the handle is obsolete; keeping it would keep this answer and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
             self._at += HEAD_BYTES if self._fetch.is_multiple else 0
@@ -133,7 +136,7 @@ class FetchReply:
         self._finish()
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Cancel the answer."""
         if self._waits_for is not None:
             self._waits_for.cancel()
             self._waits_for = None
@@ -141,7 +144,7 @@ class FetchReply:
     # One entry
 
     def _answer_entry(self, entry: FetchEntry) -> bool:
-        """Answer the entry, or begin to; False when something has to come first."""
+        """Answer the entry, or begin to; False if something must come first."""
         try:
             partition = self._partition(entry)
             if partition is None or not self._has_bytes(partition, entry):
@@ -153,7 +156,7 @@ class FetchReply:
             return True
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
-        """The partition, None while its topic does not exist. Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC), Denied."""
+        """Return the partition, None without topic; raise Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC) or Denied."""
         name = topic_name(entry.topic)
         self._authorize(Action.FETCH, name)
         if not 0 <= entry.partition < self._broker.partition_count(name):
@@ -162,16 +165,16 @@ class FetchReply:
         return None if topic is None else topic.partitions[entry.partition]
 
     def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Whether there is something to look for. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        """Return whether there is anything to read; raise Missing(OFFSET_OUT_OF_RANGE)."""
         log = partition.log
         if log.next_offset == 0:
-            return False  # whatever the address (spec: kafka-0.7#reactions)
+            return False  # at any address (spec: kafka-0.7#reactions)
         if not 0 <= entry.address <= log.next_address:
             raise _out_of_range(entry.address)
         return entry.address < log.next_address and self._size < ANSWER_BYTES_HARD_MAX
 
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Find out which offset to read from."""
+        """Find the offset to read from."""
         cursor = self._read_cursors.get(partition.incarnation)
         if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
             return self._read_from(partition, entry, cursor.offset)
@@ -207,27 +210,27 @@ class FetchReply:
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
-        """Stored bytes to read for an entry."""
+        """Return the stored bytes to read for an entry."""
         return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
 
     def _room(self, entry: FetchEntry) -> int:
         return min(min(entry.bytes_max, self._share) - self._written, self._capacity - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
-        """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
+        """Read and write until the entry is complete; False if bytes must be fetched first."""
         while True:
-            then = partial(self._thawed, partition, entry, offset)
+            then = partial(self._arrived, partition, entry, offset)
             try:
                 read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
             except Corrupt:
                 if not self._written:
                     raise
-                break  # what lies before the damage is sound
+                break  # records before the damage are intact
             if not isinstance(read, Read):
                 self._waits_for = read
                 if self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
                     return False
-                read.cancel()  # what is there goes now, the rest will be at hand when it is asked for
+                read.cancel()  # send what is available; the rest will be in memory for the next request
                 break
             if not self._write(partition, entry, offset, read):
                 break
@@ -235,8 +238,8 @@ class FetchReply:
         self._end_entry()
         return True
 
-    def _thawed(self, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError) -> None:
-        """Bytes arrived that had to be fetched."""
+    def _arrived(self, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError) -> None:
+        """Fetched bytes have arrived."""
         try:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
@@ -252,7 +255,7 @@ class FetchReply:
             self.run()
 
     def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
-        """Put a read's records into the block; whether more should be read. Raises Missing, Corrupt."""
+        """Write a read's records into the block; return whether to read more. Raises Missing, Corrupt."""
         try:
             reason, stopped_at = self._put(list(read.chunks), entry)
         finally:
@@ -269,8 +272,9 @@ class FetchReply:
         return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
-        """Write as much as there is room for: (reason, offset of the batch it stopped at). A first record beyond the room gets a block of
-        its own."""
+        """Write as much as fits: (reason, offset of the batch at which it stopped). A too long first record gets its
+        own block.
+        """
         while True:
             limit = self._room(entry)
             address = entry.address + self._written
@@ -294,7 +298,7 @@ class FetchReply:
             chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]
 
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
-        """Write what stands for the hole that lies before the first of these records; False to leave it to the next answer."""
+        """Write a substitute for the hole before the first of these records; False to leave it to the next answer."""
         address, limit = entry.address + self._written, self._room(entry)
         found = holes.hole_at(chunks[0], address)
         if found is None or self._bridges == BRIDGES_MAX:
@@ -314,8 +318,11 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """The first record alone is longer than the entry's share, with the hole before it; it is sent whole if the peer asked for so much
-        (spec: kafka-0.7#what-breaks)."""
+        """Send a first record longer than the entry's share whole, with the hole before it, if the client requested as
+        much.
+
+        Source: spec: kafka-0.7#what-breaks.
+        """
         self._at = self._entry_at
         size = min(entry.bytes_max, hole + longest_payload(batch) + ENTRY_HEAD_BYTES)
         self._share = max(self._share, size)
@@ -347,7 +354,7 @@ class FetchReply:
         self._number += 1
 
     def _put_code(self, error: WireError) -> None:
-        """An entry without bytes, whatever was begun of it."""
+        """Replace the entry by one without bytes."""
         if self._entry_at != NOT_BEGUN:
             self._at, self._entry_at = self._entry_at, NOT_BEGUN
         if self._capacity - self._at < HEAD_BYTES:
@@ -358,7 +365,7 @@ class FetchReply:
         self._number += 1
 
     def _refuse(self, error: BrokerError) -> None:
-        """End the entry with an error, unless it has bytes already: then the next request will meet it."""
+        """End the entry with an error, unless it has bytes already: the next request then gets the error."""
         if self._entry_at != NOT_BEGUN and self._written:
             self._end_entry()
         else:

@@ -1,17 +1,17 @@
-"""What a reader gets over a hole that compaction left (decision 0032).
+"""Bytes that replace a hole left by compaction (decision 0032).
 
-Whoever adds the sizes of messages to an address (spec: kafka-0.7#iterating) gets over a hole by bytes only, so the bytes that stand in an
-answer for addresses [a, b) have the size b - a. Three kinds do:
+A client that adds the sizes of messages to an address (spec: kafka-0.7#iterating) passes a hole only over bytes. So the
+bytes for addresses [a, b) must have the size b - a. Three kinds do:
 
-    filler     a gzip wrapper around nothing, before a real message             no message   30 bytes and more
-    wrapper    a gzip wrapper around the messages behind the hole, at least one  messages    what they need packed, and more
-    blank      a plain message of zero bytes                                     a message   10 bytes and more
+    filler     a gzip wrapper around nothing, before a real message             no message   30 bytes and more wrapper
+    a gzip wrapper around the messages after the hole, at least one  messages     their compressed size and more blank
+    a plain message of zero bytes                                    a message    10 bytes and more
 
-Wrappers are padded in the gzip header, which every reader of gzip skips: ``1f 8b 08 flags 00000000 00 ff | extra field | deflate blocks |
-u32 CRC-32 | u32 size`` (RFC 1952), and beyond the 65,535 bytes of an extra field with empty stored blocks.
+Wrappers are padded in the gzip header, which every reader of gzip skips: ``1f 8b 08 flags 00000000 00 ff | extra field
+| deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952), and beyond the 65,535 bytes of an extra field with empty stored
+blocks.
 
-Promises: values in, bytes out; every answer holds a message, which the iterator of the official client needs. Must not know: sockets, where
-batches come from.
+Every answer contains a message, which the iterator of the official client needs.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from polywire.records.batch import address_of, record_at_address
 
 FILLER_BYTES_MIN: Final = 30
 BLANK_BYTES_MIN: Final = 10
-PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, where messages are short
+PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, if messages are short
 MESSAGE_BYTES_MAX: Final = 16 * 1024  # of a message that is packed because of a small hole before it
-STORED: Final = 0  # no compression: the cost is a copy, however long the message is
-PACKED: Final = -1  # zlib's own default
+STORED: Final = 0  # no compression: costs one copy, however long the message is
+PACKED: Final = -1  # zlib's default
 
 _GZIP_HEAD: Final = Struct("<BBBBIBB")
 _GZIP_TAIL: Final = Struct("<II")
 _U16: Final = Struct("<H")
-_WRAPPED_BYTES: Final = 10 + _GZIP_HEAD.size + _GZIP_TAIL.size  # of a wrapper besides its deflate blocks
+_WRAPPED_BYTES: Final = 10 + _GZIP_HEAD.size + _GZIP_TAIL.size  # of a wrapper beside its deflate blocks
 _EXTRA, _NAME = 4, 8  # flags of a gzip header
 _EXTRA_BYTES_MAX: Final = 0xFFFF
-_EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # stored, and not the last one
+_EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # stored, not the last block
 
 
 def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
-    """Size of the hole from ``address`` to the next record of a plain batch, and that record's size; None when there is no such record."""
+    """Return the size of the hole from ``address`` to the next record of a plain batch, and that record's size; None if
+    there is none.
+    """
     index = record_at_address(batch, address, covering=True)
     if index < 0:
         return None
@@ -55,10 +57,10 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
 def bridge(
     chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
 ) -> bytes | None:
-    """What stands in an answer from ``address`` on, at most ``limit`` bytes; None when nothing can.
+    """Return the bytes of an answer from ``address`` on, at most ``limit``; None if that is impossible.
 
-    chunks: begin with the batch behind the hole. hole, record_bytes: what ``hole_at`` says. begun: the answer has messages already, so the
-    hole may as well wait for the next one.
+    chunks: begin with the batch after the hole. hole, record_bytes: from ``hole_at``. begun: the answer has messages,
+    so the hole may be left to the next one.
     """
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
@@ -83,7 +85,9 @@ def bridge(
 
 
 def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
-    """Return the message behind a hole in a wrapper of ``size`` bytes, or as it is; None where the rest of the hole could not be bridged."""
+    """Return the message after a hole in a wrapper of ``size`` bytes, or unchanged; None if the rest of the hole could
+    not be bridged.
+    """
     packed = wrapper(message, size, level=STORED)
     if packed is None and len(message) <= MESSAGE_BYTES_MAX:
         packed = wrapper(message, size)
@@ -93,7 +97,7 @@ def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
 
 
 def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | None:
-    """A set as one gzip message of exactly this size; None when that is too small."""
+    """Return a set as one gzip message of exactly this size; None if that is too small."""
     packer = zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
     blocks = packer.compress(message_set) + packer.flush()
     padding = size - _WRAPPED_BYTES - len(blocks)
@@ -112,19 +116,19 @@ def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | No
 
 
 def _blank(size: int) -> bytes | None:
-    """A message of zero bytes that has this size; None when no message is as small."""
+    """Return a message of zero bytes with this size; None if that is too small."""
     return encode_message(bytes(size - BLANK_BYTES_MIN)) if size >= BLANK_BYTES_MIN else None
 
 
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
-    """The messages that lie in [address, stop), whatever holes are between them, and the address behind the last one."""
+    """Return the messages within [address, stop), adjacent despite holes, and the address after the last."""
     out = bytearray(stop - address)
     size, end = encoder.gather_entries(chunks, address, stop - address, out)
     return bytes(out[:size]), end
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of the message at an address, which is longer."""
+    """Return the first ``limit`` bytes of the longer message at an address."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

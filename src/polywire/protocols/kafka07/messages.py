@@ -1,7 +1,7 @@
-"""Kafka 0.7 requests and answers, one frame at a time: the precise rules (spec: kafka-0.7#framing).
+"""Kafka 0.7 requests and answers, one frame at a time, by the precise rules (spec: kafka-0.7#framing).
 
-Promises: ``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection; what is encoded here is read by
-it. A whole request is decoded before any of it is carried out. Must not know: sockets, sessions, the broker.
+``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection. A request is decoded
+completely before it is executed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EARLIEST: Final = -2
 ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
 MAGIC_0: Final = 0
 MAGIC_1: Final = 1
-NAME_UNITS_MAX: Final = 255  # of a topic that is made over this wire, in UTF-16 (spec: kafka-0.7#topic-names)
-NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name that is spelled with escapes throughout
-ENTRY_BYTES_MIN: Final = 9  # of a message of magic 0 without a payload
+NAME_UNITS_MAX: Final = 255  # of a topic created over this protocol, in UTF-16 (spec: kafka-0.7#topic-names)
+NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name in which every byte is escaped
+ENTRY_BYTES_MIN: Final = 9  # of a message with magic 0 without payload
 
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
@@ -48,7 +48,7 @@ class RequestType(IntEnum):
 
 
 class WireError(IntEnum):
-    """Error codes of the wire (spec: kafka-0.7#errors); a broker sends the first, second, fourth and last."""
+    """Error codes of the protocol (spec: kafka-0.7#errors); a broker sends the first, second, fourth and last."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -59,7 +59,7 @@ class WireError(IntEnum):
 
 
 class CompressionCodec(IntEnum):
-    """How a wrapper message holds its set (spec: kafka-0.7#wrappers)."""
+    """Compression of a wrapper message (spec: kafka-0.7#wrappers)."""
 
     NONE = 0
     GZIP = 1
@@ -68,7 +68,7 @@ class CompressionCodec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProduceEntry:
-    """One message set: where it lies in the data, topic and partition it is for."""
+    """One message set: its range in the data, topic and partition."""
 
     topic: bytes
     partition: int
@@ -78,20 +78,20 @@ class ProduceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """PRODUCE, or MULTIPRODUCE with its entries; there is no answer."""
+    """PRODUCE, or MULTIPRODUCE with several entries; it has no answer."""
 
     entries: Sequence[ProduceEntry]
     is_multiple: bool
 
     @property
     def kind(self) -> RequestType:
-        """Which of the five."""
+        """Request type."""
         return RequestType.MULTIPRODUCE if self.is_multiple else RequestType.PRODUCE
 
 
 @dataclass(frozen=True, slots=True)
 class FetchEntry:
-    """What is wanted of one partition: bytes from an address on, at most ``bytes_max``."""
+    """Request for one partition: bytes from an address on, at most ``bytes_max``."""
 
     topic: bytes
     partition: int
@@ -101,14 +101,14 @@ class FetchEntry:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """FETCH, or MULTIFETCH with its entries."""
+    """FETCH, or MULTIFETCH with several entries."""
 
     entries: Sequence[FetchEntry]
     is_multiple: bool
 
     @property
     def kind(self) -> RequestType:
-        """Which of the five."""
+        """Request type."""
         return RequestType.MULTIFETCH if self.is_multiple else RequestType.FETCH
 
 
@@ -123,7 +123,7 @@ class Offsets:
 
     @property
     def kind(self) -> RequestType:
-        """Which of the five."""
+        """Request type."""
         return RequestType.OFFSETS
 
 
@@ -131,7 +131,7 @@ Request = Produce | Fetch | Offsets
 
 
 class _Reader:
-    """Fields of one frame. Guards: nothing is read beyond ``stop``; fails with PeerError."""
+    """Reads the fields of one frame, never beyond ``stop``; raises PeerError."""
 
     __slots__ = ("at", "data", "stop")
 
@@ -141,7 +141,7 @@ class _Reader:
         self.stop: Final = stop
 
     def skip(self, size: int) -> int:
-        """Position of the next ``size`` bytes."""
+        """Return the position of the next ``size`` bytes."""
         at = self.at
         if size < 0 or size > self.stop - at:
             raise PeerError(f"request is shorter than its fields wanted={size} left={self.stop - at}", fatal=True)
@@ -158,7 +158,7 @@ class _Reader:
         return bytes(memoryview(self.data)[at : at + size])
 
     def count(self) -> int:
-        """How many entries follow."""
+        """Return the number of entries."""
         count = self.i16()
         if count < 0:
             raise PeerError(f"number of entries is negative count={count}", fatal=True)
@@ -176,7 +176,7 @@ class _Reader:
 
 
 def frame_length(data: Buffer, at: int) -> int:
-    """Length of the frame at ``at`` without the four bytes that tell it. Raises PeerError for one that cannot be."""
+    """Return the length of the frame at ``at`` without its length field; raise PeerError if it is impossible."""
     length: int = _I32.unpack_from(data, at)[0]
     if not 2 <= length <= FRAME_BYTES_MAX:
         raise PeerError(f"frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
@@ -184,14 +184,14 @@ def frame_length(data: Buffer, at: int) -> int:
 
 
 def entry_count(data: Buffer, at: int, stop: int) -> int:
-    """How many entries the request at ``at`` says that it has; 1 for those that tell no number."""
+    """Return the number of entries that the request at ``at`` declares; 1 for types without a count."""
     reader = _Reader(data, at, stop)
     many = reader.i16() in (RequestType.MULTIPRODUCE, RequestType.MULTIFETCH)
     return reader.i16() if many else 1
 
 
 def parse(data: Buffer, at: int, stop: int) -> Request:
-    """Read the frame whose type is at ``at`` and which ends at ``stop``; surplus bytes are ignored. Raises PeerError."""
+    """Parse the frame whose type is at ``at`` and that ends at ``stop``; surplus bytes are ignored. Raises PeerError."""
     reader = _Reader(data, at, stop)
     kind = reader.i16()
     match kind:
@@ -218,7 +218,7 @@ def _framed(kind: RequestType, body: bytes) -> bytes:
 
 
 class _Refused:
-    """The characters that 0.7 has in no topic's name (spec: kafka-0.7#topic-names)."""
+    """Characters that 0.7 permits in no topic name (spec: kafka-0.7#topic-names)."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and (
@@ -230,12 +230,12 @@ _REFUSED: Final = _Refused()
 
 
 def topic_bytes(name: str) -> bytes:
-    """A topic's name as this wire has it, with ``%XX`` for what 0.7 refuses (decision 0037)."""
+    """Encode a topic's name, with ``%XX`` for characters that 0.7 refuses (decision 0037)."""
     return names.escape(name, _REFUSED).encode("utf-8", "surrogateescape")
 
 
 def topic_name(topic: bytes) -> str:
-    """The name that ``topic_bytes`` spells. Raises Invalid(INVALID_TOPIC) for what 0.7 refuses."""
+    """Decode a name from ``topic_bytes``; raise Invalid(INVALID_TOPIC) for one that 0.7 refuses."""
     text = topic.decode("utf-8", "replace")
     if not names.is_simple(text) and any(char in _REFUSED for char in text):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name has an invalid character name={text!r}")
@@ -251,12 +251,12 @@ def _produce_body(topic: bytes, partition: int, message_set: bytes) -> bytes:
 
 
 def encode_produce(topic: bytes, partition: int, message_set: bytes) -> bytes:
-    """A PRODUCE frame."""
+    """Return a PRODUCE frame."""
     return _framed(RequestType.PRODUCE, _produce_body(topic, partition, message_set))
 
 
 def encode_multiproduce(entries: Sequence[tuple[bytes, int, bytes]]) -> bytes:
-    """A MULTIPRODUCE frame of (topic, partition, set)."""
+    """Return a MULTIPRODUCE frame of (topic, partition, set)."""
     bodies = b"".join(_produce_body(*entry) for entry in entries)
     return _framed(RequestType.MULTIPRODUCE, _I16.pack(len(entries)) + bodies)
 
@@ -266,17 +266,17 @@ def _fetch_body(entry: FetchEntry) -> bytes:
 
 
 def encode_fetch(topic: bytes, partition: int, address: int, bytes_max: int) -> bytes:
-    """A FETCH frame."""
+    """Return a FETCH frame."""
     return _framed(RequestType.FETCH, _fetch_body(FetchEntry(topic, partition, address, bytes_max)))
 
 
 def encode_multifetch(entries: Sequence[FetchEntry]) -> bytes:
-    """A MULTIFETCH frame."""
+    """Return a MULTIFETCH frame."""
     return _framed(RequestType.MULTIFETCH, _I16.pack(len(entries)) + b"".join(map(_fetch_body, entries)))
 
 
 def encode_offsets(topic: bytes, partition: int, time_ms: int, count_max: int) -> bytes:
-    """An OFFSETS frame."""
+    """Return an OFFSETS frame."""
     return _framed(RequestType.OFFSETS, _named(topic) + _FETCH.pack(partition, time_ms, count_max))
 
 
@@ -284,14 +284,14 @@ def encode_offsets(topic: bytes, partition: int, time_ms: int, count_max: int) -
 
 
 def encode_message(value: bytes, magic: int = MAGIC_1, codec: CompressionCodec = CompressionCodec.NONE) -> bytes:
-    """One entry of a set."""
+    """Return one entry of a set."""
     if magic == MAGIC_0:
         return _MAGIC_0_ENTRY.pack(len(value) + 5, 0, zlib.crc32(value)) + value
     return _MAGIC_1_ENTRY.pack(len(value) + 6, 1, codec, zlib.crc32(value)) + value
 
 
 def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
-    """A plain set of these values."""
+    """Return a plain set of these values."""
     return b"".join([encode_message(value, magic) for value in values])
 
 
@@ -299,24 +299,24 @@ def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
 
 
 def answer_head(size: int, error: WireError = WireError.NONE) -> bytes:
-    """The six bytes before ``size`` bytes of an answer."""
+    """Return the six bytes before ``size`` bytes of an answer."""
     return _HEAD.pack(size + 2, error)
 
 
 def encode_offsets_answer(addresses: Sequence[int]) -> bytes:
-    """The answer to OFFSETS."""
+    """Return the answer to OFFSETS."""
     return _LISTED.pack(6 + 8 * len(addresses), 0, len(addresses)) + b"".join(
         [address.to_bytes(8, "big") for address in addresses]
     )
 
 
 def parse_error(data: Buffer, at: int) -> int:
-    """Error code of an answer whose body begins at ``at``. Raises PeerError."""
+    """Return the error code of an answer whose body begins at ``at``; raise PeerError."""
     return _Reader(data, at, len(data)).i16()
 
 
 def parse_offsets_answer(data: Buffer) -> list[int]:
-    """Addresses of an answer to OFFSETS, its length left out. Raises PeerError."""
+    """Return the addresses of an answer to OFFSETS, given without its length; raise PeerError."""
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)
@@ -326,7 +326,7 @@ def parse_offsets_answer(data: Buffer) -> list[int]:
 
 
 def split_multifetch_answer(data: Buffer) -> list[tuple[int, memoryview]]:
-    """(error, set) of every entry of an answer to MULTIFETCH, its length left out. Raises PeerError."""
+    """Return (error, set) of every entry of an answer to MULTIFETCH, given without its length; raise PeerError."""
     reader = _Reader(data, 2, len(data))
     found = []
     while reader.at < reader.stop:

@@ -1,6 +1,6 @@
-"""One OFFSETS request: which addresses a client may begin at (spec: kafka-0.7#times).
+"""One OFFSETS request: addresses at which a client may begin (spec: kafka-0.7#times).
 
-Promises: addresses descend and records begin at them; what has to be fetched is waited for without holding up others. Must not know: sockets.
+Addresses descend, and records begin at them. Fetching data does not delay other clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from polywire.protocols.kafka07.produce import Authorize, topic_name
 
 TIME_MS_MAX: Final = (
     2**62 // 1000
-)  # nobody means a later one; npm's ``kafka`` sends nonsense of this size and expects the end
+)  # no client means a later time; npm's ``kafka`` sends such values by mistake and expects the end
 
 
 class OffsetsReply:
-    """Finds the end, or the first address after a time, then the partition's first one: that is all a client needs, newest first.
+    """Finds the end, or the first address after a time, then the partition's first address, newest first, which is all
+    a client needs.
 
-    Invariant: ``_waits_for`` is what the log looks for, if it does.
+    Invariant: ``_waits_for`` is the pending lookup of the log, if any.
+
+    done: gets the addresses or the error.
     """
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
@@ -32,7 +35,7 @@ class OffsetsReply:
     def __init__(
         self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
     ) -> None:
-        """done: gets the addresses, or why they cannot be told."""
+        """done: gets the addresses or the error."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -41,7 +44,7 @@ class OffsetsReply:
         self._waits_for: Handle | None = None
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Cancel the answer."""
         if self._waits_for is not None:
             self._waits_for.cancel()
 
@@ -79,7 +82,7 @@ class OffsetsReply:
             self._find_time(partition, time_ms)
 
     def _find_time(self, partition: Partition, time_ms: int) -> None:
-        """The address after the last record that is not newer; none when all are."""
+        """Find the address after the last record that is not newer; none if all are."""
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
         if isinstance(found, int):
@@ -96,7 +99,7 @@ class OffsetsReply:
             self._take_offset(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
 
     def _take_offset(self, partition: Partition, first: int, offset: int) -> None:
-        """Note the address of an offset, then of the first one."""
+        """Add the address of an offset, then of the first one."""
         then = partial(self._address_found, partition, first, offset)
         try:
             found = partition.log.address_of_offset(offset, then)

@@ -1,7 +1,7 @@
-"""What a Kafka 0.7 connection produces: sets into batches, one per partition and run.
+"""Convert produced sets to batches, one per partition and run.
 
-Promises: sets of a connection are appended in the order sent; a set is stored whole or not at all; a refused set stops everything behind it
-(spec: kafka-0.7#reactions). Must not know: sockets, answers.
+Sets of a connection are appended in order; a set is stored whole or not at all; a refused set stops all later ones
+(spec: kafka-0.7#reactions).
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer, TopicName, check_topic_name
 
 BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024  # of one batch: a long set becomes several, one after the other
-BATCH_ROOM_BYTES: Final = 1024  # header and alignment of a stored batch; a stored record takes no more than on the wire
-RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: its place, CRC and flags
+# header and alignment of a stored batch; a stored record is no longer than in the protocol
+BATCH_ROOM_BYTES: Final = 1024
+RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: delta, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
 Authorize = Callable[[Action, str], None]
-"""Refuses what a peer may not do with the topic of this name. Raises Denied."""
+"""Authorizes an action on the topic with this name; raises Denied."""
 
 
 class Peer(NamedTuple):
-    """Who produces; ``caller`` tells whose the topics are that it makes, once it was authorized."""
+    """A producer; ``caller`` is the owner of topics it creates, once authorized."""
 
     authorize: Authorize
     caller: Callable[[], Caller]
 
 
 def topic_name(topic: bytes) -> str:
-    """A topic this wire may name. Raises Invalid(INVALID_TOPIC): a name 0.7 forbids, one our topics cannot have, or a reserved one."""
+    """Decode a valid topic name; raise Invalid(INVALID_TOPIC) for one that 0.7 forbids, that is invalid here, or
+    reserved.
+    """
     name = messages.topic_name(topic)
     if name.startswith("__"):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")
@@ -51,16 +54,13 @@ def topic_name(topic: bytes) -> str:
 
 
 def _check_length(name: str) -> None:
-    """Refuse to make a topic with a name that 0.7 has no room for; there may be such all the same, from other wires."""
+    """Refuse to create a topic with a name too long for 0.7; other protocols may have created one."""
     if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
 
 class Producer:
-    """Makes batches of what one listener's connections send; they share its buffers.
-
-    Invariant: nothing in ``_run`` outlives the call that filled it.
-    """
+    """Builds batches for all connections of a listener, which share its buffers; ``_run`` is used within one call only."""
 
     __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
@@ -73,9 +73,9 @@ class Producer:
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``decoder.scan``.
+        """Append every plain, valid produce frame from ``start`` on: (reason, position, end) of ``decoder.scan``.
 
-        Raises PeerError when a topic or partition is refused; then what came before it was appended.
+        Raises PeerError if a topic or partition is refused; earlier ones are appended then.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
@@ -110,7 +110,7 @@ class Producer:
         partition: int,
         append: Append,
     ) -> None:
-        """Append these records, or the first ``count``, to their partition, or set by set to partitions at random."""
+        """Append these records, or the first ``count``, to their partition, or each set to a random partition."""
         run, partitions = self._run, topic.partitions
         spans, flags = run.spans[: 4 * count], memoryview(run.flags)[:count]
         if not (count if rows is None else rows):
@@ -133,8 +133,9 @@ class Producer:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
 
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
-        """Append the sets of one decoded request batch by batch, telling whether a set has ended. Raises PeerError at the first that is
-        refused."""
+        """Append the sets of a decoded request batch by batch, yielding whether a set has ended. Raises PeerError at
+        the first refused one.
+        """
         for entry, plain in sets:
             topic = self._target(entry.topic, entry.partition, peer)
             if isinstance(plain, PeerError):
@@ -159,8 +160,10 @@ class Producer:
             yield False
 
     def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
-        """The topic of a set, made when it is missing; that comes before the set is looked at
-        (spec: kafka-0.7#topics-and-partitions). Raises PeerError."""
+        """Return the topic of a set, created if missing, before the set is checked; raise PeerError.
+
+        Source: spec: kafka-0.7#topics-and-partitions.
+        """
         try:
             text = topic_name(name)
             peer.authorize(Action.PRODUCE, text)

@@ -1,7 +1,7 @@
-"""One Kafka 0.7 connection: requests strictly one after the other, produce frames in bulk.
+"""One Kafka 0.7 connection: requests strictly in order, produce frames in bulk.
 
-Promises: answers leave in request order; a FETCH or OFFSETS sees every set produced before it on this connection, which is the only
-acknowledgement there is; a producer is never sent anything. No task and no future per request. Must not know: sockets, other wires.
+Answers leave in request order. A FETCH or OFFSETS sees every set produced before on this connection, which is the
+protocol's only acknowledgement. Producers are never answered. There is no task and no future per request.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from polywire.types import Level
 
 LENGTH_BYTES: Final = 4
 BUSY_WAIT_S: Final = (
-    30.0  # how long sets wait for room in the log before the connection is closed; there is no other way to refuse them
+    30.0  # how long sets wait for space in the log before the connection is closed, the only way to refuse them
 )
-ENTRIES_AT_ONCE_MAX: Final = 512  # of one request that is read on the loop: a millisecond or two
-SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
+ENTRIES_AT_ONCE_MAX: Final = 512  # entries of one request that is parsed on the loop: a millisecond or two
+SMALL_ANSWER_BYTES: Final = 16 * 1024  # a copy of a smaller answer costs less than holding the buffer
 
 
 class Handler(Protocol):
-    """Carries out one request, whose sets lie in ``data``. Raises PeerError."""
+    """Executes one request, whose sets are in ``data``; raises PeerError."""
 
     def __call__(self, session: KafkaSession, data: memoryview, request: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[RequestType, Handler]):
-    """A command of the wire; its actions are asked for entry by entry."""
+    """A command of the protocol; its actions are checked for each entry."""
 
 
 class KafkaSession(SequentialSession[Kafka07Broker]):
-    """One peer.
+    """One client.
 
-    Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, a request waits for sets before it
-    to be stored (``_behind``), or one is so large that it is prepared beside the loop (``_large``) and stored a little at a time
-    (``_storing``), nothing further is handled. ``_is_inside``: something of a set is stored, and not yet all of it.
+    Invariant: at most one answer is being built (``_pending``). Nothing further is handled while there is one, while
+    sets wait for space, while a request waits for earlier sets to be stored (``_behind``), or while a large one is
+    prepared off the loop (``_large``) and stored in slices (``_storing``). ``_is_inside``: a set is partly stored.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._storing: Iterator[bool] = iter(())
         self._is_inside = False
         self._read_cursors: dict[int, ReadCursor] = {}
-        self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._found_room, self._refused)
+        self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._space_found, self._refused)
         self._pending: FetchReply | OffsetsReply | None = None
         self._dirty = False
         self._behind: Callable[[], None] | None = None
@@ -118,14 +118,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame with its length."""
+        """Longest frame with its length field."""
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
         return self.owes() or super()._waits()
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""
         is_busy = self._pending is not None or self._behind is not None or self._large is not None
         return is_busy or bool(self._append_queue.waiting)
 
@@ -151,14 +151,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
-        """Carry out one request by the precise rules. Raises PeerError."""
+        """Execute one request by the precise rules; raise PeerError."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
             self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
         else:
             self._begin(data, parse(data, at, end))
 
     def _prepared_many(self, prepared: Any) -> None:
-        """A request of very many entries was read."""
+        """A request with very many entries was parsed."""
         if isinstance(prepared, PeerError):
             self._fail(prepared)
             return
@@ -173,7 +173,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._fail(error)
 
     def _begin(self, data: memoryview, request: Request) -> None:
-        """Carry out a request, whose sets lie in ``data``. Raises PeerError."""
+        """Execute a request, whose sets are in ``data``; raise PeerError."""
         command = self._commands[request.kind]
         if self._dirty and not command.pipelined:
             self._settle(partial(command.handler, self, memoryview(b""), request))
@@ -181,7 +181,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             command.handler(self, data, request)
 
     def _settle(self, then: Callable[[], None]) -> None:
-        """Go on once every set before is stored: an answer behind it says so. Raises PeerError."""
+        """Continue once all earlier sets are stored, because the answer implies that. Raises PeerError."""
         self._dirty = False
         self._behind = then
         try:
@@ -191,7 +191,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self.broker.commit()
 
     def _settled(self, result: int | BrokerError) -> None:
-        """Sets before a request are stored; what is refused here is refused later, for the session may be in ``receive``."""
+        """Earlier sets are stored; errors are raised later, because the session may be in ``receive``."""
         then, refusal = self._behind, None
         if then is None or self._phase is CLOSED:
             return
@@ -209,7 +209,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.broker.loop.call_soon(self._fail, refusal)
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
-        """FETCH and MULTIFETCH. Raises PeerError."""
+        """Handle FETCH and MULTIFETCH; raise PeerError."""
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("fetch size is negative", fatal=True)
         answering = FetchReply(
@@ -219,13 +219,13 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         answering.run()
 
     def list_offsets(self, _: memoryview, request: Offsets) -> None:
-        """OFFSETS."""
+        """Handle OFFSETS."""
         listing = OffsetsReply(self.broker, request, self._listed, authorize=self._authorize)
         self._pending = listing
         listing.run()
 
     def _listed(self, addresses: list[int] | BrokerError) -> None:
-        """OFFSETS is answered; when it failed, the wire has no word for that."""
+        """Answer OFFSETS; on an error close, because the protocol has no error answer."""
         if isinstance(addresses, BrokerError):
             self._pending = None
             self._fail(PeerError(f"cannot list offsets: {addresses.message}", fatal=True))
@@ -233,7 +233,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
 
     def _answered(self, parts: Parts, release: Release) -> None:
-        """The answer is there."""
+        """The answer is complete."""
         self._pending = None
         if len(parts) == 1 and len(parts[0]) <= SMALL_ANSWER_BYTES:
             answer = bytes(parts[0])
@@ -244,7 +244,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._go_on()
 
     def _authorize(self, action: Action, name: str) -> None:
-        """Refuse what the peer may not do; this wire has no login (decision 0028). Raises Denied."""
+        """Authorize an action; this protocol has no authentication (decision 0028). Raises Denied."""
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)
@@ -252,13 +252,13 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         access.authorize(self._principal, action, self.broker.resource(name))
 
     def _caller(self) -> Caller:
-        """Whose it is what the peer makes."""
+        """The client, as owner of state it creates."""
         return caller_of(self._principal, self.output.peer)
 
-    # What was produced
+    # Produce
 
     def produce(self, data: memoryview, request: Produce) -> None:
-        """PRODUCE and MULTIPRODUCE: store the sets now or, when they expand to much, a little at a time. Raises PeerError."""
+        """Handle PRODUCE and MULTIPRODUCE: store the sets now or, if they expand a lot, in slices. Raises PeerError."""
         entries = request.entries
         sets: list[OpenedSet] | None = None
         if not entries or entries[-1].stop - entries[0].start <= LONG_BYTES:
@@ -269,7 +269,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._large = self._off_loop.put(prepare, self._prepared, self.output.pin())
             return
         for _ in self._producer.take_sets(sets, self._append, self._peer):
-            pass  # they are few and short
+            pass  # few and short
 
     def _prepared(self, sets: Any) -> None:
         """A large request was expanded."""
@@ -280,7 +280,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._store()
 
     def _store(self) -> None:
-        """Go on with a large request until others must have their turn."""
+        """Continue with a large request until others get their turn."""
         if self._large is None or self._append_queue.waiting:
             return
         now = self.broker.clock.monotonic
@@ -306,24 +306,24 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             large.leave()
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Hand a batch to the broker; what it does not take at once waits, and so does this connection."""
+        """Pass a batch to the broker; if it must wait, so must this connection."""
         self._dirty = True
         self._append_queue.produce(partition, batch, Level.WRITTEN, None)
 
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
-        """A set is not stored, so nothing behind it may be, and the wire has no word for that."""
-        del done  # a producer waits for no answer
+        """A set was not stored, so no later one may be; the protocol has no error answer."""
+        del done  # producers are not answered
         self._fail(_not_stored(error))
 
-    def _found_room(self) -> None:
-        """Nothing waits for room any more."""
+    def _space_found(self) -> None:
+        """No batch waits for space any more."""
         self._store()
         self._go_on()
 
-    # The connection
+    # Connection
 
     def _fail(self, error: PeerError) -> None:
-        """What is not refused inside of ``receive``: close, dropping what was not handled."""
+        """Close after an error outside of ``receive``, dropping unhandled requests."""
         self._append_queue.drop()
         self._behind = None
         self._stop_taking()
@@ -332,11 +332,11 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.output.fail(error)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._enter(CLOSED)
         self._behind = None
         if self._is_inside and not self._append_queue.waiting:
-            with suppress(PeerError):  # a set of which something was stored is stored whole
+            with suppress(PeerError):  # a partly stored set is stored completely
                 any(self._storing)
         self._leave_off_loop()
         if self._pending is not None:
@@ -347,7 +347,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
 
 def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:
-    """Read a request of very many entries, and open its sets if it has any. Raises PeerError."""
+    """Parse a request with very many entries, and expand its sets, if any. Raises PeerError."""
     request = parse(data, at, end)
     return request, open_sets(data, request.entries, EXPANDED_BYTES_MAX) if isinstance(request, Produce) else None
 
@@ -357,4 +357,4 @@ def _not_stored(error: BrokerError) -> PeerError:
 
 
 def _nothing() -> None:
-    """Nothing to give back."""
+    """Do nothing."""
