@@ -22,7 +22,6 @@ NOT_REWRITTEN: Final = (
     "docs/decisions",
     "docs/develop",
     "docs/operate",
-    "docs/reference",
     "tests",
     "benchmarks",
     "tools",
