@@ -1,1 +1,1 @@
-"""The Cursus wire."""
+"""The Cursus protocol."""

@@ -1,7 +1,8 @@
-"""Who may do what on the Cursus wire: AUTH, credentials inside a command, permissions, and topics' own lists (spec: cursus#credentials).
+"""Authentication and authorization on Cursus: AUTH, credentials inside a command, permissions, and topics' access lists
+(spec: cursus#credentials).
 
-Promises: every request is asked for, batches too; nobody is let in by what was proved for somebody else's request. A topic's own list
-counts also on a broker without users. Must not know: how passwords are verified, what commands do.
+Every request is authorized, batches too, by the credentials of that request only. Access lists apply on a broker
+without users as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polywire.protocols.cursus.messages import Refused, Request, decoded, encode
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
 
-VERDICTS_MAX: Final = 100  # kept before those of connections that have gone are dropped
+VERDICTS_MAX: Final = 100  # retained before those of closed connections are dropped
 WORDS: Final[Mapping[Permission, str]] = {
     Permission.CONSUME: "topic.read",
     Permission.CONSUME | Permission.PRODUCE: "topic.read",
@@ -30,17 +31,17 @@ WORDS: Final[Mapping[Permission, str]] = {
     Permission.GROUP: "group",
     Permission.TRANSACTION: "transaction",
 }
-"""What a permission that was missed is called on this wire; all others are ``admin`` (spec: cursus#credentials)."""
+"""Names of missing permissions in this protocol; all others are ``admin`` (spec: cursus#credentials)."""
 
 Words = tuple[str, str]
 """A principal's name and its token: a password or an access token."""
 
 
 class AccessGuard:
-    """Implements ``context.Guard`` over the broker's users.
+    """Implements ``context.Guard`` with the broker's users.
 
-    Invariant: ``_acting`` is who the request that was admitted last acts for, None when nobody had to log in; ``_verdicts`` holds what
-    came of words that had to be verified, until the request that brought them is offered again.
+    Invariant: ``_acting`` is the principal of the last admitted request, None if no login was needed. ``_verdicts`` has
+    results of credentials that had to be verified, until their request is offered again.
     """
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
@@ -52,10 +53,10 @@ class AccessGuard:
         self._payload: bytes | None = None
         self._verdicts: dict[Peer, tuple[Words, Principal | None]] = {}
 
-    # The port
+    # Port
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Whether the command may begin, as ``Guard`` says."""
+        """Check whether the command may begin, as in ``Guard``."""
         self._payload = request.message
         if ANYBODY.issuperset(actions):
             self._acting = None
@@ -67,20 +68,20 @@ class AccessGuard:
         where = self._topic_name(request)
         for action in actions:
             if not self._allows(self._acting, action, where):
-                self._access.refusal(self._acting, action, where)  # for the audit
+                self._access.refusal(self._acting, action, where)  # audits the refusal
                 word = WORDS.get(action.permission, "admin")
                 raise Refused("NOT_AUTHORIZED_FOR_OPERATION", f"command={_spoken(request)} permission={word}")
             if action in ADMINISTRATION:
                 self._access.administers(self._acting, action, where)
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Who sends the request, as ``Guard`` says."""
+        """Authenticate the sender of a request, as in ``Guard``."""
         self._acting = self._principal(peer, request)
         if self._acting is not None:
             _identify(peer, self._acting)
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Whether the connection may write batches; it must have logged in by AUTH. What it may write to is ``admit_topic``'s."""
+        """Check whether the connection may write batches: it needs AUTH. ``admit_topic`` checks the topic."""
         self._acting = None
         if not self._access.is_open:
             self._acting = self._connected(peer)
@@ -89,13 +90,13 @@ class AccessGuard:
             _identify(peer, self._acting)
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Whether whoever acts may do this to the topic: by permission, and by the topic's own list."""
+        """Return whether the acting principal may do this to the topic, by permission and access list."""
         return self._access.permits(self._acting, action, topic)
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
-        """Refuse whoever acts what it may not do to the topic."""
+        """Refuse what the acting principal may not do to the topic."""
         if not self._access.permits(self._acting, action, topic):
-            self._access.refusal(self._acting, action, topic)  # for the audit
+            self._access.refusal(self._acting, action, topic)  # audits the refusal
             operation = "write" if action.listed is Listed.WRITERS else "read"
             name = topic.name.full if isinstance(topic, Topic) else topic.full
             facts = f"operation={operation} topic={topic_word(name)}"
@@ -103,17 +104,17 @@ class AccessGuard:
 
     @property
     def acting(self) -> Principal | None:
-        """Who the request that was admitted last acts for."""
+        """Principal of the last admitted request."""
         return self._acting
 
     def payload(self, request: Request, /) -> bytes | None:
-        """The request's message without the words that proved who sent it."""
+        """Return the request's message without credentials."""
         return self._payload
 
-    # Who it is
+    # Authentication
 
     def _principal(self, peer: Peer, request: Request) -> Principal | None:
-        """Who the request acts for. Raises Refused, NotYet."""
+        """Return the request's principal; raise Refused or NotYet."""
         words = request.options.get("principal", ""), request.options.get("auth_token", "")
         if any(words):
             found = self.verified(peer, words)
@@ -131,11 +132,13 @@ class AccessGuard:
         return principal
 
     def _connected(self, peer: Peer) -> Principal | None:
-        """Who the connection is: by AUTH, else by the peer's certificate."""
+        """Return the connection's principal: from AUTH, else from its certificate."""
         return peer.output.certified if peer.principal is None else peer.principal
 
     def _trailing(self, peer: Peer, request: Request) -> Principal | None:
-        """Clients append their words to the whole command, and so behind the payload; only right ones are taken for such."""
+        """Clients append credentials to the whole command, and so after the payload; only valid ones count as
+        credentials.
+        """
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None
         payload, *words = request.message.rsplit(b" ", 2)
@@ -150,9 +153,9 @@ class AccessGuard:
         return found
 
     def verified(self, peer: Peer, words: Words) -> Principal | None:
-        """Whose words these are, None when they are nobody's, as on a broker without users.
+        """Return the principal of these credentials, None if they are wrong, or on a broker without users.
 
-        Raises NotYet while that is found out, Refused when too many wait.
+        Raises NotYet while they are verified, Refused if too many wait.
         """
         if self._access.is_open:
             return None
@@ -185,18 +188,18 @@ class AccessGuard:
         except Denied:
             return None
 
-    # What it may do
+    # Authorization
 
     def _topic_name(self, request: Request) -> TopicName | None:
-        """The topic that a request names; a pattern names none, its topics are asked for one by one."""
+        """Return the topic that a request names; None for a pattern, whose topics are checked one by one."""
         name = request.options.get("topic", "")
         if not name or (request.pattern and request.name == "CONSUME"):
             return None
         found = self._broker.resource(name)
-        return found.name if isinstance(found, Topic) else found  # its own list has words of its own
+        return found.name if isinstance(found, Topic) else found  # access lists have their own errors
 
     def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
-        """Without a topic it is enough to have the permission somewhere: what belongs to a topic is asked for again."""
+        """Without a topic, the permission anywhere suffices: access to topics is checked again."""
         if action.resource is Resource.TOPIC and where is not None:
             return self._access.permits(acting, action, where)
         if action.resource is Resource.BROKER:
@@ -205,7 +208,7 @@ class AccessGuard:
 
 
 def _value(word: bytes, key: bytes) -> str:
-    """What stands behind the key; empty when the word is no such argument."""
+    """Return the text after the key; empty if the word is no such argument."""
     value = decoded(word.removeprefix(key)) if word.startswith(key) else ""
     return value if value.split() == [value] else ""
 
@@ -218,12 +221,12 @@ def _identify(peer: Peer, principal: Principal) -> None:
 
 
 def _spoken(request: Request) -> str:
-    """The command's name; an envelope without one publishes."""
+    """Return the command's name; an envelope without one publishes."""
     return request.name or "PUBLISH"
 
 
 def authenticate(session: CursusSession, request: Request, /) -> Reply:
-    """AUTH: who this connection is from now on; words that are wrong make it nobody."""
+    """Handle AUTH: set the connection's principal; wrong credentials remove it."""
     words = request.options.get("principal", ""), request.options.get("token", "")
     if not all(words):
         raise Refused("invalid_auth", "command=AUTH")

@@ -1,8 +1,6 @@
-"""Batch frames: which layout they have, what they ask for, and their acknowledgement (spec: cursus#batches, cursus#writing).
+"""Batch frames: layouts, content and acknowledgement (spec: cursus#batches, cursus#writing).
 
-Promises: layouts are tried in the order of their specification (spec: cursus#older-batch-layouts); what one call of the codec found is all
-that is looked at.
-Must not know: sessions, the broker.
+Layouts are tried in the order of their specification (spec: cursus#older-batch-layouts).
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
-"""What an acknowledgement means (concepts: durability#levels), by the acks that ask for it in lower case."""
+"""Levels by acks in lower case (concepts: durability#levels)."""
 
-DIGITS_MAX: Final = 10  # of a partition's number
+DIGITS_MAX: Final = 10  # of a partition number
 
 _OLDER: Final = (decoder.APRIL, decoder.DECEMBER)
 _LAYOUTS: Final = (decoder.MODERN, decoder.POSITIONAL, *_OLDER)
@@ -32,9 +30,10 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch says in front of its messages, and what they have in common; messages lie in the scratch arrays.
+    """Head of a batch and common properties of its messages, which are in the scratch arrays.
 
-    producer, epoch: of the first message. last_producer, last_epoch, first_sequence, last_sequence: for the acknowledgement.
+    producer, epoch: of the first message. last_producer, last_epoch, first_sequence, last_sequence: for the
+    acknowledgement.
     """
 
     topic: str
@@ -52,7 +51,9 @@ class Batch:
 
 
 def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
-    """Read a batch in the first layout that fits (spec: cursus#older-batch-layouts). Raises Refused ``batch_decode_failed``."""
+    """Decode a batch in the first layout that fits (spec: cursus#older-batch-layouts); raise Refused
+    ``batch_decode_failed``.
+    """
     scratch.reserve(len(body))
     layouts = (decoder.POSITIONAL, decoder.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
     for layout in layouts:
@@ -67,7 +68,9 @@ def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
 
 
 def _begins_positional(body: Buffer) -> bool:
-    """Whether the partition is a text of digits: in the modern layout that would be one above 65,536, which no topic has."""
+    """Return whether the partition is a text of digits: in the modern layout it would be above 65,536, which no topic
+    has.
+    """
     view = memoryview(body)
     at = 4 + int.from_bytes(view[2:4], "big")
     size = int.from_bytes(view[at : at + 2], "big")
@@ -75,7 +78,7 @@ def _begins_positional(body: Buffer) -> bool:
 
 
 def _plausible(body: Buffer, head: memoryview) -> bool:
-    """Whether acks and the idempotent byte are ones that a client writes."""
+    """Return whether acks and the idempotent byte have values that clients write."""
     return head[decoder.IDEMPOTENT] <= 1 and _text(body, head, decoder.ACKS_AT).lower() in LEVELS
 
 
@@ -114,7 +117,7 @@ def _text(body: Buffer, head: memoryview, word: int) -> str:
 
 
 class Status(Enum):
-    """How much of a batch was stored: all, what comes before a message that was refused, or nothing."""
+    """How much of a batch was stored: all, the messages before a refused one, or nothing."""
 
     OK = "OK"
     PARTIAL = "PARTIAL"
@@ -132,14 +135,14 @@ def acknowledged(
     leader: str,
     error: str = "",
 ) -> bytes:
-    """The acknowledgement with all its eight keys (spec: cursus#acknowledgement).
+    """Return the acknowledgement with all eight keys (spec: cursus#acknowledgement).
 
-    last_offset, last_sequence: of the last message that was stored, where some were. error: why not all of it was.
+    last_offset, last_sequence: of the last stored message, if any. error: why not all was stored.
     """
     name = encoded(quote(decoded(producer)))
     if status is Status.OK:
         return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence, encoded(leader))
-    told = {
+    reply = {
         "status": status.value,
         "last_offset": last_offset,
         "producer_epoch": epoch,
@@ -149,13 +152,14 @@ def acknowledged(
         "leader": leader,
         "error": error,
     }
-    return encoded(json.dumps(told, separators=(",", ":"), ensure_ascii=False))
+    return encoded(json.dumps(reply, separators=(",", ":"), ensure_ascii=False))
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """What a pushed batch begins with, up to its sequences; acks are ``1``, and it is not idempotent (spec: cursus#consume).
+    """Return the start of a pushed batch, up to its sequences; acks are ``1``, and it is not idempotent (spec:
+    cursus#consume).
 
-    positional: in the layout of the positional page, for who asked in its words; else in the modern one.
+    positional: use the layout of the positional page, for requests in that dialect; else the modern one.
     """
     if positional:
         number = encoded(str(partition))
@@ -167,12 +171,12 @@ def opening(topic: str, partition: int, *, positional: bool) -> bytes:
 
 
 def head_bytes(begin: bytes) -> int:
-    """Size of a pushed batch's head with this opening, the frame's length included."""
+    """Return the size of a pushed batch's head with this opening, including the frame's length."""
     return PREFIX_BYTES + len(begin) + _RANGE.size
 
 
 def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, count: int) -> None:
-    """Write the head of a pushed batch in front of its messages. size: bytes of the whole frame."""
+    """Write the head of a pushed batch before its messages. size: bytes of the whole frame."""
     out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
     end = PREFIX_BYTES + len(begin)
     out[PREFIX_BYTES:end] = begin
@@ -180,5 +184,5 @@ def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, 
 
 
 def empty_batch(begin: bytes) -> bytes:
-    """The body of a batch without messages."""
+    """Return the body of a batch without messages."""
     return begin + bytes(_RANGE.size)

@@ -1,7 +1,6 @@
-"""Compressed frames: which algorithm one has, and its bytes again (spec: cursus#compression).
+"""Detect and expand compressed frames (spec: cursus#compression).
 
-Promises: an expanded frame never takes more memory than its limit, whatever the bytes claim; users may add algorithms by name.
-Must not know: what a frame holds, sockets.
+An expanded frame never exceeds its limit, whatever the bytes claim. Users may register algorithms by name.
 """
 
 from __future__ import annotations
@@ -20,27 +19,30 @@ from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar,
 from polywire.records.unzstd import ZSTD_MAGIC, unzstd
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
-"""Gives a frame's bytes back, at most so many. Raises TooLarge for more, PeerError for damaged ones. It may be called in a thread, for a long
-frame after it was called on the loop with a smaller limit."""
+"""Expands a frame to at most a limit; raises TooLarge beyond, PeerError for damaged input.
+
+It may be called in a thread, for a long frame, after a call on the loop with a smaller limit.
+"""
 
 Compress = Callable[[bytes], bytes]
 
-LZ4_ROOM_BYTES: Final = 256 * 1024  # first tried for a frame that does not tell its size
-LZ4_GROWTH: Final = 8  # of a small frame, at least
+LZ4_ROOM_BYTES: Final = 256 * 1024  # first attempt for a frame that does not declare its size
+LZ4_GROWTH: Final = 8  # minimum growth of a small frame
 MAGIC_BYTES_MAX: Final = 16
-ZSTD_LEVEL: Final = 3  # what zstd itself takes when nobody says
-_GZIP: Final = 31  # zlib's word for a gzip member
+ZSTD_LEVEL: Final = 3  # zstd's default
+_GZIP: Final = 31  # zlib's code for a gzip member
 
 
 class TooLarge(PeerError):
-    """A frame expands to more than was allowed."""
+    """A frame expands beyond the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to compress a frame.
+    """A compression algorithm.
 
-    magic: bytes that a compressed frame begins with; without, a frame is taken for compressed only when the listener is set to it.
+    magic: first bytes of a compressed frame; without one, frames count as compressed only if the listener is configured
+    so.
     """
 
     name: str
@@ -54,9 +56,9 @@ _openings: set[bytes] = set()  # first bytes of all magics
 
 
 def register(algorithm: Algorithm) -> None:
-    """Add an algorithm, or replace the one of its name.
+    """Add or replace an algorithm.
 
-    A magic must be one that no batch, command or envelope begins with (spec: cursus#compression): at least two bytes, the first two
+    No batch, command or envelope may begin with its magic (spec: cursus#compression): at least two bytes, the first two
     above 00 F9 and no letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST).
     """
     magic = algorithm.magic
@@ -74,7 +76,7 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithm(name: str) -> Algorithm:
-    """The algorithm of this name. Raises Invalid(INVALID_REQUEST)."""
+    """Return the algorithm with this name; raise Invalid(INVALID_REQUEST)."""
     found = _algorithms.get(name)
     if found is None:
         known = ",".join(sorted(_algorithms))
@@ -83,7 +85,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def begins_compressed(prefix: bytes) -> bool | None:
-    """Whether a frame begins with a magic; None when more bytes are needed to tell."""
+    """Return whether a frame begins with a magic; None if more bytes are needed."""
     magics = [known.magic for known in _algorithms.values() if known.magic]
     if any(prefix.startswith(magic) for magic in magics):
         return True
@@ -91,7 +93,7 @@ def begins_compressed(prefix: bytes) -> bool | None:
 
 
 def sniffed(body: memoryview) -> Algorithm | None:
-    """The algorithm whose magic a frame begins with, None for a plain frame."""
+    """Return the algorithm whose magic a frame begins with, None for a plain frame."""
     head = bytes(body[:MAGIC_BYTES_MAX])
     if head[:1] not in _openings:
         return None
@@ -99,7 +101,7 @@ def sniffed(body: memoryview) -> Algorithm | None:
 
 
 def _expand_lz4(body: memoryview, limit: int) -> memoryview:
-    """A frame does not tell its size: a small room is tried first, because it costs least."""
+    """Expand a frame that does not declare its size: try a small buffer first, because it costs least."""
     size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
     if size >= MAPPED_BYTES_MIN:
         size = limit  # memory that is not written to costs nothing

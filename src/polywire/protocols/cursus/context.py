@@ -1,7 +1,4 @@
-"""What the connections of the Cursus wire share, its settings, and the port through which requests are let in.
-
-Promises: every setting has a reason; who may do what is asked at one place. Must not know: sessions' insides, sockets.
-"""
+"""Shared state of Cursus connections, settings, and the port that authorizes requests."""
 
 from __future__ import annotations
 
@@ -36,13 +33,13 @@ GroupKey = tuple[str, str]
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
-PIECE_ROOM_SHARE: Final = 8  # where journal files are small, at most one part of so many of a batch
-IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
-REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
+PIECE_ROOM_SHARE: Final = 8  # with small journal files, at most this fraction of a batch
+IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait longer than some years
+REPEATS_S_MAX: Final = 86_400.0  # longest memory of a payload
 
 
 class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol):
-    """What this wire calls of the broker."""
+    """Verbs of the broker that this protocol uses."""
 
     @property
     def groups(self) -> Coordinator:
@@ -91,7 +88,7 @@ class CursusSettings:
     repeats_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no connection could be served with. Raises Invalid(INVALID_REQUEST)."""
+        """Raise Invalid(INVALID_REQUEST) for settings that no connection could use."""
         if self.compression:
             algorithm(self.compression)
         if not 0 < self.idle_timeout_s <= IDLE_TIMEOUT_S_MAX:
@@ -107,62 +104,63 @@ class CursusSettings:
 
 
 class Peer(Protocol):
-    """What a guard asks of the connection that a request came over."""
+    """Connection of a request, as a guard sees it."""
 
     @property
     def output(self) -> Output:
-        """Where it is, and whom its certificate names."""
+        """Address and certificate."""
 
     @property
     def peer_address(self) -> str:
-        """Where its requests come from."""
+        """Address of its requests."""
 
     @property
     def principal(self) -> Principal | None:
-        """Who has logged in by AUTH."""
+        """Principal from AUTH."""
 
     @property
     def closed(self) -> bool:
-        """Whether it is gone."""
+        """Whether it is closed."""
 
     def identify(self, principal: Principal | None, /) -> None:
-        """This is for whom it acts from now on. Raises Busy."""
+        """Set the principal; raise Busy."""
 
     def wake(self) -> None:
-        """What its request waited for has come: offer it again."""
+        """Offer the waiting request again."""
 
 
 class Guard(Protocol):
-    """Who may do what (spec: cursus#credentials)."""
+    """Authorization of requests (spec: cursus#credentials)."""
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Whether a command that asks for these actions may begin.
+        """Check whether a command with these actions may begin.
 
-        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``; NotYet when the guard
-        needs time: it calls ``peer.wake()`` later, and is asked again about the same request.
+        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
+        Raises NotYet if it takes time: the guard calls ``peer.wake()`` later, and is asked again about the same
+        request.
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Find out who sends a request that another process admits and carries out. Raises Refused, NotYet, as ``admit``."""
+        """Authenticate the sender of a request that another process authorizes and executes; raise as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Whether the connection may write batches. Raises Refused, NotYet."""
+        """Check whether the connection may write batches; raise Refused or NotYet."""
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
-        """Whether the connection may do this to the topic."""
+        """Return whether the connection may do this to the topic."""
 
     def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
-        """Refuse what the connection may not do to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
+        """Raise Refused ``NOT_AUTHORIZED_FOR_TOPIC`` if the connection may not do this to the topic."""
 
     def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
-        """Whose name and token these are, None when they are nobody's. Raises Refused, NotYet."""
+        """Return the principal of this name and token, None if they are wrong; raise Refused or NotYet."""
 
     @property
     def acting(self) -> Principal | None:
-        """Who the request that was admitted last acts for, None where nobody had to log in."""
+        """Principal of the last admitted request, None if no login was needed."""
 
     def payload(self, request: Request, /) -> bytes | None:
-        """The message of the request admitted last, without the words that proved who sent it (spec: cursus#credentials)."""
+        """Return the message of the last admitted request without credentials (spec: cursus#credentials)."""
 
 
 Where = tuple[str, int]
@@ -170,27 +168,28 @@ Where = tuple[str, int]
 
 
 class Places(Protocol):
-    """Where clients find one of several processes, by where they have come to."""
+    """Addresses of this process for clients, by the address that they used."""
 
     def lasting(self, at: Where, /) -> Where:
-        """An address for as long as the machine serves, whichever of its processes leads what."""
+        """Return an address that stays valid whichever process leads what."""
 
     def alone(self, at: Where, /) -> Where:
-        """From such an address: that of this process and no other, if clients may be told it and it lasts as long; the same else."""
+        """Return the address of this process alone, if clients may use it; otherwise ``at``."""
 
 
 class Replaceable(Protocol):
-    """A stream that another one may take the place of (spec: cursus#stream)."""
+    """A stream that a new one may replace (spec: cursus#stream)."""
 
     def replace(self) -> None:
-        """Tell the peer, and end."""
+        """Notify the client and end."""
 
 
 class GenerationsUsed:
-    """Which generation each member of a group has used last: how a member that was fenced is known when it joins again
-    (spec: cursus#joining-again). Forgetting costs at most one more member, which expires.
+    """Last generation used by each member of a group, to recognize a fenced member that rejoins (spec:
+    cursus#joining-again).
 
-    Invariant: holds at most as many groups as ``keep`` was told, and of each those who were members when somebody last joined, or since.
+    A dropped entry costs at most one extra member, which expires. Invariant: at most as many groups as ``keep`` allows,
+    and of each the members at the last join, or since.
     """
 
     __slots__ = ("_groups",)
@@ -199,15 +198,15 @@ class GenerationsUsed:
         self._groups: dict[GroupKey, dict[str, int]] = {}
 
     def mark(self, group: GroupKey, member: str, generation: int) -> None:
-        """A member has used a generation."""
+        """Record that a member has used a generation."""
         self._groups.setdefault(group, {})[member] = generation
 
     def has(self, group: GroupKey, member: str, generation: int) -> bool:
-        """Whether a member has used this generation."""
+        """Return whether a member has used this generation."""
         return self._groups.get(group, {}).get(member) == generation
 
     def keep(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:
-        """Forget those who are no longer members, and the oldest groups when there are too many."""
+        """Drop former members, and the oldest groups if there are too many."""
         known = self._groups.get(group, {})
         for member in known.keys() - set(members):
             del known[member]
@@ -217,14 +216,21 @@ class GenerationsUsed:
 
 @dataclass(slots=True)
 class CursusState:
-    """Shared by all connections of a broker's Cursus wire.
+    """State shared by all Cursus connections of a broker.
 
-    round_robin: next partition of a keyless record, per topic id. scratch: reused arrays. reply_buffers: of large replies.
-    generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
-    streams: by topic, partition and group; one may replace another. stream_count: all that are open.
-    off_loop: the queue of long frames. large_scratch: for the messages of the one in hand.
-    byte_positions: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
-    piece_bytes_max: of the messages that are stored as one batch. places: of several processes; None for one.
+    Attributes:
+        round_robin: next partition of a keyless record, by topic id.
+        scratch: reusable arrays.
+        reply_buffers: for large replies.
+        generations_used: by members of groups.
+        repeats: of payloads in the legacy dialect, None if none are dropped.
+        streams: by topic, partition and group; a new one may replace another.
+        stream_count: open streams.
+        off_loop: queue of long frames.
+        large_scratch: for the messages of the current long frame.
+        byte_positions: byte offset and offset of the last legacy reader, by partition incarnation.
+        piece_bytes_max: of messages stored as one batch.
+        places: addresses of several processes; None for one.
     """
 
     broker: CursusBroker

@@ -48,14 +48,14 @@ else:
     )
 
 RECORDS_MAX: Final = 100_000  # of one batch (spec: cursus#batch-layout)
-MESSAGE_BYTES_MIN: Final = 32  # a message of the shortest layout
+MESSAGE_BYTES_MIN: Final = 32  # of the shortest layout
 
 MODERN: Final = 0
 POSITIONAL: Final = 1
 APRIL: Final = 2
 DECEMBER: Final = 3
 
-# Numbers of a batch's head, as ``scan`` leaves them; positions count from the body's first byte, i64 each.
+# Numbers of a batch's head, as ``scan`` writes them; positions count from the body's first byte, i64 each.
 TOPIC_AT: Final = 0
 TOPIC_SIZE: Final = 1
 PARTITION: Final = 2
@@ -83,7 +83,7 @@ MIXED: Final = 1  # traits: messages of several producers or epochs
 GAPS: Final = 2  # sequences are not consecutive
 EVENTS: Final = 4  # some message has event fields
 
-# Numbers of one message beside its spans, i64 each: what ``scan`` leaves in ``details``.
+# Numbers of one message beside its spans, i64 each, which ``scan`` writes to ``details``.
 SEQUENCE: Final = 0
 MESSAGE_EPOCH: Final = 1
 MESSAGE_PRODUCER_AT: Final = 2
@@ -114,7 +114,7 @@ FIELDS: Final = (
     "aggregate version",
     "metadata",
 )
-"""What may be cut short; ``scan`` answers a fault as -1 minus the place here."""
+"""Fields that may be truncated; ``scan`` returns -1 minus the index here."""
 COUNT_FAULT: Final = 5
 
 _WORD = cython.declare(cython.longlong, 4_294_967_296)
@@ -162,7 +162,7 @@ def _i64(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 def _scan_head(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, layout: cython.int, head: cython.p_uchar
 ) -> cython.Py_ssize_t:
-    """Everything in front of the messages; where they begin, or a fault."""
+    """Decode everything before the messages; return their start, or a fault."""
     at: cython.Py_ssize_t = 4
     width: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -227,7 +227,7 @@ def _scan_message(
     details: cython.p_uchar,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """One message; where it ends, or a fault."""
+    """Decode one message; return its end, or a fault."""
     length: cython.longlong
     span: cython.Py_ssize_t = 32 * row
     detail: cython.Py_ssize_t = 80 * row
@@ -276,7 +276,7 @@ def _scan_event(
     details: cython.p_uchar,
     detail: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """The event fields of a message; where it ends, or a fault."""
+    """Decode the event fields of a message; return their end, or a fault."""
     length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
@@ -304,7 +304,7 @@ def _scan_event(
 @cython.nogil
 @cython.exceptval(check=False)
 def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """What sets a message apart from the one before it."""
+    """Return how a message differs from the one before."""
     one: cython.Py_ssize_t = 80 * row
     before: cython.Py_ssize_t = one - 80
     found: cython.longlong = 0
@@ -333,11 +333,11 @@ def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.
 
 
 def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Lendable) -> int:
-    """Read a whole batch in one of the layouts.
+    """Decode a whole batch in one of the layouts.
 
-    head: HEAD_WORDS numbers. spans, details: room for the spans and details of len(body) // MESSAGE_BYTES_MIN messages, at most RECORDS_MAX.
-    Returns 0 when the batch fills the body, 1 when bytes are left behind it; otherwise -1 minus the place in ``FIELDS`` of what is wrong,
-    with FAULT_MESSAGE the number of the message (-1: the head). Raises ValueError when there is too little room.
+    head: HEAD_WORDS numbers. spans, details: space for len(body) // MESSAGE_BYTES_MIN messages, at most RECORDS_MAX.
+    Returns 0 if the batch fills the body, 1 if bytes follow; otherwise -1 minus the index in ``FIELDS`` of the fault,
+    with the message in FAULT_MESSAGE (-1: the head). Raises ValueError if there is too little space.
     """
     source: Lent = lend(body)
     numbers: Lent = lend_writable(head)
@@ -361,7 +361,7 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
         raise ValueError(f"no room for the messages room={room} count={count}")
     for row in range(count):
         if row >= room:
-            at = -7  # so many messages cannot fit what came
+            at = -7  # so many messages cannot fit the received bytes
         else:
             at = _scan_message(source.p, source.size, at, kind < 2, places.p, more.p, row)
         if at < 0:
@@ -385,8 +385,11 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
 
 
 def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: int, traits: int, bytes_max: int) -> int:
-    """Where the run of messages that begins at ``start`` ends: before one that has one of these traits (MIXED, GAPS) against the message
-    before it, or at ``bytes_max`` bytes of messages; it holds at least one. Raises ValueError for rows out of range."""
+    """Return the end of the run of messages that begins at ``start``.
+
+    It ends before a message with one of these traits (MIXED, GAPS) against its predecessor, or at ``bytes_max`` bytes,
+    and has at least one. Raises ValueError for rows out of range.
+    """
     source: Lent = lend(body)
     places: Lent = lend(spans)
     more: Lent = lend(details)
@@ -411,7 +414,7 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
 @cython.nogil
 @cython.exceptval(check=False)
 def _weight(spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Bytes of a message, its producer left out."""
+    """Return the bytes of a message without its producer."""
     return (
         48
         + load_i64(spans, 32 * row + 8)
@@ -428,9 +431,9 @@ def _check_rows(details: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
 
 
 def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> None:
-    """One of the numbers of the messages ``start`` to ``stop``: as i64, or as u32 when ``out`` has no more room.
+    """Copy one of the numbers of messages ``start`` to ``stop``: as i64, or as u32 if ``out`` is too small for that.
 
-    Raises ValueError when it does not fit.
+    Raises ValueError if it does not fit.
     """
     source: Lent = lend(details)
     target: Lent = lend_writable(out)
@@ -449,9 +452,9 @@ def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> 
 
 
 def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> tuple[bytearray, bytearray]:
-    """One of the texts of the messages ``start`` to ``stop``: where each begins and the last ends (i32), and their bytes.
+    """Return one of the texts of messages ``start`` to ``stop``: offsets (i32), and bytes.
 
-    word: TYPE_AT or METADATA_AT. Raises ValueError for rows or places out of range.
+    word: TYPE_AT or METADATA_AT. Raises ValueError for rows or positions out of range.
     """
     source: Lent = lend(body)
     more: Lent = lend(details)
@@ -486,7 +489,7 @@ def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> 
 
 
 def is_text(offsets: Buffer, joined: bytearray) -> bool:
-    """Whether each of these texts is UTF-8: all of them together are, and none begins inside a character."""
+    """Return whether each text is UTF-8: all together are, and none begins within a character."""
     ends: Lent = lend(offsets)
     lent: Lent = lend(joined)
     row: cython.Py_ssize_t
@@ -503,7 +506,7 @@ def is_text(offsets: Buffer, joined: bytearray) -> bool:
 
 
 def mark(details: Lendable, start: int, stop: int, flags: Buffer, bit: int) -> None:
-    """Set ``bit`` in the flags (u8 each) of those of the messages that have event fields. Raises ValueError when it does not fit."""
+    """Set ``bit`` in the flags (u8 each) of messages with event fields; raise ValueError if they do not fit."""
     source: Lent = lend(details)
     target: Lent = lend_writable(flags)
     first: cython.Py_ssize_t = start

@@ -1,8 +1,7 @@
-"""Cursus batches in bulk, outward: stored records as the messages of a pushed batch, or as frames of their own (spec: cursus#batch-layout,
-cursus#consume).
+"""Encode stored records as messages of a pushed batch, or as single frames (spec: cursus#batch-layout, cursus#consume).
 
-Promises: one call per stored chunk; no Python object per record; nothing is written beyond the room there is. A key or an event text longer
-than the wire can carry is left out. Must not know: sockets, the broker.
+One call handles a stored chunk, creates no Python object per record, and never writes beyond the buffer. A key or event
+text too long for the protocol is omitted.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ else:
     )
 
 # Numbers of ``put`` and ``put_values``, i64 each.
-START: Final = 0  # offsets wanted: from here
-STOP: Final = 1  # to here
+START: Final = 0  # first requested offset
+STOP: Final = 1  # end of the requested offsets
 ROOM: Final = 2  # records that may still be written
 PAYLOAD_ROOM: Final = 3  # bytes of keys and values that may still be written; one record always is
-POSITION: Final = 4  # where to go on in the chunk
+POSITION: Final = 4  # where to continue in the chunk
 ROW: Final = 5
 AT: Final = 6  # bytes written so far
 WRITTEN: Final = 7  # records written so far
 FIRST: Final = 8  # sequence of the first record written
-LAST: Final = 9  # and of the last
-NEXT: Final = 10  # offset after the last record written or passed over
+LAST: Final = 9  # sequence of the last
+NEXT: Final = 10  # offset after the last record written or skipped
 PUT_WORDS: Final = 11
 
-DONE: Final = 0  # what ``put`` answers: the chunk ended
-FULL: Final = 1  # no further record is wanted or fits
-COMPRESSED: Final = 2  # the batch at POSITION has to be expanded first
+DONE: Final = 0  # results of ``put``: the chunk ended
+FULL: Final = 1  # no further record is requested or fits
+COMPRESSED: Final = 2  # the batch at POSITION must be expanded first
 
 _KEY_MAX = cython.declare(cython.longlong, 65_535)
 
@@ -126,7 +125,7 @@ def _length(p: cython.p_const_uchar, offsets: cython.longlong, row: cython.Py_ss
 def _fits(
     p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int, row: cython.Py_ssize_t
 ) -> cython.bint:
-    """Whether a text lies within its bytes: stored batches were checked when they came, and are read with care all the same."""
+    """Return whether a text lies within its bytes; stored batches are checked again while reading."""
     offsets: cython.longlong = places[2 * column]
     return offsets < 0 or (
         load_i32(p, offsets + 4 * row) >= 0
@@ -140,7 +139,7 @@ def _fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _short(length: cython.longlong) -> cython.longlong:
-    """The length of a text as the wire can carry it: one that is too long is left out."""
+    """Return the length of a text in the protocol; 0 for one that is too long."""
     return length if length <= _KEY_MAX else 0
 
 
@@ -173,7 +172,7 @@ def _put_message(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """One record as a message; where it ends. The caller has made sure of the room."""
+    """Write one record as a message and return its end; the caller has checked the space."""
     epoch: cython.longlong = load_producer_epoch(p, batch)
     length: cython.longlong
     _put_u64(out, at, offset)
@@ -205,7 +204,9 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """The records of one batch from the state's row on; DONE, FULL, the bytes of room the next one needs, or -1 for nonsense."""
+    """Write the records of one batch from the state's row on; return DONE, FULL, the bytes that the next one needs, or
+    -1 for invalid data.
+    """
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
@@ -260,22 +261,23 @@ def _put_rows(
 def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the records of a chunk of stored batches to ``out`` as messages of the modern layout.
 
-    state: PUT_WORDS numbers as named above; POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and what room is left are moved on.
-    Returns DONE, FULL, COMPRESSED, or the bytes of room that the next record needs. Raises ValueError for bytes that are no batches.
+    state: PUT_WORDS numbers as named above; POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the remaining space are
+    updated. Returns DONE, FULL, COMPRESSED, or the bytes that the next record needs. Raises ValueError for invalid
+    batches.
     """
     return _put_chunk(chunk, state, out, alone=False)
 
 
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
-    """Write the values of a chunk of stored batches to ``out``, each as a frame of its own (spec: cursus#consume-of-the-legacy-dialect).
+    """Write the values of a chunk to ``out``, each as a frame (spec: cursus#consume-of-the-legacy-dialect).
 
-    state and result: as ``put`` has them; ROOM counts bytes of ``out`` that may still be written, one value always is.
+    state and result: as for ``put``; ROOM counts bytes of ``out`` that may still be written, one value always is.
     """
     return _put_chunk(chunk, state, out, alone=True)
 
 
 def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> int:
-    """Both of them. alone: each value in a frame of its own."""
+    """Implement both. alone: each value in a frame of its own."""
     source: Lent = lend(chunk)
     numbers: Lent = lend_writable(state)
     target: Lent = lend_writable(out)
@@ -319,7 +321,7 @@ def _put_value_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """The values of one batch from the state's row on; answers as ``_put_rows``."""
+    """Write the values of one batch from the state's row on; return as ``_put_rows``."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)

@@ -1,7 +1,4 @@
-"""What each error of the broker is called on the Cursus wire, and the class of every error code of the wire (spec: cursus#error-classes).
-
-Promises: the table names every ``ErrorCode``; every code has a class. Must not know: sessions, sockets.
-"""
+"""Map every error of the broker to a Cursus error, and every error code to its class (spec: cursus#error-classes)."""
 
 from __future__ import annotations
 
@@ -86,12 +83,12 @@ _RETRYABLE: Final = frozenset({"routing", "availability"})
 
 
 def refused(error: BrokerError) -> Refused:
-    """The wire's answer for an error of the broker."""
+    """Return the protocol's error for an error of the broker."""
     return Refused(WIRE_ERRORS[error.code], f"reason={quote(error.message)}", legacy=error.message)
 
 
 def class_of(code: str) -> str:
-    """The class of an error code (spec: cursus#error-classes)."""
+    """Return the class of an error code (spec: cursus#error-classes)."""
     known = _CLASS_OF.get(code)
     if known is not None:
         return known
@@ -102,7 +99,7 @@ def class_of(code: str) -> str:
 
 
 def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
-    """An error reply. structured: the peer has negotiated ``structured_errors_v1``."""
+    """Return an error reply. structured: the client has negotiated ``structured_errors_v1``."""
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")
     if structured and not error.classed:

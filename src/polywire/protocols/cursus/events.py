@@ -1,7 +1,7 @@
-"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (spec: cursus#event-sourcing).
+"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (spec:
+cursus#event-sourcing).
 
-Promises: a stream is answered whole or not at all; every event lies in the partition of its key. Must not know: sockets, how versions
-are kept.
+A stream is returned whole or not at all. Every event is in its key's partition.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
 
-READ_BYTES_MAX: Final = 64 * 1024  # asked of the log at a time: other aggregates' events lie between
-TEXT_BYTES_MAX: Final = 65_535  # of an event's type and metadata, as batches carry them
+READ_BYTES_MAX: Final = 64 * 1024  # read from the log at a time: events of other aggregates are in between
+TEXT_BYTES_MAX: Final = 65_535  # of an event's type and metadata, as in batches
 _SCHEMA_MAX: Final = 2**32 - 1
 
 
 def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
-    """The topic of a stream, which must be made for events. Raises Refused."""
+    """Return the topic of a stream, which must be event-sourced; raise Refused."""
     name = request.need("topic")
     topic = session.state.broker.find_topic(name)
     if topic is None:
@@ -58,7 +58,7 @@ def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition
 
 
 def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
-    """A number. Raises Refused ``missing_<key>`` or ``invalid_<key>``."""
+    """Return a number; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
     text = request.options.get(key) or usual or request.need(key)
     value = integer(text)
     if value is None or not low <= value <= high:
@@ -79,11 +79,11 @@ def _text(request: Request, key: str) -> bytes:
     return text
 
 
-# Writing
+# Write
 
 
 def append(session: CursusSession, request: Request, /) -> Reply | None:
-    """APPEND_STREAM: one event, if the aggregate is at the version before it."""
+    """Handle APPEND_STREAM: one event, if the aggregate is at the preceding version."""
     for name in ("topic", "key", "version"):
         request.need(name)
     value = _message(request)
@@ -110,7 +110,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
-    """SAVE_SNAPSHOT: the last one saved counts, also when its version is older."""
+    """Handle SAVE_SNAPSHOT: the last one saved counts, even with an older version."""
     for name in ("topic", "key", "version"):
         request.need(name)
     payload = _message(request)
@@ -131,18 +131,18 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
     return None
 
 
-# Reading
+# Read
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """STREAM_VERSION: 0 for a key without events."""
+    """Handle STREAM_VERSION: 0 for a key without events."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.broker.events.version(_partition_of(session, topic, key), key)}")
 
 
 def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
-    """READ_SNAPSHOT."""
+    """Handle READ_SNAPSHOT."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     found = session.state.broker.events.snapshot(_partition_of(session, topic, key), key)
@@ -158,7 +158,7 @@ def _json(value: object) -> bytes:
 
 
 def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """READ_STREAM: what there is as JSON, then the events as a batch; an error is one frame of JSON."""
+    """Handle READ_STREAM: a summary as JSON, then the events as a batch; an error is one frame of JSON."""
     try:
         for name in ("topic", "key"):
             request.need(name)
@@ -179,7 +179,7 @@ def _failed(error: Refused) -> bytes:
 
 
 class StreamRead:
-    """One READ_STREAM under way. Invariant: answered once; ``_next`` is the index of the next event to read."""
+    """A READ_STREAM in progress; answered once. ``_next`` is the index of the next event to read."""
 
     __slots__ = (
         "_answer",
@@ -207,7 +207,7 @@ class StreamRead:
         self._reply_batch: ReplyBatch | None = None
 
     def begin(self, result: int | BrokerError) -> None:
-        """Everything that was appended before can be read now."""
+        """All earlier appends are readable now."""
         if self._session.closed:
             return
         if isinstance(result, BrokerError):
@@ -220,14 +220,14 @@ class StreamRead:
             self._first_version = snapshot.version + 1
         _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, self._opening, decoder.RECORDS_MAX)
-        self._session.broker.sliced.put(self._take_events)  # many may begin behind the same write batch
+        self._session.broker.sliced.put(self._take_events)  # many may begin after the same write batch
 
     @property
     def _opening(self) -> bytes:
         return opening(topic_word(self._partition.topic.name.full), self._partition.number, positional=False)
 
     def _take_events(self, end: float) -> bool:
-        """Read until all events are there or bytes must be fetched; whether time was up before."""
+        """Read until all events are there or bytes must be fetched; return whether time ran out."""
         if self._session.closed:
             self._drop()
             return False
@@ -248,14 +248,14 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched; many may have waited for the same."""
+        """The bytes have been fetched; many reads may have waited for them."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
         else:
             self._session.broker.sliced.put(partial(self._take_fetched, read))
 
     def _take_fetched(self, read: Read, end: float) -> bool:
-        """Take over what had to be fetched, which is done once, and read on."""
+        """Take the fetched bytes once, and continue."""
         if self._session.closed:
             read.pin.release()
             self._drop()
@@ -264,7 +264,7 @@ class StreamRead:
         return False
 
     def _take(self, read: Read) -> bool:
-        """Take over every event of the stream that was read; False when that failed."""
+        """Take every event of the stream from the read; False on an error."""
         reply_batch, offsets = self._reply_batch, self._offsets
         assert reply_batch is not None, "a batch is being filled"
         try:

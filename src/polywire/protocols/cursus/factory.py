@@ -1,8 +1,4 @@
-"""The Cursus wire as the server sees it: recognises its connections and opens sessions for them.
-
-Promises: everything that sessions of one listener share is made once; no other wire's opening is taken for this one's.
-Must not know: sockets.
-"""
+"""The Cursus protocol for the server: recognition, sessions, and state shared by the sessions of a listener."""
 
 from __future__ import annotations
 
@@ -52,7 +48,12 @@ _BLANKS: Final = b" \t\r\n"
 
 
 class CursusFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``.
+
+    Args:
+        off_loop: queue for large requests, shared by the process.
+        places: addresses of several processes.
+    """
 
     __slots__ = ("state",)
 
@@ -71,11 +72,11 @@ class CursusFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether a frame of at most 64 MiB begins that holds a batch, a known command, or an envelope with one."""
+        """Return whether a frame of at most 64 MiB begins with a batch, a known command, or an envelope with one."""
         if len(prefix) < 4:
             return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False
         size = int.from_bytes(prefix[:4], "big")
@@ -99,34 +100,34 @@ class CursusFactory:
         return _names_command(body[2 + topic_size :], whole=whole)
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
 
 
 class CarryingCursusFactory(CarryingFactory[CursusFactory]):
-    """Its sessions carry requests to the shards that have what they name."""
+    """Sessions that forward requests to other shards."""
 
     __slots__ = ()
 
     def open(self, output: Output, resume: Callable[[], None]) -> CarryingCursusSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         return CarryingCursusSession(self._shards, self._inside.state, COMMANDS, output, resume)
 
 
 class CursusLinkFactory(LinkFactory[CursusFactory]):
-    """For what other processes of this broker carry here."""
+    """Sessions of links from other processes."""
 
     __slots__ = ()
 
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        """A session for a link."""
+        """Return a session for a link."""
         return LinkedSession(self._key, self._inside.state, COMMANDS, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:
-    """Whether a known command stands at the beginning; None when more bytes are needed to tell."""
+    """Return whether the text begins with a known command; None if more bytes are needed."""
     text = text.lstrip(_BLANKS).upper()
     for end, byte in enumerate(text):
         if byte in _BLANKS:

@@ -1,7 +1,4 @@
-"""CONSUME: one batch for one request, waited for when asked to (spec: cursus#consume).
-
-Promises: a given offset is where reading begins; nothing of a read is used after its pin was released. Must not know: sockets, streams.
-"""
+"""CONSUME: one batch per request, with an optional wait (spec: cursus#consume)."""
 
 from __future__ import annotations
 
@@ -37,25 +34,25 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed
-TOPICS_MAX: Final = 1_000  # read by one pattern
-READ_BYTES_MAX: Final = 256 * 1024  # asked of the log at a time, and framed before others may have a turn
+TOPICS_MAX: Final = 1_000  # matched by one pattern
+READ_BYTES_MAX: Final = 256 * 1024  # read from the log at a time, and encoded before others get a turn
 
 
 @dataclass(slots=True)
 class ReadCursor:
-    """A partition to be read, and where from."""
+    """A partition to read, and the offset."""
 
     partition: Partition
     offset: int
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing can be read now."""
+        """Whether nothing is readable now."""
         return self.offset >= self.partition.log.readable_offset
 
 
 def consume(session: CursusSession, request: Request, /) -> Reply | None:
-    """CONSUME in each of its dialects."""
+    """Handle CONSUME in all dialects."""
     if request.dialect is Dialect.LEGACY:
         return consume_values(session, request)
     options = request.options
@@ -85,7 +82,7 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _cursor(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> ReadCursor:
-    """The partition of one topic, and where reading begins. Raises Refused."""
+    """Return a partition of one topic, and where reading begins; raise Refused."""
     partition = readable_partition(topic, number)
     cursor = ReadCursor(partition, start_offset(session, request, partition, offset))
     if cursor.offset < partition.log.first_offset:
@@ -102,9 +99,9 @@ def _matching(
     number: int,
     offset: int | None,
 ) -> Iterator[ReadCursor | Refused | None]:
-    """The partition of every topic that a pattern matches, a little at a time; a refusal ends it.
+    """Yield the partition of every topic that matches a pattern, in slices; a refusal ends it.
 
-    acting: who asked; by the time this runs others have been admitted.
+    acting: principal of the request; other requests may have been admitted when this runs.
     """
     access = session.broker.access
     found = 0
@@ -126,9 +123,9 @@ def _matching(
 
 
 class ConsumeReply:
-    """One CONSUME under way.
+    """A CONSUME in progress; answered once: with records, an error, or an empty batch after the timeout.
 
-    Invariant: answered once: with records, with an error, or with an empty batch when its time is over.
+    wait_ms: a long wait delays neither later batches nor the broker's stop.
     """
 
     __slots__ = (
@@ -160,7 +157,7 @@ class ConsumeReply:
         self._timer: Handle | None = None
 
     def choose(self, cursors: Iterator[ReadCursor | Refused | None]) -> None:
-        """Find out what is to be read, a little at a time."""
+        """Find the partitions to read, in slices."""
         choosing: Slices[ReadCursor | Refused] = Slices(self._session.broker, cursors, self._chosen)
         self._answer.cancel = choosing.cancel
 
@@ -175,7 +172,7 @@ class ConsumeReply:
             self.begin([item for item in found if isinstance(item, ReadCursor)])
 
     def begin(self, cursors: Sequence[ReadCursor]) -> None:
-        """Read what there is, or wait for it."""
+        """Read available records, or wait."""
         self._cursors = cursors
         self._answer.cancel = self._stop
         if self._wait_ms and all(cursor.is_done for cursor in cursors):
@@ -201,7 +198,7 @@ class ConsumeReply:
         self._read()
 
     def _stop(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         for wait in self._waits:
             wait.cancel()
         self._waits = []
@@ -210,7 +207,7 @@ class ConsumeReply:
             self._timer = None
 
     def _read(self) -> None:
-        """Fill a batch from every cursor in turn."""
+        """Fill a batch from each cursor in turn."""
         if self._session.closed:
             return
         request = self._request
@@ -221,12 +218,14 @@ class ConsumeReply:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read on now, and in slices when that takes long."""
+        """Continue now, and in slices if it takes long."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
 
     def _take_cursors(self, end: float) -> bool:
-        """Read from the cursors that are left, until the batch is full or the bytes must be fetched; whether time was up before."""
+        """Read from the remaining cursors until the batch is full or bytes must be fetched; return whether time ran
+        out.
+        """
         broker = self._session.broker
         while self._open:
             if self._session.closed:
@@ -252,7 +251,7 @@ class ConsumeReply:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched."""
+        """The bytes have been fetched."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return
@@ -291,7 +290,7 @@ class ConsumeReply:
         reply_batch = self._reply_batch
         if (
             isinstance(error, Corrupt) and reply_batch is not None and reply_batch.written
-        ):  # what lies before the damage is sound
+        ):  # records before the damage are intact
             self._reply_batch = None
             reply_batch.answer(self._answer)
             return

@@ -1,7 +1,7 @@
-"""Commands of consumer groups and their members (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
+"""Commands of consumer groups (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own rule:
-a member that joins again stays the same member. Must not know: offsets, sockets, records.
+The coordinator has all rules of membership, shared with other protocols. Here are this protocol's names and words, and
+its own rule: a member that rejoins stays the same member.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEVER: Final = "0001-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Group and topic of a request, and the member and generation it gives; generation None when it gives none."""
+    """Group, topic, member and generation of a request; generation None if absent."""
 
     session: CursusSession
     topic: str
@@ -53,15 +53,17 @@ class GroupRequest:
 
     @property
     def key(self) -> GroupKey:
-        """How the group is known beyond this wire."""
+        """Identity of the group in all protocols."""
         return self.topic, self.group
 
     def view(self) -> GroupView | None:
-        """The group as it is."""
+        """Current state of the group."""
         return self.session.state.broker.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
-        """What the coordinator refused, in this wire's words and in its order: unknown member first (spec: cursus#group-model)."""
+        """Return the coordinator's refusal in this protocol's words and order: unknown member first (spec:
+        cursus#group-model).
+        """
         view = self.view()
         match error.code:
             case ErrorCode.GROUP_MISSING:
@@ -79,17 +81,17 @@ class GroupRequest:
 
     @property
     def _hint(self) -> str:
-        """The page of the positional dialect has one word for whoever has to join anew; who leaves does not, and gives no generation."""
+        """The positional dialect has one word for "rejoin"; a leaving member does not rejoin, and sends no generation."""
         rejoins = self.session.spoken is Dialect.POSITIONAL and self.generation is not None
         return f" {REJOIN}" if rejoins else ""
 
     def not_owner(self, partition: int | None) -> Refused:
-        """The partition is another member's."""
+        """Return the error for a partition of another member."""
         facts = f"member={self.member} group={self.group} generation={self.generation}"
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Fenced; the hint is what clients of every dialect look for (spec: cursus#fencing)."""
+        """Return the fencing error; clients of every dialect look for the hint (spec: cursus#fencing)."""
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
@@ -98,7 +100,7 @@ class GroupRequest:
 
 
 def number(request: Request, key: str) -> int:
-    """A number that must be there and not negative. Raises Refused ``missing_<key>`` and ``invalid_<key>``."""
+    """Return a required, non-negative number; raise Refused ``missing_<key>`` or ``invalid_<key>``."""
     value = integer(request.need(key))
     if value is None or value < 0:
         raise Refused(f"invalid_{key}", f"command={request.name}" if key == "generation" else "")
@@ -106,7 +108,7 @@ def number(request: Request, key: str) -> int:
 
 
 def admit(session: CursusSession, topic: str, action: Action) -> None:
-    """Whoever may not read a topic may not move its readers either. Raises Refused."""
+    """Raise Refused for a topic that the client may not read: it may not change its readers either."""
     found = session.state.broker.find_topic(topic)
     if found is not None:
         session.state.guard.admit_topic(session, found, action)
@@ -118,13 +120,13 @@ def _may_see(session: CursusSession, topic: str) -> bool:
 
 
 def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
-    """A group belongs to one topic in the modern dialect, but for the one that clients use when none was configured. Raises Refused."""
+    """Check that a group has one topic in the modern dialect, except the default group of clients; raise Refused."""
     if request.dialect is not Dialect.MODERN:
         return
     expected = session.state.broker.groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        told = topic_word(expected) if _may_see(session, expected) else ""
-        raise Refused("topic_not_assigned_to_group", f"expected={told} actual={topic_word(topic)}")
+        expected_word = topic_word(expected) if _may_see(session, expected) else ""
+        raise Refused("topic_not_assigned_to_group", f"expected={expected_word} actual={topic_word(topic)}")
 
 
 def member_request(session: CursusSession, request: Request, *, generation: bool = True) -> GroupRequest:
@@ -136,7 +138,7 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
-    """The member meant; the positional dialect may also give the name it joined under (spec: cursus#answers-by-dialect)."""
+    """Return the member; the positional dialect may also use the name it joined with (spec: cursus#answers-by-dialect)."""
     view = session.state.broker.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
         return member
@@ -149,7 +151,7 @@ def _known(session: CursusSession, request: Request, topic: str, group: str, mem
 
 
 def base_of(member: str) -> str:
-    """The name that a member joined under."""
+    """Return the name with which a member joined."""
     base, dash, digits = member.rpartition("-")
     return base if dash and len(digits) == 4 and digits.isascii() and digits.isdigit() else member
 
@@ -158,7 +160,7 @@ def base_of(member: str) -> str:
 
 
 def join(session: CursusSession, request: Request, /) -> Reply | None:
-    """JOIN_GROUP: a new member, one that resumes, or one that was fenced and comes back."""
+    """Handle JOIN_GROUP: a new member, one that resumes, or a fenced one that returns."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
     wanted = number(request, "generation") if request.options.get("generation") else None
     broker = session.state.broker
@@ -188,11 +190,11 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     except Invalid as error:
         raise Refused("invalid_member", f"reason={quote(error.message)}") from None
     view = asked.view()
-    assert view is not None, "whoever joins has a group"
+    assert view is not None, "a member that joined has a group"
     used = session.state.generations_used
     if (
         returning is None or returning == given
-    ):  # who came back by its base name may do so again until it has used the generation
+    ):  # a member that returned by its base name may do so again until it has used the generation
         used.mark(asked.key, member, membership.generation)
     used.keep(asked.key, [known.id for known in view.members], broker.settings.groups_max)
     answer.body = _spelled_membership(member, membership)
@@ -200,15 +202,15 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _returning(asked: GroupRequest) -> str | None:
-    """The member that this one already is (spec: cursus#joining-again).
+    """Return the member that this request continues (spec: cursus#joining-again).
 
-    By its base name also one without partitions: Java's client joins anew every second while it has none.
+    By its base name also one without partitions: Java's client rejoins every second while it has none.
     """
     view = asked.view()
     if view is None:
         return None
     if asked.session.state.broker.groups.has_member(asked.group, asked.topic, asked.member):
-        return asked.member  # also one that nobody has missed yet
+        return asked.member  # also one that has not been missed yet
     used = asked.session.state.generations_used
     for member in view.members:
         known = used.has(asked.key, member.id, view.generation)
@@ -218,7 +220,7 @@ def _returning(asked: GroupRequest) -> str | None:
 
 
 def _new_id(asked: GroupRequest) -> str:
-    """An id that no member has; the one that a member of this name has in the group's first topic, where it reads several."""
+    """Return an unused id; for a group with several topics, the id that this member has in its first topic."""
     view, groups = asked.view(), asked.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
     bound = groups.topic_of(WIRE, asked.group)
@@ -235,7 +237,7 @@ def _new_id(asked: GroupRequest) -> str:
 
 
 def _resume(asked: GroupRequest, request: Request) -> Reply:
-    """The member goes on where it was, if nothing has changed since."""
+    """Let the member continue, if nothing has changed."""
     view = asked.view()
     if view is None or all(member.id != asked.member for member in view.members):
         raise Refused("member_not_found", f"member={asked.member} group={asked.group}")
@@ -243,7 +245,7 @@ def _resume(asked: GroupRequest, request: Request) -> Reply:
 
 
 def _heard(asked: GroupRequest) -> bytes:
-    """A sign of life, answered with the member's partitions. Raises Refused."""
+    """Record a heartbeat and return the member's partitions; raise Refused."""
     assert asked.generation is not None, "a sign of life names its generation"
     groups = asked.session.state.broker.groups
     try:
@@ -262,19 +264,19 @@ def _spelled_membership(member: str, membership: Membership) -> bytes:
 
 
 def sync(session: CursusSession, request: Request, /) -> Reply:
-    """SYNC_GROUP: the assignment again."""
+    """Handle SYNC_GROUP: return the assignment."""
     return _heard(member_request(session, request))
 
 
 def heartbeat(session: CursusSession, request: Request, /) -> Reply:
-    """HEARTBEAT."""
+    """Handle HEARTBEAT."""
     asked = member_request(session, request)
     _heard(asked)
     return encoded(f"OK member={asked.member} generation={asked.generation}")
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """LEAVE_GROUP; most clients give no generation, then it is not compared (spec: cursus#group-answers)."""
+    """Handle LEAVE_GROUP; most clients send no generation, which is then not compared (spec: cursus#group-answers)."""
     asked = member_request(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK group={asked.group} member={asked.member} left=true")
@@ -297,7 +299,7 @@ def leave(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def register(session: CursusSession, request: Request, /) -> Reply | None:
-    """REGISTER_GROUP: the group belongs to this topic from now on."""
+    """Handle REGISTER_GROUP: bind the group to this topic."""
     topic, group = request.need("topic"), request.need("group")
     if session.state.broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
@@ -311,10 +313,10 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
     groups = session.state.broker.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        if request.dialect is not Dialect.MODERN:  # the group reads one topic more
+        if request.dialect is not Dialect.MODERN:  # the group reads one more topic
             return reply
-        told = topic_word(expected) if _may_see(session, expected) else ""
-        reason = f"topic mismatch (existing: {told}, requested: {topic_word(topic)})"
+        expected_word = topic_word(expected) if _may_see(session, expected) else ""
+        reason = f"topic mismatch (existing: {expected_word}, requested: {topic_word(topic)})"
         raise Refused("register_group_failed", f"reason={quote(reason)}")
     if expected == topic or group == DEFAULT_GROUP:
         return reply
@@ -328,7 +330,7 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
 
 
 def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
-    """SUBSCRIBE: registers the group, and starts no delivery; it never did (spec: cursus#subscribe)."""
+    """Handle SUBSCRIBE: register the group; it starts no delivery (spec: cursus#subscribe)."""
     legacy = request.dialect is Dialect.LEGACY
     topic, group = request.options.get("topic", ""), request.options.get("group", "")
     if not topic:
@@ -349,7 +351,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
-    """FIND_COORDINATOR: always this broker."""
+    """Handle FIND_COORDINATOR: always this broker."""
     if request.options.get("group"):
         kind = "group"
     elif any(request.options.get(key) for key in TRANSACTION_KEYS):
@@ -361,7 +363,7 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
-    """LIST_GROUPS: those that any wire made, of topics that may be read, by name."""
+    """Handle LIST_GROUPS: groups of all protocols whose topics are readable, by name."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     session.later(request.dialect, blocking=True).make(_list(session.broker, session.state.guard.acting))
@@ -369,7 +371,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
-    """acting: who asked; by the time this runs others have been admitted."""
+    """acting: principal of the request; other requests may have been admitted when this runs."""
     bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     found: set[str] = set()
     for full_name, name in chain(broker.groups.pairs(), bound):
@@ -381,11 +383,11 @@ def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
 
 
 def status(session: CursusSession, request: Request, /) -> Reply:
-    """GROUP_STATUS."""
+    """Handle GROUP_STATUS."""
     name = request.need("group")
     groups = session.state.broker.groups
     topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
-    if topic is None or not _may_see(session, topic):  # a group one may not know looks like one that is not there
+    if topic is None or not _may_see(session, topic):  # a group that must not be disclosed looks like a missing one
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
     view = groups.view(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())

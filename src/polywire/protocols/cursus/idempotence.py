@@ -1,7 +1,6 @@
-"""The rules of idempotent producers as this wire has them, stricter than the broker's own (spec: cursus#idempotent-producers).
+"""Rules of idempotent producers in Cursus, stricter than the broker's own (spec: cursus#idempotent-producers).
 
-Promises: what is accepted here the broker accepts, too; every refusal holds a word by which clients know that they must stop.
-Must not know: batches, sessions.
+The broker accepts whatever is accepted here. Every refusal contains a word by which clients know that they must stop.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-STORED_BYTES_MAX: Final = 255  # what a stored batch has room for (decision 0001)
+STORED_BYTES_MAX: Final = 255  # limit of a stored batch (decision 0001)
 DIGEST_BYTES: Final = 32
 
 
 def stored_id(producer: bytes) -> bytes:
-    """What a producer is stored as, and remembered by: its id, or the beginning of a longer one and, behind ``~``, a digest of all of it."""
+    """Return a producer's stored id: its id, or the start of a longer one, ``~`` and a digest of all of it."""
     if len(producer) <= STORED_BYTES_MAX:
         return producer
     digest = blake2b(producer, digest_size=DIGEST_BYTES).hexdigest().encode()
@@ -22,11 +21,11 @@ def stored_id(producer: bytes) -> bytes:
 
 
 class Rejected(Exception):
-    """A sequence that may not be stored; the text is told in the acknowledgement."""
+    """A sequence that may not be stored; the text goes into the acknowledgement."""
 
 
 def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, first: int, last: int) -> int:
-    """How many of the messages ``first`` to ``last`` are stored already.
+    """Return how many of messages ``first`` to ``last`` are stored already.
 
     known: the producer's latest epoch and sequence in this partition. Raises Rejected.
     """

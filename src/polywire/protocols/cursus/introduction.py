@@ -1,7 +1,7 @@
-"""Commands about the conversation itself: HELP, PROTOCOL_INFO, NEGOTIATE, EXIT, SETGROUP, and the cluster's, of which there is none here
-(spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands).
+"""Commands of the conversation: HELP, PROTOCOL_INFO, NEGOTIATE, EXIT, SETGROUP, and those of clusters, which do not
+exist here (spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands).
 
-Promises: a negotiation that is refused changes nothing. Must not know: topics, records, sockets.
+A refused negotiation changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEGACY_HELP: Final = """Available commands:
 
 
 def show_help(session: CursusSession, request: Request, /) -> Reply:
-    """HELP."""
+    """Handle HELP."""
     if request.dialect is Dialect.LEGACY:
         return encoded(_LEGACY_HELP)
     _stand_alone(request)
@@ -54,7 +54,7 @@ def show_help(session: CursusSession, request: Request, /) -> Reply:
 
 
 def protocol_info(session: CursusSession, request: Request, /) -> Reply:
-    """PROTOCOL_INFO."""
+    """Handle PROTOCOL_INFO."""
     _stand_alone(request)
     version = f"min_version={VERSION} max_version={VERSION} default_version={VERSION}"
     return encoded(f"OK protocol=cursus {version} features={','.join(FEATURES)} error_classes={_ERROR_CLASSES}")
@@ -66,7 +66,7 @@ def _stand_alone(request: Request) -> None:
 
 
 def negotiate(session: CursusSession, request: Request, /) -> Reply:
-    """NEGOTIATE: replaces the set of features of this connection. Its errors carry their class always."""
+    """Handle NEGOTIATE: replace the features of this connection. Its errors always have their class."""
     given = request.options.get("version", "")
     if not given:
         raise _negotiation("missing_protocol_version", "command=NEGOTIATE")
@@ -105,13 +105,13 @@ def _negotiation(code: str, facts: str) -> Refused:
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply:
-    """EXIT: the connection closes, without a reply."""
+    """Handle EXIT: close the connection without a reply."""
     session.end()
     return ()
 
 
 def set_group(session: CursusSession, request: Request, /) -> Reply:
-    """SETGROUP: the group this connection means when it names none."""
+    """Handle SETGROUP: set the connection's default group."""
     group = request.options.get("group", "")
     if not group:
         raise Refused("missing_group", "command=SETGROUP", legacy="missing group name")
@@ -120,12 +120,12 @@ def set_group(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """LIST_CLUSTER: there is none."""
+    """Handle LIST_CLUSTER: there is none."""
     raise Refused("distribution_not_enabled")
 
 
 def no_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """CLUSTER_STATUS, ELECT_LEADER: there is no cluster."""
+    """Handle CLUSTER_STATUS and ELECT_LEADER: there is no cluster."""
     raise Refused("distribution_required", f"command={request.name}")
 
 

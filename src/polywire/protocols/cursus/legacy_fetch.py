@@ -1,10 +1,9 @@
-"""CONSUME of the legacy dialect: values from a byte offset on, each in a frame of its own (spec: cursus#consume-of-the-legacy-dialect).
+"""CONSUME of the legacy dialect: values from a byte offset on, each in its own frame (spec:
+cursus#consume-of-the-legacy-dialect).
 
-A byte offset counts the frames of the values before: four bytes and the value, from the partition's first record on. It is made of the log's
-Kafka 0.7 addresses, which count ten bytes and the value.
-
-Promises: reading begins at a record or is refused; one answer has few bytes, one value always; nothing of a read is used after its pin was
-released. Must not know: sockets.
+A byte offset counts the frames of all earlier values from the partition's first record on: four bytes and the value. It
+is derived from the log's Kafka 0.7 addresses, which count ten bytes and the value. Reading begins at a record or is
+refused.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import CursusSession, Reply
 from polywire.types import Buffer
 
-READ_BYTES_MAX: Final = 64 * 1024  # asked of the log at a time
-HEAD_BYTES: Final = 6  # that a message has in the log's addresses beyond the length of its frame
-LOOKUPS_MAX: Final = 64  # for one byte offset: each gets nearer by four tenths of the way, or more
-BYTE_POSITIONS_MAX: Final = 1_024  # partitions of which it is remembered where the latest reader stopped
+READ_BYTES_MAX: Final = 64 * 1024  # read from the log at a time
+HEAD_BYTES: Final = 6  # bytes of a message in the log's addresses beyond its frame
+LOOKUPS_MAX: Final = 64  # for one byte offset: each reduces the distance by four tenths or more
+BYTE_POSITIONS_MAX: Final = 1_024  # partitions with a remembered end of the last read
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
-    """CONSUME: an answer of several frames, and the connection closes when nothing further is asked."""
+    """Handle CONSUME: an answer of several frames; the connection closes if no further request follows."""
     if len(request.words) != 3:
         raise Refused(
             "invalid_consume_syntax",
@@ -48,9 +47,11 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
 
 
 class ValueRead:
-    """One CONSUME under way.
+    """A CONSUME in progress; answered once.
 
-    Invariant: answered once; ``_offset`` is a record's once reading has begun, and at or before the wanted one's until then.
+    Invariant: ``_offset`` is a record's once reading has begun, and at or before the requested one's until then.
+
+    start: requested byte offset; 0 means the first retained record.
     """
 
     __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
@@ -66,7 +67,7 @@ class ValueRead:
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
     def begin(self) -> None:
-        """Find the record that begins at the byte offset, and read."""
+        """Find the record at the byte offset, and read."""
         log = self._partition.log
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
@@ -79,10 +80,10 @@ class ValueRead:
         self._read()
 
     def _look_up(self) -> None:
-        """Go nearer.
+        """Reduce the distance.
 
-        The wanted record has the address ``start + HEAD_BYTES * offset``. With an offset before its own that is an address before its own,
-        but not before that offset's, so the record there is no further from it.
+        The requested record has the address ``start + HEAD_BYTES * offset``. With a lower offset, that is an address
+        before its own, but not before that offset's, so the record there is no further away.
         """
         while self._lookups < LOOKUPS_MAX:
             self._lookups += 1
@@ -95,14 +96,14 @@ class ValueRead:
         self._refuse()
 
     def _found(self, found: int | BrokerError) -> None:
-        """The record had to be fetched."""
+        """The record has been fetched."""
         if isinstance(found, BrokerError):
             self._fail(found)
         elif self._is_nearer(found):
             self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
-        """Take up what was found; False when there is nothing further to look for."""
+        """Continue from the record found; False if the search is over."""
         if found > self._offset:
             self._offset = found
             return True
@@ -119,12 +120,12 @@ class ValueRead:
         return False
 
     def _reached(self, address: int | BrokerError) -> None:
-        """This is where the record begins that has the address looked for."""
+        """The record with this address begins here."""
         if isinstance(address, BrokerError):
             self._fail(address)
         elif address == self._start + HEAD_BYTES * self._offset:
             self._read()
-        else:  # it is less than ten bytes before the wanted one, and may be followed by records of four
+        else:  # within ten bytes before the requested one, where records of four bytes may follow
             self._offset += 1
             self._look_up()
 
@@ -152,7 +153,7 @@ class ValueRead:
         self._finish()
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched."""
+        """The bytes have been fetched."""
         if isinstance(read, BrokerError):
             self._fail(read)
             return
@@ -167,7 +168,7 @@ class ValueRead:
             self._finish()
 
     def _take(self, read: Read, end: int) -> bool:
-        """Add what was read; False when the answer is full."""
+        """Add the read; False if the answer is full."""
         reply_batch = self._reply_batch
         assert reply_batch is not None, "an answer is being filled"
         try:
@@ -178,7 +179,7 @@ class ValueRead:
         return wanted
 
     def _finish(self) -> None:
-        """Answer; nothing but the end of the connection, or the answer to what is asked next, tells a peer that there is no more."""
+        """Answer; the client learns the end only from the connection's end, or from the next answer."""
         reply_batch, self._reply_batch = self._reply_batch, None
         assert reply_batch is not None, "an answer is filled once"
         parts, released = reply_batch.finish()
@@ -192,11 +193,11 @@ class ValueRead:
             released()
 
     def _remember(self) -> None:
-        """Keep where this reader stopped: the next one mostly begins there."""
+        """Remember the end of this read, where the next one usually begins."""
         try:
             address = self._partition.log.address_of_offset(self._offset, self._remembered)
         except BrokerError:
-            return  # what is there was removed meanwhile
+            return  # the records there were removed meanwhile
         if isinstance(address, int):
             self._remembered(address)
 
@@ -213,7 +214,7 @@ class ValueRead:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
 
     def _fail(self, error: BrokerError) -> None:
-        """The log cannot go on; what lies before is sound."""
+        """The log cannot continue; earlier records are intact."""
         if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return
@@ -224,7 +225,7 @@ class ValueRead:
 
 
 def _bodies(frames: Buffer) -> list[bytes]:
-    """The bodies of frames in a row."""
+    """Return the bodies of adjacent frames."""
     view, at, found = memoryview(frames), 0, []
     while at < len(view):
         end = at + PREFIX_BYTES + int.from_bytes(view[at : at + PREFIX_BYTES], "big")

@@ -1,7 +1,7 @@
-"""A long Cursus frame: expanded beside the loop, then stored a little at a time.
+"""Long frames: expanded off the loop, then stored in slices.
 
-Promises: what a frame asks for is done as if it had come alone and short; the loop is never held for all of it; while it waits for what it
-cannot begin without, it holds nobody up and keeps no more than what was received. Must not know: layouts, what the commands do.
+The result is that of a short frame alone. The loop is never blocked for the whole frame. While a frame waits for its
+preconditions, it delays no other client and holds only its received bytes.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ STEP_S: Final = 0.002  # of one frame, before others get a turn
 
 
 class NotYet(Exception):
-    """A request that cannot begin now: it is offered again when the session wakes."""
+    """The request cannot begin now; it is offered again when the session wakes."""
 
 
 class Stored(Protocol):
-    """A batch on its way into the log."""
+    """A batch being stored."""
 
     def store(self, end: float | None = None) -> float | None:
-        """Go on until ``end``, or to the end; None once that was reached, else in how many seconds to go on."""
+        """Continue until ``end``, or to the end; None at the end, else the seconds until the next attempt."""
 
     def store_at_once(self) -> bool:
-        """Store all of it; False where the log takes nothing just now: then it is as if it had never been asked for."""
+        """Store all of it; False, without effect, if the log accepts nothing now."""
 
 
 class Host(Protocol):
-    """The session that a long frame came over."""
+    """Session of a long frame."""
 
     @property
     def state(self) -> CursusState:
-        """What it shares with others of its listener."""
+        """State shared with other sessions of its listener."""
 
     @property
     def output(self) -> Output:
-        """Where what was received is pinned."""
+        """Output that pins the received bytes."""
 
     def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
-        """Begin what the frame asks for; a batch is returned, to be stored. Raises NotYet."""
+        """Begin the frame's request; a returned batch is to be stored. Raises NotYet."""
 
     def carried(self) -> None:
-        """The frame is carried out."""
+        """The frame is complete."""
 
     def failed(self, error: PeerError, /) -> None:
-        """The frame makes no sense."""
+        """The frame is invalid."""
 
 
 class LongFrame:
-    """One such frame of one session, which takes no other request meanwhile.
+    """A long frame of one session, which handles no other request meanwhile.
 
-    Invariant: the received bytes are pinned from the beginning until ``_over``; ``_work`` is off the loop unless the frame waits to begin.
+    Invariant: the received bytes are pinned until ``_over``; ``_work`` is queued unless the frame waits for a
+    precondition.
     """
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
@@ -73,7 +74,7 @@ class LongFrame:
         self.begin()
 
     def begin(self) -> None:
-        """Wait for a turn off the loop; the first time, or again."""
+        """Queue for a turn off the loop, first or again."""
         if self._work is not None:
             return
         limit = self._session.state.settings.frame_bytes_max
@@ -109,7 +110,7 @@ class LongFrame:
             loop.call_soon(self._step)
 
     def _park(self) -> None:
-        """Something has to come first: let others have the turn, and begin anew when the session wakes."""
+        """A precondition is missing: give way, and restart when the session wakes."""
         assert self._work is not None, "its turn has come"
         self._body = memoryview(b"")
         self._unpin = self._session.output.pin()
@@ -117,7 +118,7 @@ class LongFrame:
         work.leave()
 
     def close(self) -> None:
-        """It is carried out, or nobody waits for it any more; a batch of which something was stored is stored whole."""
+        """It is complete or cancelled; a partly stored batch is stored completely."""
         self._over = True
         if self._storing is not None:
             self._storing.store()

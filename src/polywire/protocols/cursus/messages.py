@@ -1,8 +1,8 @@
-"""Cursus requests as text, and how replies are spelled (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command,
+"""Parse text requests and format replies (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command,
 cursus#recognising-the-dialect).
 
-Promises: ``read_text`` takes any body that is no batch and never fails but with ``Refused``; bytes that are no UTF-8 survive as surrogates.
-Must not know: sockets, sessions, the broker, what the commands do.
+``read_text`` accepts any body that is not a batch, and fails only with ``Refused``. Invalid UTF-8 survives as
+surrogates.
 """
 
 from __future__ import annotations
@@ -18,49 +18,44 @@ from polywire import names
 from polywire.errors import Invalid
 from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (spec: cursus#frames)
-REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; the limit of older brokers and all clients (spec: cursus#frames)
+REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the smallest limit of any client
 PREFIX_BYTES: Final = 4
-TOPIC_BYTES_MAX: Final = (
-    249  # of a name that is made over this wire; other wires make longer ones (spec: cursus#topics)
-)
+TOPIC_BYTES_MAX: Final = 249  # of a name created over this protocol; others permit longer ones (spec: cursus#topics)
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
 TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
-ARGUMENT_BYTES_MAX: Final = (
-    256 * 1024
-)  # of what stands before the message; a commit of 10,000 partitions has some 200 KB
+ARGUMENT_BYTES_MAX: Final = 256 * 1024  # of the text before the message; a commit of 10,000 partitions has some 200 KB
 SHOWN_BYTES_MAX: Final = 512  # of a command that an error repeats
 KEEPALIVE: Final = bytes(PREFIX_BYTES)
 
-_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # made once: every acknowledgement quotes
+_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode  # shared, because every acknowledgement quotes
 _LENGTH: Final = Struct(">I")
 _TOPIC_LENGTH: Final = Struct(">H")
 _BLANK: Final = " \t\r\n"
 _TO_BLANK: Final = str.maketrans(_BLANK, " " * len(_BLANK))
 _PADDING: Final = "\0" + _BLANK
-PADDING: Final = _PADDING.encode()  # what is trimmed from commands
+PADDING: Final = _PADDING.encode()  # stripped from commands
 _MESSAGE: Final = b"message="
-_NO_TOPIC: Final = b"\0\0"  # begins an envelope with an empty topic, and is no padding of a raw text
+_NO_TOPIC: Final = b"\0\0"  # begins an envelope with an empty topic; not to be stripped as padding
 _RESERVED: Final = (
     names.WHITE | names.CONTROLS | frozenset((ANY, ONE, ",", '"'))
-)  # words end at these, lists, patterns, values
+)  # they end words, lists, patterns or values
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
 class Dialect(Enum):
-    """Which of the protocol's shapes a request has, and therefore its reply (spec: cursus#dialects)."""
+    """Shape of a request, which determines that of its reply (spec: cursus#dialects)."""
 
     MODERN = "modern"
     POSITIONAL = "positional"
     LEGACY = "legacy"
 
 
-# Names of the current broker, those only other dialects have, and those between brokers (spec: cursus#bodies, cursus#subscribe,
-# cursus#setgroup-and-exit).
+# Commands of the current broker, of other dialects only, and between brokers (spec: cursus#bodies, cursus#subscribe,
 MODERN_NAMES: Final = words(
     "AUTH CREATE DELETE LIST LIST_CLUSTER CLUSTER_STATUS ELECT_LEADER PUBLISH CONSUME STREAM HELP HEARTBEAT JOIN_GROUP"
     " LEAVE_GROUP COMMIT_OFFSET BATCH_COMMIT REGISTER_GROUP GROUP_STATUS FETCH_OFFSET LIST_GROUPS LIST_OFFSETS SYNC_GROUP"
@@ -72,7 +67,8 @@ INTERNAL_NAMES: Final = words(
 )
 KNOWN_NAMES: Final = MODERN_NAMES | INTERNAL_NAMES | {"SUBSCRIBE", "COMMIT", "SETGROUP", "EXIT"}
 
-# Arguments of the positional dialects in their order; every other command is modern only (spec: cursus#recognising-the-dialect).
+# Arguments of the positional dialects, in order; all other commands are modern only
+# (spec: cursus#recognising-the-dialect).
 POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "CREATE": ("topic", "partitions"),
     "DELETE": ("topic",),
@@ -94,9 +90,9 @@ POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
 _LEGACY_ONLY: Final = words("PUBLISH HELP SETGROUP EXIT")
 _SHARED: Final = words(
     "CREATE DELETE LIST SUBSCRIBE CONSUME"
-)  # by the positional dialects, which answer them differently
+)  # by the positional dialects, which have different answers
 
-# What a first argument ``<key>=`` may be for the request to be modern (spec: cursus#recognising-the-dialect).
+# First arguments ``<key>=`` that make a request modern (spec: cursus#recognising-the-dialect).
 KNOWN_KEYS: Final = words(
     "topic group partition partitions member generation offset version key producerId acks transactional_id txn transaction"
     " principal token auth_token isolation isolation_level batch wait_ms features require_features broker message epoch seqNum"
@@ -106,9 +102,9 @@ KNOWN_KEYS: Final = words(
 
 
 class Refused(Exception):
-    """A request answered with an error: its code and facts (``k=v``), and the sentence that the legacy dialect has for it.
+    """A request answered with an error: code, facts (``k=v``), and the legacy dialect's sentence.
 
-    classed: whether ``facts`` already tell the error's class.
+    classed: ``facts`` already contain the error's class.
     """
 
     def __init__(self, code: str, facts: str = "", *, legacy: str | None = None, classed: bool = False) -> None:
@@ -123,12 +119,16 @@ class Refused(Exception):
 class Request:
     """One command.
 
-    name: in upper case. text: the command, trimmed, as far as errors repeat it. arguments: what follows the name, trimmed, without the
-    message. words: its words.
-    options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
-    None when there is none or nothing is left of it; for a positional PUBLISH what follows the blank behind the topic, as it is.
-    telling: whether no other dialect has this shape,
-    so that it is what the peer speaks. pattern: whether the topic has wildcards, which CONSUME takes for such; its escapes were not read.
+    Attributes:
+        name: in upper case.
+        text: the stripped command, as far as errors repeat it.
+        arguments: text after the name, stripped, without the message.
+        words: its words.
+        options: by key; positional arguments have the names of ``POSITIONS``.
+        message: everything after ``message=``, stripped; None if absent or empty. For a positional PUBLISH, the
+            unchanged text after the blank after the topic.
+        telling: no other dialect has this shape, so it is the client's.
+        pattern: the topic has wildcards, as CONSUME permits; its escapes were not decoded.
     """
 
     name: str
@@ -142,32 +142,33 @@ class Request:
     pattern: bool = False
 
     def need(self, key: str) -> str:
-        """An argument that must be there and not empty. Raises Refused ``missing_<key> command=<name>``."""
+        """Return a required, non-empty argument; raise Refused ``missing_<key> command=<name>``."""
         value = self.options.get(key, "")
         if not value:
             raise Refused(f"missing_{snake(key)}", f"command={self.name}")
         return value
 
     def is_set(self, key: str) -> bool:
-        """Whether an argument is the word ``true``, in any case."""
+        """Return whether an argument is the word ``true``, in any case."""
         return self.options.get(key, "").lower() == "true"
 
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope with a topic whose payload is no command: the legacy dialect publishes it, unless it is empty (spec: cursus#envelope,
-    cursus#answers-by-dialect)."""
+    """An envelope with a topic whose payload is no command: the legacy dialect publishes it unless empty (spec:
+    cursus#envelope).
+    """
 
     topic: str
     payload: bytes
 
 
 def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None) -> Request | BarePublish:
-    """What a body that is no batch asks for.
+    """Parse a body that is not a batch.
 
-    spoken: of the connection's latest telling request, for those that tell nothing; None before the first. forced: the listener's own, for
-    all that may be meant so. Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The first
-    ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a longer body are as good as all: it is refused.
+    spoken: dialect of the connection's latest unambiguous request, for ambiguous ones; None before the first. forced:
+    the listener's only dialect. Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The
+    first ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a longer body suffice, because it is refused.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
@@ -192,14 +193,14 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
 
 
 def _command(body: bytes) -> str | None:
-    """The known command a text begins with, in upper case."""
+    """Return the known command at the start of a text, in upper case."""
     word = decoded(body[:128]).lstrip(_PADDING).translate(_TO_BLANK).partition(" ")[0]
     name = word.upper() if word.isascii() else ""
     return name if name in KNOWN_NAMES else None
 
 
 def no_command(text: bytes) -> str:
-    """The legacy dialect's sentence for a text that begins with no command."""
+    """Return the legacy dialect's sentence for an unknown command."""
     word = decoded(text.lstrip(PADDING)[:64]).split(maxsplit=1)
     return f"unknown command: {word[0]}" if word else "empty command"
 
@@ -208,7 +209,7 @@ def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, 
     trimmed = body.strip(PADDING)
     if len(trimmed) > TEXT_BYTES_MAX:
         raise _too_long(name)
-    # A message may be long, and each copy of it takes some milliseconds: there is one, and none before it is known to be wanted.
+    # A message may be long, and each copy takes some milliseconds: copy once, and only when it is needed.
     found = trimmed.find(_MESSAGE, len(name))
     marker = b"" if found < 0 else _MESSAGE
     end = len(trimmed) if found < 0 else found
@@ -222,7 +223,7 @@ def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, 
             raise _too_long(name)
         message = trimmed[behind:].strip() if marker else b""
         return _modern(name, shown, decoded(before + marker), message, telling)
-    # What the sender of a PUBLISH put around the message belongs to it.
+    # Padding around the message of a PUBLISH belongs to it.
     after = body.lstrip(PADDING)[len(name) :] if name == "PUBLISH" else trimmed[len(name) :].strip()
     return _positional(name, dialect, shown, after, telling)
 
@@ -232,10 +233,10 @@ def _too_long(name: str) -> Refused:
 
 
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
-    """The dialect of a request, and whether no other one has its shape (spec: cursus#recognising-the-dialect).
+    """Return the dialect of a request, and whether its shape is unambiguous (spec: cursus#recognising-the-dialect).
 
-    What both positional pages have is answered in the words of the older one, the newer has none; but for a CONSUME, and a SUBSCRIBE with
-    a group, which are the newer one's when nothing tells.
+    Requests of both positional dialects are answered as in the older one, except an ambiguous CONSUME, and a SUBSCRIBE
+    with a group.
     """
     words = arguments.split()
     key, equals, _ = words[0].partition("=") if words else ("", "", "")
@@ -248,7 +249,7 @@ def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | 
     if not words:
         return spoken or Dialect.LEGACY, False
     if name == "LIST":
-        return Dialect.MODERN, False  # it takes no positional arguments, so these are a mistake
+        return Dialect.MODERN, False  # it takes no positional arguments, so this is a mistake
     if envelope is not None or (name in ("CREATE", "SUBSCRIBE") and len(words) == 1):
         return Dialect.LEGACY, True
     newer = len(words) == len(POSITIONS[name]) and name in ("CONSUME", "SUBSCRIBE")
@@ -265,8 +266,10 @@ def _modern(name: str, text: str, arguments: str, message: bytes, telling: bool)
 
 
 def _read_options(options: dict[str, str]) -> bool:
-    """Read a topic as it is spelled; returns whether it may be a pattern, which stays. Names must be text, which other wires have to spell;
-    keys may be any bytes. Raises Refused."""
+    """Decode the topic; return whether it may be a pattern, which stays. Raises Refused.
+
+    Names must be text, because other protocols must encode them; keys may be any bytes.
+    """
     for key, value in options.items():
         if key != "key" and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             raise Refused("decode_failed", f"reason={quote('an argument is not valid UTF-8')}")
@@ -292,70 +295,70 @@ def _positional(name: str, dialect: Dialect, text: str, after: bytes, telling: b
 
 
 def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
-    """The first word, and what stands behind the one blank after it; None for nothing."""
+    """Return the first word, and the text after the one blank that follows; None for nothing."""
     after = after.lstrip(PADDING)
     topic = (after.split(None, 1) or [b""])[0]
     return topic, after[len(topic) + 1 :] or None
 
 
-# Spelling
+# Formatting
 
 
 def frame(body: bytes) -> bytes:
-    """A body with its length in front."""
+    """Return a body with its length."""
     return _LENGTH.pack(len(body)) + body
 
 
 def enveloped(topic: str, payload: bytes) -> bytes:
-    """The body of an envelope."""
+    """Return the body of an envelope."""
     name = encoded(topic)
     return _TOPIC_LENGTH.pack(len(name)) + name + payload
 
 
 def decoded(text: bytes) -> str:
-    """Text whose odd bytes come back with ``encoded``."""
+    """Decode text; ``encoded`` restores invalid bytes."""
     return text.decode("utf-8", "surrogateescape")
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of ``decoded``."""
+    """Encode a text from ``decoded``."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def quote(text: str) -> str:
-    """A value in quotes with backslash escapes, as replies have it."""
+    """Quote a value with backslash escapes."""
     return _quoted(text)
 
 
 def bracketed(items: Iterable[object]) -> str:
-    """A list as replies print it: ``[0 1 2]``; Java takes nothing but digits and blanks."""
+    """Format a list: ``[0 1 2]``; Java's client accepts only digits and blanks."""
     return f"[{' '.join(map(str, items))}]"
 
 
 def truth(value: bool) -> str:
-    """A truth value as replies print it."""
+    """Format a truth value."""
     return "true" if value else "false"
 
 
 def snake(key: str) -> str:
-    """``producerId`` as ``producer_id``: how errors name an argument."""
+    """Convert ``producerId`` to ``producer_id``, as in errors."""
     pairs = zip(key[:1] + key, key, strict=False)
     return "".join("_" + char.lower() if before in LOWER and char in UPPER else char for before, char in pairs)
 
 
 def integer(text: str) -> int | None:
-    """A signed 64-bit number in decimal, None for anything else."""
+    """Parse a signed 64-bit decimal number; None for anything else."""
     return signed_64(text)
 
 
 def topic_word(name: str) -> str:
-    """A topic's name as this wire has it: one word, with ``%XX`` for what would end it, or is no part of a name (decision 0037)."""
+    """Encode a topic's name as one word, with ``%XX`` where necessary (decision 0037)."""
     word = names.escape(name, _RESERVED)
-    return word.replace("message=", "message%3D")  # what follows the word would be a message
+    return word.replace("message=", "message%3D")  # otherwise the rest of the word would be a message
 
 
 def topic_name(word: str) -> str:
-    """The name that ``topic_word`` spells. Raises Refused."""
+    """Decode a name from ``topic_word``; raise Refused."""
     try:
         return names.unescape(word)
     except Invalid:
@@ -364,7 +367,7 @@ def topic_name(word: str) -> str:
 
 
 def topic_fault(name: str) -> str | None:
-    """Why no topic of this name can be made over this wire, None when one can (spec: cursus#topics)."""
+    """Return why no topic with this name can be created over this protocol, or None (spec: cursus#topics)."""
     if names.is_simple(name) and 0 < len(name) <= TOPIC_BYTES_MAX and name not in (".", ".."):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET (spec: cursus#group-requests, cursus#group-answers).
+"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET (spec: cursus#group-requests,
+cursus#group-answers).
 
-Promises: a committed offset never goes back over this wire; a list is committed whole or not at all. Must not know: how members join,
-sockets, records.
+A committed offset never decreases over this protocol. A list is committed whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pairs = Mapping[int, int]
 
 
 def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT_OFFSET: fenced, and never back."""
+    """Handle COMMIT_OFFSET: fenced, and never backwards."""
     topic, partition = request.need("topic"), number(request, "partition")
     group, offset = request.need("group"), number(request, "offset")
     check_topic(session, request, topic, group)
@@ -37,19 +37,21 @@ def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
-    """BATCH_COMMIT: all or nothing."""
+    """Handle BATCH_COMMIT: all or nothing."""
     asked = member_request(session, request)
     pairs = read_pairs(request, asked.group, asked.topic)
     return _commit(request, asked, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
 
 
 def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
-    """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (spec: cursus#group-answers). Raises
-    Refused."""
+    """Parse the list ``P0:1,P1:2`` anywhere among the arguments; the letter is optional (spec: cursus#group-answers).
+
+    Raises Refused.
+    """
     words = [word for word in request.words if "=" not in word]
     if request.dialect is not Dialect.MODERN:
         words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
-    if len(words) > 1:  # who divides the list by blanks must not think that all of it was stored
+    if len(words) > 1:  # a client that separates the list by blanks must not believe that all of it was stored
         raise Refused("invalid_batch_commit_entry", f"entry={quote(' '.join(words))}")
     entries = (words or request.words or ("",))[-1].split(",")
     if len(entries) > PARTITION_COUNT_MAX:
@@ -71,7 +73,7 @@ def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
 
 
 Regression = Callable[[GroupRequest, int, int, int], str]
-"""How a step back is told: of a request and a partition, the current offset and the one given."""
+"""Formats a step backwards: request, partition, current offset, given offset."""
 
 
 def _single_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
@@ -86,7 +88,7 @@ def _batch_regression(asked: GroupRequest, partition: int, current: int, got: in
 
 
 def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    """Whether the member may commit all this; counts as a sign of life. Raises Refused."""
+    """Check whether the member may commit these; counts as a heartbeat. Raises Refused."""
     assert asked.generation is not None, "a commit names its generation"
     groups, by = asked.session.state.broker.groups, asked.session.caller
     who = asked.group, asked.topic, asked.member, asked.generation
@@ -132,7 +134,7 @@ def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (spec: cursus#group-answers)."""
+    """Handle COMMIT of the positional dialect: without membership, but never backwards (spec: cursus#group-answers)."""
     topic, group = request.need("topic"), request.need("group")
     pairs = {number(request, "partition"): number(request, "offset")}
     admit(session, topic, Action.OFFSET_COMMIT)
@@ -146,7 +148,7 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
 
 
 def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
-    """Nobody owns what an unfenced commit names, so that it is there must be looked at. Raises Refused."""
+    """Check that the partitions of an unfenced commit exist; raise Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
@@ -156,7 +158,7 @@ def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
 
 
 def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
-    """FETCH_OFFSET: 0 when nothing was committed."""
+    """Handle FETCH_OFFSET: 0 without a commit."""
     topic = request.need("topic")
     partition = number(request, "partition")
     group = request.need("group")

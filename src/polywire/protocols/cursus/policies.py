@@ -1,6 +1,6 @@
-"""Topic policies of the Cursus wire: how CREATE gives them, how replies show them (spec: cursus#create).
+"""Topic policies: arguments of CREATE, and their presentation (spec: cursus#create).
 
-Promises: a policy is kept with its topic; what other wires set is shown in this wire's words. Must not know: sessions, sockets.
+A policy is stored with its topic; settings from other protocols are shown in this one's words.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from polywire.protocols.cursus.messages import Refused, Request, integer, quote,
 POLICY_KEYS: Final = words("cleanup_policy retention_hours retention_bytes partitioner auth_policy read_acl write_acl")
 LIST_CHARS_MAX: Final = (
     16 * 1024
-)  # of a topic's list of principals: it is kept in memory and looked at with every request
-UNLIMITED: Final = -1  # the wire's word for a limit of ours that keeps for ever
+)  # of a topic's list of principals, which stays in memory and is checked by every request
+UNLIMITED: Final = -1  # the protocol's value for unlimited retention
 REPLICATION_FACTOR: Final = 3
 
 _CLEANUPS: Final = {
@@ -36,7 +36,9 @@ _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A topic's policy. ``retention_hours`` and ``retention_bytes``: 0 is the broker's default, UNLIMITED keeps for ever."""
+    """A topic's policy. ``retention_hours`` and ``retention_bytes``: 0 is the broker's default, UNLIMITED retains
+    forever.
+    """
 
     cleanup_policy: str = "delete"
     partitioner: str = "hash_key"
@@ -47,7 +49,7 @@ class Policy:
     retention_bytes: int = 0
 
     def encoded(self) -> str:
-        """As CREATE and METADATA show it."""
+        """Format for CREATE and METADATA."""
         return (
             f"cleanup_policy={self.cleanup_policy} partitioner={self.partitioner} auth_policy={self.auth_policy}"
             f" read_acl={self.read_acl} write_acl={self.write_acl}"
@@ -55,7 +57,7 @@ class Policy:
         )
 
     def described(self) -> dict[str, object]:
-        """As DESCRIBE shows it: the first three always, the others when they were set."""
+        """Format for DESCRIBE: the first three always, others if they were set."""
         shown: dict[str, object] = {
             "cleanup_policy": self.cleanup_policy,
             "partitioner": self.partitioner,
@@ -69,7 +71,7 @@ class Policy:
 
 
 class _Kept(msgspec.Struct, omit_defaults=True):
-    """What other wires have no word for, as it is stored with the topic."""
+    """Parts that other protocols lack, as stored with the topic."""
 
     cleanup_policy: str = "delete"
     partitioner: str = "hash_key"
@@ -79,7 +81,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 
 def read_policy(request: Request) -> Policy:
-    """The policy that a CREATE gives. Raises Refused."""
+    """Parse the policy of a CREATE; raise Refused."""
     options = request.options
     cleanup = _choice(options, "cleanup_policy", "delete", _CLEANUPS)
     if cleanup != "delete" and request.is_set("event_sourcing"):
@@ -123,7 +125,7 @@ def _limit(options: Mapping[str, str], key: str, most: int) -> int:
 
 
 def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
-    """Settings of a topic that has this policy; what the policy has no word for stays."""
+    """Return a topic's settings with this policy; settings without a counterpart stay."""
     kept = _Kept(policy.cleanup_policy, policy.partitioner, policy.auth_policy, policy.read_acl, policy.write_acl)
     age = _ours(policy.retention_hours)
     return replace(
@@ -137,7 +139,7 @@ def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
 
 
 def policy_of(topic: Topic) -> Policy:
-    """The policy of a topic, whichever wire made it."""
+    """Return the policy of a topic from any protocol."""
     settings = topic.settings
     stored = settings.wire_options.get(WIRE)
     kept = msgspec.json.decode(stored, type=_Kept) if stored else _Kept()
@@ -157,7 +159,7 @@ def policy_of(topic: Topic) -> Policy:
 
 
 def is_governed(topic: Topic) -> bool:
-    """Whether this wire ever gave the topic a policy."""
+    """Return whether a Cursus client ever set the topic's policy."""
     return WIRE in topic.settings.wire_options
 
 

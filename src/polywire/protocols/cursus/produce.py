@@ -1,7 +1,7 @@
-"""Writing batches into the log (spec: cursus#batches, cursus#writing).
+"""Write batches into the log (spec: cursus#batches, cursus#writing).
 
-Promises: offsets follow the order of the requests whatever their acks; a batch is stored in the partition it names. A failed append is told.
-Must not know: sockets, the layouts of batches.
+Offsets follow the order of requests, whatever their acks. A batch is stored in the partition that it names. Failed
+appends are reported.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
 
-LONG_PIECE_BYTES: Final = 4 * 1024 * 1024  # of a batch that cannot be stored as one: others wait for a piece at a time
-BUSY_LOOK_S: Final = 0.05  # between two tries while the log takes nothing: a journal slot is sealed in about that time
-BUSY_WAIT_S: Final = 10.0  # how long a long batch waits for a log that takes nothing at all
+# of a batch that must be stored in pieces: others wait for one piece at a time
+LONG_PIECE_BYTES: Final = 4 * 1024 * 1024
+BUSY_LOOK_S: Final = 0.05  # between two attempts while the log is full: a journal slot is sealed in about that time
+BUSY_WAIT_S: Final = 10.0  # how long a long batch waits while the log accepts nothing
 PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpan:
-    """Consecutive messages of one producer. producer: its id; ``stored_as`` is what the log knows it by. checked: whether its sequences are
-    to be checked and remembered."""
+    """Consecutive messages of one producer.
+
+    producer: its id; ``stored_as``: its id in the log. checked: its sequences are checked and remembered.
+    """
 
     start: int
     stop: int
@@ -54,14 +57,14 @@ class ProducerSpan:
 
     @property
     def stored_as(self) -> bytes:
-        """The producer's id as the log keeps it."""
+        """The producer's id in the log."""
         return stored_id(self.producer)
 
 
 def writable_topic(session: CursusSession, name: str) -> Topic:
-    """The topic a record is written to; one that is about to be made is waited for (spec: cursus#publish).
+    """Return the topic of a write, waiting for one that is about to be created (spec: cursus#publish).
 
-    Raises Refused, or NotYet when the request is to be offered again.
+    Raises Refused, or NotYet if the request is to be offered again.
     """
     if name.startswith("__"):
         raise Refused(
@@ -72,7 +75,7 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
     found = session.state.broker.resource(name)
     session.state.guard.admit_topic(
         session, found, Action.PRODUCE
-    )  # first: who may not write there is not told whether it is there
+    )  # first, so that existence is not disclosed to clients that may not write
     if isinstance(found, Topic):
         return found
     session.wait_for_topic(name)
@@ -80,7 +83,7 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
 
 
 def find_partition(topic: Topic, number: int) -> Partition:
-    """A partition that exists. Raises Refused ``partition_not_found``."""
+    """Return an existing partition; raise Refused ``partition_not_found``."""
     if not 0 <= number < len(topic.partitions):
         raise Refused("partition_not_found", f"partition={number}")
     return topic.partitions[number]
@@ -90,7 +93,7 @@ def find_partition(topic: Topic, number: int) -> Partition:
 
 
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
-    """A batch frame, to be stored; None when something is wrong with it, which is answered in its place. Raises NotYet."""
+    """Return a batch to be stored; None if it is invalid, which is answered in its slot. Raises NotYet."""
     try:
         session.state.guard.admit_batch(session)
         batch = read_batch(body, scratch)
@@ -122,7 +125,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 def _runs(
     body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """The stored batches that a received one becomes; nearly always one. Raises Refused."""
+    """Return the stored batches for a received one, nearly always one; raise Refused."""
     details = scratch.details
     if (
         not batch.traits & decoder.MIXED
@@ -146,7 +149,7 @@ def _runs(
 
 
 def _nameless(body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
-    """Too many producers to keep apart: their names are not stored."""
+    """With too many producers to separate, their ids are not stored."""
     runs: list[ProducerSpan] = []
     start = 0
     while start < count:
@@ -171,10 +174,11 @@ def _run(
 
 
 class BatchAppend:
-    """A batch on its way into the log, and its acknowledgement.
+    """A batch being stored, and its acknowledgement.
 
-    Invariant: answered once, when all of its runs were handed over and none is waited for any more; the first error is told, and all that
-    lies before ``_refused_at``, the first message that was not stored, is stored. ``_stored_to``: sequence of the message before it.
+    Invariant: answered once, when all of its runs were passed on and completed. The first error is reported; all
+    messages before ``_refused_at``, the first one not stored, are stored. ``_stored_to``: sequence of the message
+    before it.
     """
 
     __slots__ = (
@@ -221,9 +225,11 @@ class BatchAppend:
         self._waiting = 1
 
     def store(self, end: float | None = None) -> float | None:
-        """Hand runs to the broker in order, until ``end`` if that is told; None once it has all of them, else in how many seconds to go on.
+        """Pass runs to the broker in order, until ``end`` if given; None at the end, else the seconds until the next
+        attempt.
 
-        What comes behind one that is refused is not stored; where ``end`` is told, a broker that is busy is waited for."""
+        Nothing after a refused run is stored. With ``end``, a busy broker is retried.
+        """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
             if self._error:
@@ -250,7 +256,7 @@ class BatchAppend:
         return None
 
     def store_at_once(self) -> bool:
-        """Hand everything to the broker now; False where the log takes nothing just now: then nothing is stored, and nobody answered."""
+        """Pass everything to the broker now; False, without effect, if the log accepts nothing now."""
         if self.store(inf) is None:
             return True
         if self._waiting == 1 and self._last_offset < 0:
@@ -260,13 +266,13 @@ class BatchAppend:
         return True
 
     def _may_wait(self, error: Busy, now: float) -> bool:
-        """Whether to try again: a part of a large batch may have to wait until parts before it are sealed."""
+        """Return whether to retry: part of a large batch may have to wait until earlier parts are sealed."""
         if self._busy_until is None:
             self._busy_until = now + BUSY_WAIT_S
         return error.code is ErrorCode.BUSY and now < self._busy_until
 
     def _sequence_before(self, run: ProducerSpan) -> int:
-        """Sequence of the message in front of a run, 0 for the first."""
+        """Return the sequence of the message before a run, 0 for the first."""
         at = decoder.DETAIL_WORDS * (run.start - 1) + decoder.SEQUENCE
         return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
 
@@ -307,8 +313,9 @@ class BatchAppend:
         self._finish()
 
     def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
-        """All of a run was stored before: that is success (spec: cursus#idempotent-producers), and it lies where it lay then, if that is
-        still known."""
+        """The whole run was stored before: success (spec: cursus#idempotent-producers), with the original offset if it
+        is known.
+        """
         if isinstance(result, BrokerError):
             self._failed(run, before, append_failure(result))
             return
@@ -331,11 +338,11 @@ class BatchAppend:
         if self._error:
             status, last_sequence = Status.ERROR, batch.last_sequence
             known = self._session.state.broker.producer_last(self._partition, stored_id(batch.last_producer))
-            epoch = known[0] if known is not None else epoch  # what a producer that is behind has to know
+            epoch = known[0] if known is not None else epoch  # a producer that is behind needs it
             if self._refused_at:
                 status, last_sequence = Status.PARTIAL, self._stored_to
         last_offset = self._last_offset
-        if last_offset < 0:  # nothing new was stored; clients read digits only
+        if last_offset < 0:  # nothing new was stored; clients accept only digits
             last_offset = 0 if status is Status.ERROR else self._partition.log.next_offset - 1
         self._answer.ok(
             acknowledged(
@@ -354,10 +361,10 @@ class BatchAppend:
 def _columns(
     body: memoryview, details: memoryview, run: ProducerSpan, start: int, *, events: bool
 ) -> dict[int, Lendable]:
-    """What a run has beside keys and values.
+    """Return a run's columns other than keys and values.
 
-    Sequences are written out when they have gaps, and to keep the epoch of a producer that is not checked: a stored batch with an epoch
-    and consecutive sequences takes part in idempotence (decision 0001, ``broker.producers``).
+    Sequences are stored if they have gaps, and also to retain the epoch of an unchecked producer: a stored batch with
+    an epoch and consecutive sequences takes part in idempotence (decision 0001, ``broker.producers``).
     """
     columns: dict[int, Lendable] = {}
     count = run.stop - start
@@ -373,7 +380,7 @@ def _columns(
 
 
 def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
-    """The event fields of messages, in columns of their own; none when no message has any. Raises Rejected for a type that is no UTF-8."""
+    """Return the columns of event fields; none if no message has any. Raises Rejected for a type that is not UTF-8."""
     count = stop - start
     flags = bytearray(count)
     decoder.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
@@ -400,7 +407,7 @@ def _event_columns(body: memoryview, details: memoryview, start: int, stop: int)
 
 
 def append_failure(error: BrokerError) -> str:
-    """The text of a failed append: the words by which clients know errors that end a producer."""
+    """Return the text of a failed append, with the words by which clients detect errors that end a producer."""
     if error.code is ErrorCode.PRODUCER_FENCED:
         return f"stale_producer_epoch {error.message}"
     if error.code is ErrorCode.SEQUENCE_GAP:

@@ -1,6 +1,6 @@
-"""Writing one record: PUBLISH, and the bare envelope (spec: cursus#publish, cursus#envelope).
+"""Write one record: PUBLISH, and the bare envelope (spec: cursus#publish, cursus#envelope).
 
-Promises: offsets follow the order of the requests whatever their acks; a failed append is told. Must not know: sockets, batches' layouts.
+Offsets follow the order of requests, whatever their acks. Failed appends are reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SENT: Final = "\U0001f4e4"
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """PUBLISH of one record, in either of its dialects."""
+    """Handle PUBLISH of one record, in both dialects."""
     if request.dialect is not Dialect.MODERN:
         return _publish_legacy(session, request)
     name = request.need("topic")
@@ -78,7 +78,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
-    """The partition of a record whose sender leaves the choice to the topic's partitioner (spec: cursus#partitioning)."""
+    """Return the partition that the topic's partitioner chooses (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     number = session.state.round_robin.get(topic.id, 0)
@@ -95,7 +95,7 @@ def _truth(request: Request) -> bool:
 
 
 def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
-    """A number, or the error of the function that the reference reads it with."""
+    """Return a number, or raise the error of the original broker's parser."""
     given = request.options.get(key)
     if given is None:
         return usual
@@ -109,7 +109,7 @@ def _number(request: Request, key: str, function: str, *, low: int, high: int, u
 
 
 class PublishAppend:
-    """One record of PUBLISH on its way into the log. Invariant: answered once."""
+    """One record being stored; answered once."""
 
     __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
 
@@ -123,7 +123,7 @@ class PublishAppend:
         self._answer: Answer = session.later(request.dialect)
 
     def begin(self, key: bytes, value: bytes) -> None:
-        """Hand the record to the broker, unless it is stored already."""
+        """Pass the record to the broker, unless it is stored already."""
         run, level = self._run, LEVELS[self._acks]
         try:
             stored = 0
@@ -174,7 +174,7 @@ class PublishAppend:
 
     def _failed(self, text: str) -> None:
         if self._acks == "0":
-            self._answer.ok(b"OK")  # the reference says so even then (spec: cursus#publish)
+            self._answer.ok(b"OK")  # the original broker does so even then (spec: cursus#publish)
             return
         reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
         self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
@@ -190,9 +190,11 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Hand a record to the broker; while the log takes none, have the request offered again, for as long as a batch would wait.
+    """Pass a record to the broker; while the log is full, have the request offered again, as long as a batch would
+    wait.
 
-    Raises NotYet, and what the broker raises."""
+    Raises NotYet, and the broker's errors.
+    """
     broker = session.state.broker
     try:
         broker.produce(partition, batch, by=by, level=level, done=done)
@@ -211,7 +213,7 @@ def append(
 
 
 def one_record(key: bytes, value: bytes, run: ProducerSpan | None = None) -> bytearray:
-    """A batch of one record; an empty key is none."""
+    """Return a batch of one record; an empty key means no key."""
     spans = array("q", (0, len(key) or -1, len(key), len(value)))
     columns: dict[int, Lendable] = {}
     epoch, sequence = -1, 0
@@ -233,18 +235,20 @@ def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
 
 
 def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
-    """An envelope whose payload is no command (spec: cursus#envelope); the topic must exist, so that a typing error is no message."""
+    """Handle an envelope without a command (spec: cursus#envelope); the topic must exist, so that typing errors are not
+    published.
+    """
     name = request.options["topic"]
     assert request.message is not None, "a bare envelope has a payload"
     is_known = session.state.settings.bare_publish and session.state.broker.find_topic(name) is not None
     if not is_known or not request.message.strip(PADDING):
-        told = no_command(request.message)
-        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=told)
+        legacy = no_command(request.message)
+        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=legacy)
     return _publish_plain(session, name, request.message, b"OK")
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
-    """One record without a key; a repeat, where those are dropped, is answered as what it repeats."""
+    """Publish one record without a key; a repeat, if those are dropped, is answered as the original."""
     topic = writable_topic(session, name)
     broker, repeats = session.state.broker, session.state.repeats
     answer = session.later(Dialect.LEGACY)

@@ -1,6 +1,6 @@
-"""Where reading begins: topic, partition and offset as CONSUME and STREAM name them (spec: cursus#reading).
+"""Where reading begins: topic, partition and offset of CONSUME and STREAM (spec: cursus#reading).
 
-Promises: a given offset wins over what the group has committed, and that over what to do without either. Must not know: how records are read.
+A given offset takes precedence over the group's committed one, and that over the default.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from polywire.protocols.cursus.messages import Refused, Request, integer, quote,
 from polywire.protocols.cursus.session import CursusSession
 from polywire.types import PositionKind
 
-DEFAULT_GROUP: Final = "default-group"  # of a reader that names none
-RECORDS_MAX: Final = 8192  # of one batch when the request does not say
+DEFAULT_GROUP: Final = "default-group"  # of a reader without a group
+RECORDS_MAX: Final = 8192  # of one batch by default
 _ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
 
 def failed(reason: str, *, legacy: str | None = None) -> Refused:
-    """The reference's answer to most of what a read may get wrong."""
+    """Return the original broker's answer to most invalid reads."""
     return Refused("command_failed", f"reason={quote(reason)}", legacy=legacy or reason)
 
 
 def readable_topic(session: CursusSession, name: str) -> Topic:
-    """A topic that exists and may be read. Raises Refused."""
+    """Return an existing, readable topic; raise Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise failed(f"topic '{topic_word(name)}' does not exist")
@@ -33,7 +33,7 @@ def readable_topic(session: CursusSession, name: str) -> Topic:
 
 
 def partition_number(text: str) -> int:
-    """Raises Refused."""
+    """Parse a partition number; raise Refused."""
     number = integer(text)
     if number is None:
         reason = f"strconv.Atoi: parsing {quote(text)}: invalid syntax"
@@ -42,7 +42,7 @@ def partition_number(text: str) -> int:
 
 
 def readable_partition(topic: Topic, number: int) -> Partition:
-    """A partition that exists. Raises Refused."""
+    """Return an existing partition; raise Refused."""
     count = len(topic.partitions)
     if not 0 <= number < count:
         name = topic.name.full
@@ -54,7 +54,7 @@ def readable_partition(topic: Topic, number: int) -> Partition:
 
 
 def given_offset(request: Request) -> int | None:
-    """The offset that the request names. Raises Refused."""
+    """Return the request's offset, or None; raise Refused."""
     text = request.options.get("offset")
     if text is None:
         return None
@@ -65,7 +65,7 @@ def given_offset(request: Request) -> int | None:
 
 
 def start_offset(session: CursusSession, request: Request, partition: Partition, given: int | None) -> int:
-    """Where reading begins."""
+    """Return where reading begins."""
     if given is not None:
         return given
     group = request.options.get("group") or session.group or DEFAULT_GROUP
@@ -78,7 +78,11 @@ def start_offset(session: CursusSession, request: Request, partition: Partition,
 
 
 def check_isolation(request: Request) -> None:
-    """Both levels read the same: nothing undecided is ever visible (concepts: storage#staged-records). Raises Refused for a third."""
+    """Check the isolation level: both read the same, because uncommitted data is never visible (concepts:
+    storage#staged-records).
+
+    Raises Refused for another level.
+    """
     for key in ("isolation", "isolation_level"):
         given = request.options.get(key)
         if given is not None and given.lower() not in _ISOLATIONS:
@@ -86,7 +90,7 @@ def check_isolation(request: Request) -> None:
 
 
 def batch_size(request: Request) -> int:
-    """Most records of one batch. Raises Refused."""
+    """Return the most records of one batch; raise Refused."""
     text = request.options.get("batch")
     if text is None:
         return RECORDS_MAX
@@ -97,5 +101,5 @@ def batch_size(request: Request) -> int:
 
 
 def out_of_range(partition: Partition, requested: int) -> str:
-    """The bounds beside the offset that lies below them, as both an error and a control frame tell them."""
+    """Format the bounds and the offset below them, for errors and control frames."""
     return f"requested={requested} earliest={partition.log.first_offset} latest={partition.log.readable_offset}"

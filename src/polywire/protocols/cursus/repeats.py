@@ -1,7 +1,7 @@
-"""Payloads published of late: what the API reference drops when it comes again within 30 minutes (spec: cursus#repeated-payloads).
+"""Recently published payloads: the API reference drops repetitions within 30 minutes (spec: cursus#repeated-payloads).
 
-Promises: a payload is a repeat only in its own topic, and only of one that was stored; memory has a limit, beyond which the oldest is
-forgotten; time is the time that passes, not the wall clock's. Must not know: sessions, the log.
+A payload is a repetition only within its topic, and only of one that was stored. Memory is bounded; the oldest payload
+is dropped first. Time is monotonic.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.types import Buffer
 
-REPEATS_MAX: Final = 100_000  # remembered payloads of all topics together, some 200 bytes each whatever their length
-ENDED_MAX: Final = 64  # forgotten at a time, because their time is over
+REPEATS_MAX: Final = 100_000  # payloads of all topics together, some 200 bytes each whatever their length
+ENDED_MAX: Final = 64  # expired payloads dropped at a time
 _DIGEST_BYTES: Final = 16
 
 
 class Repeats:
-    """What was published in the last ``lasting_s`` seconds.
-
-    Invariant: ``_until`` has digests in the order in which they end.
-    """
+    """Payloads of the last ``lasting_s`` seconds. ``_until`` has digests in order of expiry."""
 
     __slots__ = ("_lasting_s", "_monotonic", "_until")
 
@@ -37,25 +34,25 @@ class Repeats:
         return len(self._until)
 
     def digest(self, topic_id: bytes, payload: Buffer) -> bytes:
-        """What a payload of a topic is remembered by."""
+        """Return the digest of a topic's payload."""
         return blake2b(payload, digest_size=_DIGEST_BYTES, key=topic_id).digest()
 
     def has(self, digest: bytes) -> bool:
-        """Whether this was published, not too long ago."""
+        """Return whether it was published recently."""
         now = self._monotonic()
         for old in [old for old, until in islice(self._until.items(), ENDED_MAX) if until <= now]:
             del self._until[old]
         return self._until.get(digest, now) > now
 
     def add(self, digest: bytes) -> None:
-        """Remember one that ``has`` does not know."""
-        self._until.pop(digest, None)  # it goes to the end of the order
+        """Add a digest that ``has`` does not know."""
+        self._until.pop(digest, None)  # moves it to the end
         if len(self._until) >= REPEATS_MAX:
             del self._until[next(iter(self._until))]
         self._until[digest] = self._monotonic() + self._lasting_s
 
     def stored(self, digest: bytes, done: Completion[int], offset: int | BrokerError) -> None:
-        """A callback of the broker: passes on what became of the payload, and forgets one that was not stored."""
+        """Callback of the broker: pass the result on, and drop a payload that was not stored."""
         if isinstance(offset, BrokerError):
             self._until.pop(digest, None)
         done(offset)

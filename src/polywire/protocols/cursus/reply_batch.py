@@ -1,7 +1,4 @@
-"""One outgoing frame, or run of frames, in the making: stored chunks in, the wire's bytes out, in a reused buffer.
-
-Promises: one compiled call per stored chunk; a buffer goes back for reuse once it was sent. Must not know: sessions, when to read.
-"""
+"""One outgoing frame, or run of frames: encodes stored chunks into a reusable buffer, with one call per chunk."""
 
 from __future__ import annotations
 
@@ -20,23 +17,23 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
-PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (spec: cursus#consume), one record always
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # of one frame (spec: cursus#consume); one record always fits
 VALUES_BYTES_MAX: Final = (
-    8_192  # values framed one by one for one answer, as the page of the legacy dialect says; one value always
+    8_192  # values framed one by one in one answer, as the legacy dialect's page says; one value always fits
 )
-SMALL_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
+SMALL_BYTES: Final = 64 * 1024  # a copy costs less than holding a buffer
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 
 _length: Final = header_fields("length")
 
 Parts = tuple[list[Buffer], Callable[[], None] | None]
-"""Bytes to send, and what to call once they were sent."""
+"""Bytes to send, and a function to call once they were sent."""
 
 
 class ReplyBatch:
-    """Records on their way out.
+    """Records being encoded; ``_buffer`` is filled up to the state's AT.
 
-    Invariant: what was written so far lies in ``_buffer`` up to the state's AT.
+    begin: opening of the batch; None frames every value by itself.
     """
 
     __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
@@ -58,7 +55,7 @@ class ReplyBatch:
 
     @property
     def written(self) -> int:
-        """Records so far."""
+        """Number of records so far."""
         return self._state[encoder.WRITTEN]
 
     @property
@@ -67,7 +64,7 @@ class ReplyBatch:
         return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
-        """Add the records of ``start <= offset < end``; False when no further one fits. Raises Invalid for a damaged batch."""
+        """Add records ``start <= offset < end``; False if no further one fits. Raises Invalid for a damaged batch."""
         state = self._state
         state[encoder.START], state[encoder.STOP] = start, end
         for chunk in read.chunks:
@@ -98,7 +95,7 @@ class ReplyBatch:
         self._buffer = grown
 
     def finish(self) -> Parts:
-        """What to send: nothing when there are no records."""
+        """Return the bytes to send; empty without records."""
         state, reply_buffers = self._state, self._reply_buffers
         size = state[encoder.AT]
         if not self.written:
@@ -120,10 +117,10 @@ class ReplyBatch:
         return [memoryview(self._buffer)[:size]], partial(reply_buffers.give, self._buffer)
 
     def answer(self, answer: Answer) -> None:
-        """Answer with the batch, an empty one when there are no records."""
+        """Answer with the batch, possibly empty."""
         parts, released = self.finish()
         answer.fill(parts or [frame(empty_batch(self._begin or b""))], released)
 
     def drop(self) -> None:
-        """Nobody wants it."""
+        """Drop the batch."""
         self._reply_buffers.give(self._buffer)

@@ -1,6 +1,5 @@
-"""Reply slots: the order of answers of one Cursus connection.
-
-Promises: an answer is filled once: at once, by a callback of the broker or by a timer. Must not know: how requests are read, sockets.
+"""Reply slots: the order of answers of one Cursus connection. An answer is filled once: at once, by the broker, or by a
+timer.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from polywire.protocols.runtime.slices import Slices
 if TYPE_CHECKING:
     from polywire.protocols.cursus.context import CursusBroker
 
-PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed beside the loop: gzip takes 2 ms for so many
+PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed off the loop: gzip takes 2 ms for this much
 
 
 class ReplyOwner(Protocol):
-    """What an answer needs of its session."""
+    """Methods of the session that an answer uses."""
 
     @property
     def broker(self) -> CursusBroker:
-        """Whose loop and clock long answers are made with."""
+        """Broker whose loop and clock long answers use."""
 
     @property
     def off_loop(self) -> OffLoopQueue:
-        """Where long answers are compressed."""
+        """Queue for compressing long answers."""
 
     @property
     def structured(self) -> bool: ...
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
 
     def answered(self) -> None:
         """An answer became known."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """A slot in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells.
+    """A slot in the order of answers; ``parts`` are whole frames, and ``body`` is what ``done`` sends.
 
-    packing: what its bodies are compressed with, each by itself.
+    packing: compression of its bodies, each by itself.
     """
 
     __slots__ = ("_work", "body", "dialect", "packing")
@@ -67,7 +66,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, *bodies: bytes) -> None:
-        """A frame for each body; mostly one."""
+        """Answer with a frame for each body, usually one."""
         packing = self.packing
         if packing is None or self.session.closed:
             self.fill([frame(body) for body in bodies])
@@ -88,7 +87,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(frames)
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """One frame whose body takes long to make; the iterator gives it, a little at a time."""
+        """Answer with one frame whose long body the iterator yields in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -98,15 +97,15 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
-        """An error, in the words of the request's dialect."""
+        """Answer with an error in the request's dialect."""
         self.ok(encode_error(error, self.dialect, structured=self.session.structured))
 
     def fail(self, error: BrokerError) -> None:
-        """An error of the broker."""
+        """Answer with an error of the broker."""
         self.refuse(refused(error))
 
     def done(self, result: int | BrokerError) -> None:
-        """A callback of the broker: answers with ``body`` as it was set before, or with the error."""
+        """Callback of the broker: answer with ``body``, or with the error."""
         if isinstance(result, BrokerError):
             self.fail(result)
         else:
@@ -118,4 +117,4 @@ def _packed(packing: Algorithm, bodies: Sequence[bytes]) -> list[bytes]:
 
 
 def _nothing() -> None:
-    """Nothing of a peer's is looked at meanwhile."""
+    """Do nothing: no received bytes are viewed."""

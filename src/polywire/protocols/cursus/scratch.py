@@ -1,6 +1,5 @@
-"""Arrays that all connections of the wire share.
-
-Promises: they grow with what has really come and have a limit; nothing in them outlives the handling of one frame. Must not know: sessions.
+"""Arrays shared by all connections of the protocol. They grow with received data up to a limit, and are used within one
+frame only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _MESSAGES_MIN: Final = 1024
 
 
 class ScratchArrays:
-    """Reused arrays. Invariant: ``spans`` and ``details`` hold the same number of messages."""
+    """Reusable arrays. Invariant: ``spans`` and ``details`` have space for the same number of messages."""
 
     __slots__ = ("_capacity", "details", "head", "spans")
 
@@ -24,7 +23,7 @@ class ScratchArrays:
         self.reserve(_MESSAGES_MIN * decoder.MESSAGE_BYTES_MIN)
 
     def reserve(self, size: int) -> None:
-        """Grow to the messages of a batch of this many bytes."""
+        """Grow for the messages of a batch of this size."""
         wanted = min(size // decoder.MESSAGE_BYTES_MIN + 1, decoder.RECORDS_MAX)
         if wanted > self._capacity:
             self._capacity = min(max(wanted, 2 * self._capacity), decoder.RECORDS_MAX)

@@ -1,7 +1,7 @@
-"""One Cursus connection: frames in order, answers in order (spec: cursus#frames, cursus#connections).
+"""One Cursus connection: frames and answers in order (spec: cursus#frames, cursus#connections).
 
-Promises: answers leave in request order; batches and PUBLISH are pipelined, any other command begins only when everything before it on this
-connection was answered. No task and no future per request. Must not know: sockets, the loop beyond its timers, what the commands do.
+Batches and PUBLISH are pipelined; any other command begins only when all earlier requests of this connection are
+answered. There is no task and no future per request.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
-ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
-TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
+ANSWERS_MAX: Final = 256  # unanswered requests of a connection before the next one waits
+TOPIC_LOOK_S: Final = 0.05  # between two checks for a topic that a write waits for
 
 Reply = bytes | Sequence[bytes]
 """Bodies of the frames of one answer."""
 
 
 class Handler(Protocol):
-    """Carries out one request: returns the bodies of its reply, or None when it took a reply slot by ``session.later``.
+    """Executes one request: returns the bodies of its reply, or None if it took a slot by ``session.later``.
 
     Raises Refused, BrokerError.
     """
@@ -58,39 +58,43 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the wire; it asks for all of its actions (spec: cursus#credentials).
+    """A command of the protocol; all its actions are checked (spec: cursus#credentials).
 
-    alone: whether it may stand without arguments.
+    alone: it may have no arguments.
     """
 
     alone: bool = field(default=False, kw_only=True)
 
 
 class Pushing(Protocol):
-    """What took over the connection: a stream."""
+    """Owner of the connection while it streams."""
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
 
     def drop(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
 
 
 class TakeBatch(Protocol):
-    """Handles a batch frame; it makes its own answer, once what it returns was stored. Raises NotYet."""
+    """Handles a batch frame; it answers once the returned batch was stored. Raises NotYet."""
 
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
 
 
 class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):
-    """One peer.
+    """One client.
 
-    spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by
-    SETGROUP. structured: whether errors carry their class. features: what NEGOTIATE has enabled.
+    Attributes:
+        spoken: dialect of the latest unambiguous request, None before.
+        principal: from AUTH, None before.
+        group: from SETGROUP.
+        structured: errors contain their class.
+        features: enabled by NEGOTIATE.
     """
 
     answer_type: ClassVar[type[Answer]] = Answer
-    """What its reply slots are."""
+    """Class of its reply slots."""
 
     __slots__ = (
         "_acting",
@@ -143,16 +147,16 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._pushing: Pushing | None = None
         self._topic_wait = "", 0.0
         self.busy_until: float | None = None
-        """When a record that the log does not take now is given up."""
+        """When to give up on a record that the log does not accept."""
         self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
 
-    # The driver's side
+    # Driver
 
     @property
     def spoken_dialect(self) -> str:
-        """The shape of the latest request that told it."""
+        """Dialect of the latest unambiguous request."""
         return "" if self.spoken is None else self.spoken.value
 
     @property
@@ -161,15 +165,15 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._body_bytes_max() + PREFIX_BYTES
 
     def _body_bytes_max(self) -> int:
-        """Longest frame without its length; little from who has yet to say who it is."""
+        """Longest body; small before authentication."""
         frame_bytes_max = self.state.settings.frame_bytes_max
-        return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_nobody() else frame_bytes_max
+        return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_unauthenticated() else frame_bytes_max
 
-    def _is_nobody(self) -> bool:
+    def _is_unauthenticated(self) -> bool:
         return self._acting is None and self.output.certified is None and not self.broker.access.is_open
 
     def identify(self, principal: Principal | None) -> None:
-        """This is for whom the peer acts from now on: by AUTH, or by the words in its latest request. Raises Busy."""
+        """Set the acting principal: from AUTH, or from credentials in the latest request. Raises Busy."""
         if principal is not self._acting:
             self.output.identified(principal)
             self._acting = principal
@@ -187,35 +191,33 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         """Handle complete frames."""
         self._heard_at = self.state.broker.clock.monotonic()
         taken = super().receive(data) if self._pushing is None else 0
-        return (
-            taken if self._pushing is None else len(data)
-        )  # what comes behind a STREAM is not read (spec: cursus#stream)
+        return taken if self._pushing is None else len(data)  # bytes after a STREAM are not read (spec: cursus#stream)
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if len(data) - at < PREFIX_BYTES:
             return 0
         size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
         if size > self._anybody_bytes_max and size > self._body_bytes_max():
-            if self._is_nobody():
+            if self._is_unauthenticated():
                 self.output.write(frame(encoded("ERROR: authentication_required")))
             raise PeerError(f"frame is too long bytes={size}", fatal=True)
         return PREFIX_BYTES + size
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         if self._pushing is not None:
             self._pushing.drained()
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; half a frame is dropped, whole ones that had to wait are still answered."""
+        """The client has finished: drop an incomplete frame; waiting whole ones are still answered."""
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
         super().finish(data)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._enter(CLOSED)
         self._slot = None
         self._timer.cancel()
@@ -233,7 +235,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         body = data[at + PREFIX_BYTES : end]
         self._is_used()
         packed = self._compression or sniffed(body)
-        if packed is not None and body and self._is_nobody() and self._compression is None:
+        if packed is not None and body and self._is_unauthenticated() and self._compression is None:
             self.later(Dialect.MODERN).refuse(Refused("authentication_required", "command=BATCH"))
             return True
         if packed is not None and body:
@@ -246,13 +248,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Carry out what a frame says; False when it must wait, and be offered again. received: the frame as it came."""
+        """Execute a frame; False if it must wait and be offered again. received: the frame as it arrived."""
         self._packed = packed
         try:
             if self._is_batch(body):
                 storing = self._take_batch(self, body, self.state.scratch)
                 if storing is not None and not storing.store_at_once():
-                    return self._begin_long(received, packed)  # waited for like those
+                    return self._begin_long(received, packed)  # it waits like those
                 return True
             return self._take_text(body)
         except NotYet:
@@ -260,7 +262,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return False
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
-        """A compressed frame's bytes; None when they are too many to be expanded here."""
+        """Return a compressed frame's bytes; None if they are too many to expand here."""
         limit = self._body_bytes_max()
         if len(body) > LARGE_BYTES:
             return None
@@ -272,14 +274,14 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return None
 
     def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
-        """Have a long frame carried out; False when it must wait until everything before it is answered, and be offered again."""
+        """Execute a long frame; False if it must wait for earlier answers and be offered again."""
         if not self._settled():
             return False
         self._long = LongFrame(self, body, packed)
         return True
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin what a long frame asks for; a batch is returned, to be stored. Raises NotYet."""
+        """Begin a long frame's request; a returned batch is to be stored. Raises NotYet."""
         self._packed = packed
         if self._is_batch(body):
             return self._take_batch(self, body, self.state.large_scratch)
@@ -287,19 +289,19 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return None
 
     def carried(self) -> None:
-        """The long frame is carried out."""
+        """The long frame is complete."""
         self._long = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._go_on()
 
     def failed(self, error: PeerError) -> None:
-        """The long frame makes no sense."""
+        """The long frame is invalid."""
         self._long = None
         self._stop_taking()
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
-        """Carry out one text frame; False when it must wait and be offered again, or a stream has begun. Raises NotYet."""
+        """Execute one text frame; False if it must wait and be offered again, or a stream has begun. Raises NotYet."""
         try:
             read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
         except Refused as error:
@@ -316,15 +318,15 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._pushing is None
 
     def _is_batch(self, body: memoryview) -> bool:
-        """Whether a topic follows the magic (spec: cursus#bodies)."""
+        """Return whether a topic follows the magic (spec: cursus#bodies)."""
         return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
 
     def _bare(self, bare: BarePublish) -> Request:
-        """An envelope that holds no command, as the PUBLISH it means."""
+        """Convert an envelope without a command to the PUBLISH it means."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
     def _handle(self, command: Command, request: Request) -> None:
-        """Carry out one command. Raises NotYet."""
+        """Execute one command; raise NotYet."""
         self._slot = None
         refusal: Refused | None = None
         try:
@@ -341,66 +343,69 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
                 self.later(request.dialect).ok(*bodies)
         if refusal is not None:
             self._slot_for(request).refuse(refusal)
-        del refusal  # its trace has this call: not each the other
+        del refusal  # break the reference cycle: its traceback references this frame
 
     def _begin(self, command: Command, request: Request) -> Reply | None:
-        """Begin one command, if whoever asks may. Raises Refused, BrokerError, NotYet."""
+        """Authorize and begin one command; raise Refused, BrokerError or NotYet."""
         self.state.guard.admit(self, request, command.actions)
         return command.handler(self, request)
 
     def _slot_for(self, request: Request) -> Answer:
-        """The reply slot that the command took before it failed, or a new one."""
+        """Return the slot that the command took before it failed, or a new one."""
         return self._slot or self.later(request.dialect)
 
-    # What commands ask for
+    # Methods for commands
 
     @property
     def off_loop(self) -> OffLoopQueue:
-        """Where long work is done, one piece at a time."""
+        """Queue for long work."""
         return self.state.off_loop
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port by which clients reach this broker, now and when others lead: as set, else the ones this peer used."""
+        """Host and port of this broker for clients, now and after failover: as configured, else those that this client
+        used.
+        """
         settings, places, at = self.state.settings, self.state.places, self.output.local
         host, port = at if places is None else places.lasting(at)
         return settings.host or host, settings.port or port
 
     @property
     def peer_address(self) -> str:
-        """Where requests come from, which shares of limits go by."""
+        """Address of the client, for quotas."""
         return self.output.peer
 
     @property
     def leader(self) -> str:
-        """The address as acknowledgements and METADATA tell it."""
+        """Address in acknowledgements and METADATA."""
         if not self._leader:
             self._leader = spell_address(*self.address)
         return self._leader
 
     @property
     def epoch_min(self) -> int:
-        """What the epoch of a transactional id must at least be that is begun now."""
+        """Minimum of a new epoch of a transactional id."""
         return 0
 
     @property
     def structured(self) -> bool:
-        """Whether errors carry their class."""
+        """Whether errors contain their class."""
         return "structured_errors_v1" in self.features
 
     @property
     def caller(self) -> Caller:
-        """Who the request in hand acts for, for what belongs to somebody; known while it is carried out only."""
+        """Caller of the current request, as owner of state; valid while it is executed."""
         acting = self.state.guard.acting
         if self._caller is None or self._caller.principal != acting:
             self._caller = caller_of(acting, self.peer_address)
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """The reply slot of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a
-        place is refused there.
+        """Return the reply slot of a later answer; a blocking one delays later requests. A command that raises
+        afterwards is answered there.
 
-        The page of the legacy dialect compresses whole messages both ways; other peers send compressed batches, and read plain answers.
+        The legacy dialect compresses whole messages both ways; other clients send compressed batches, and read plain
+        answers.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
         answer = self.answer_type(self, dialect, packing, blocking=blocking)
@@ -410,20 +415,20 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return answer
 
     def withdraw(self, answer: Answer) -> None:
-        """The request that took this slot last is not carried out now, but offered again."""
+        """Remove the last slot: its request is offered again."""
         withdrawn = self._answers.pop()
         assert withdrawn is answer, "nothing was asked behind it"
         self._slot = None
 
     def wake(self) -> None:
-        """What a request waited for before it could begin has come: offer it again."""
+        """The request's precondition is met: offer it again."""
         self._reasons &= ~Wait.ASLEEP
         if self._long is not None:
             self._long.begin()
         self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
-        """Have the request offered again for a while: the topic may be in the making (spec: cursus#publish).
+        """Offer the request again for a while, because the topic may be about to be created (spec: cursus#publish).
 
         Raises NotYet until the time is over.
         """
@@ -439,12 +444,12 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         raise NotYet
 
     def end(self) -> None:
-        """Take no further request; close once everything owed was sent."""
+        """Accept no further request; close after all outstanding answers."""
         self._stop_taking()
         self._end_when_done()
 
     def close_unused(self) -> None:
-        """Close the connection unless something further is asked soon, or has been already."""
+        """Close the connection unless another request follows soon, or has arrived."""
         self._is_used()
         state = self.state
         self._unused = state.broker.loop.call_later(state.settings.unused_s, self.output.close)
@@ -455,11 +460,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._unused = None
 
     def push(self, pushing: Pushing) -> None:
-        """Give the connection to a stream: nothing the peer sends is read any more."""
+        """Give the connection to a stream: received bytes are not read any more."""
         self._pushing = pushing
 
     def pull(self) -> None:
-        """The stream has ended: take requests again, for a while (spec: cursus#stream)."""
+        """The stream has ended: accept requests again, for a while (spec: cursus#stream)."""
         self._pushing = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
@@ -467,13 +472,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._go_on()
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet."""
+        """Whether a request is unanswered."""
         return self._long is not None or super().owes()
 
-    # Silence
+    # Idle connections
 
     def _look_idle(self) -> None:
-        """Close a connection that has said nothing for too long and waits for nothing (spec: cursus#connections)."""
+        """Close a connection that was idle for too long (spec: cursus#connections)."""
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
         idle = self._pushing is None and self._long is None and not self._answers

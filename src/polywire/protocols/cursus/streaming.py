@@ -1,7 +1,7 @@
-"""STREAM: records pushed as they become readable (spec: cursus#stream).
+"""STREAM: push records as they become readable (spec: cursus#stream).
 
-Promises: what a peer does not take is not read for it either; a stream that ends says why, and where to go on. Nothing here commits.
-Must not know: sockets.
+Nothing is read for a client that does not read. A stream that ends reports why, and where to continue. Nothing here
+commits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from polywire.protocols.cursus.read_arguments import (
 from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
-STREAMS_MAX: Final = 1_000  # open on one broker (spec: cursus#limits)
-READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
+STREAMS_MAX: Final = 1_000  # of one broker (spec: cursus#limits)
+READ_BYTES_MAX: Final = 2 * 1024 * 1024  # read from the log at a time
 FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
 
 
 class Stream:
-    """A connection that is fed with batches from one partition.
+    """A connection that receives batches of one partition.
 
-    The page of the positional dialect knows nothing but batches on a stream, and errors: there are no keepalives then (the connection's own
-    probes find a peer that is gone), and the stream ends with an error.
+    The positional dialect has only batches and errors on a stream: no keepalives (TCP keepalive detects dead clients),
+    and the stream ends with an error. A stream for a group replaces the group's other one of the same partition.
 
-    Invariant: at most one read or wait is under way; after ``drop`` nothing is sent. Registered under its key, if it has one, while it runs;
-    counted while it runs.
+    Invariant: at most one read or wait is in flight; after ``drop`` nothing is sent. Registered under its key, if any,
+    and counted while it runs.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Stream:
         self._pump()
 
     def _keep_alive(self) -> None:
-        """An empty frame, whether or not data flowed; a peer that does not read needs none."""
+        """Send an empty frame, whether or not data flowed, unless the client does not read."""
         state = self._session.state
         self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
         output = self._session.output
@@ -100,11 +100,11 @@ class Stream:
             output.write(KEEPALIVE)
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client reads again."""
         self._schedule()
 
     def drop(self) -> None:
-        """The connection is gone, or the stream has ended."""
+        """The connection is closed, or the stream has ended."""
         if self._dropped:
             return
         self._dropped = True
@@ -123,7 +123,7 @@ class Stream:
         self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _schedule(self) -> None:
-        """Go on on the loop: never inside a callback of the log, and in turns with other connections."""
+        """Continue on the loop, taking turns with other connections; never inside a callback of the log."""
         if not self._pumping and not self._dropped:
             self._pumping = True
             self._session.state.broker.loop.call_soon(self._pump)
@@ -143,12 +143,12 @@ class Stream:
         self._schedule()
 
     def _step(self) -> bool:
-        """Push one frame; False when there is nothing to push now. Raises BrokerError."""
+        """Push one frame; False if there is nothing to push now. Raises BrokerError."""
         broker = self._session.state.broker
         topic = broker.find_topic(self._topic)
         if topic is not None and not broker.access.permits(self._reader, Action.FETCH, topic):
-            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
-            self._leave("not_authorized", told)
+            refusal = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
+            self._leave("not_authorized", refusal)
             return False
         log = self._partition.log
         if self._partition.ended:
@@ -169,7 +169,7 @@ class Stream:
         return True
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """The bytes had to be fetched."""
+        """The bytes have been fetched."""
         self._waits_for = None
         if isinstance(read, BrokerError):
             self._failed(read)
@@ -209,9 +209,9 @@ class Stream:
             self._leave("error", refused(error))
 
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
-        """End the stream: the peer is told why, and may ask for another one (spec: cursus#stream).
+        """End the stream and report why; the client may open another one (spec: cursus#stream).
 
-        reason, facts: as a control frame has them, which also tells where to go on. error: as the positional dialect has it.
+        reason, facts: for a control frame, which also says where to continue. error: for the positional dialect.
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:
@@ -223,11 +223,11 @@ class Stream:
 
 
 def _nothing() -> None:
-    """A read cannot be taken back; its result is dropped."""
+    """Do nothing: a read cannot be cancelled; its result is dropped."""
 
 
 def stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """STREAM: there is no reply; the connection becomes a stream."""
+    """Handle STREAM: without a reply, the connection becomes a stream."""
     options = request.options
     modern = request.dialect is Dialect.MODERN
     if not all(

@@ -1,7 +1,4 @@
-"""Commands on topics: CREATE, DELETE, LIST, DESCRIBE, METADATA, LIST_OFFSETS (spec: cursus#topics).
-
-Promises: what a topic was created with is what is told of it; deleting removes the data. Must not know: sockets, records.
-"""
+"""Commands for topics: CREATE, DELETE, LIST, DESCRIBE, METADATA, LIST_OFFSETS (spec: cursus#topics)."""
 
 from __future__ import annotations
 
@@ -39,13 +36,13 @@ from polywire.protocols.cursus.policies import (
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName, spell_address
 
-CREATE_PARTITIONS: Final = 4  # when CREATE gives no number (spec: cursus#create)
+CREATE_PARTITIONS: Final = 4  # default of CREATE (spec: cursus#create)
 DONE: Final = "\u2705"
 REMOVED: Final = "\U0001f5d1\ufe0f"
 
 
 def find_topic(session: CursusSession, name: str) -> Topic:
-    """A topic that exists. Raises Refused ``topic_not_found``."""
+    """Return an existing topic; raise Refused ``topic_not_found``."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}", legacy=f"topic '{topic_word(name)}' not found")
@@ -53,9 +50,9 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 
 
 def create(session: CursusSession, request: Request, /) -> Reply | None:
-    """CREATE: makes a topic, or changes one that exists."""
+    """Handle CREATE: create a topic, or change an existing one."""
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
-    if session.state.broker.find_topic(name) is None:  # other wires make topics with other names, which may grow
+    if session.state.broker.find_topic(name) is None:  # other protocols create topics with other names, which may grow
         _check_name(name)
     count = _positive(request, "partitions", CREATE_PARTITIONS)
     factor = _positive(request, "replication_factor", REPLICATION_FACTOR)
@@ -97,9 +94,10 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
 def _change(
     session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Completion[int]
 ) -> None:
-    """CREATE of a topic that exists: it may grow, and its policy is replaced.
+    """CREATE of an existing topic: it may grow, and its policy is replaced.
 
-    A topic that other wires made keeps what they set until a CREATE names a policy: clients send a bare CREATE whenever they start.
+    A topic from another protocol keeps its settings until a CREATE contains a policy: clients send a bare CREATE
+    whenever they start.
     """
     broker, name, partitions = session.state.broker, topic.name.full, len(topic.partitions)
     if count < partitions:
@@ -142,7 +140,7 @@ def _name(request: Request, expected: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    """Refuse what can be no topic."""
+    """Refuse an invalid topic name."""
     fault = topic_fault(name)
     if fault is not None:
         raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
@@ -161,7 +159,7 @@ def _positive(request: Request, key: str, usual: int) -> int:
 
 
 def delete(session: CursusSession, request: Request, /) -> Reply | None:
-    """DELETE: the topic with its data."""
+    """Handle DELETE: the topic with its data."""
     name = _name(request, "DELETE topic=<name>")
     if session.state.broker.find_topic(name) is None:
         _check_name(name)
@@ -181,7 +179,7 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """LIST; with a topic the same line as METADATA, which Java's producer looks for (spec: cursus#list)."""
+    """Handle LIST; with a topic, the same line as METADATA, which Java's producer looks for (spec: cursus#list)."""
     name = request.options.get("topic")
     if name:
         session.state.guard.admit_topic(session, session.broker.resource(name), Action.TOPIC_DESCRIBE)
@@ -194,7 +192,7 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
-    """acting: who asked; by the time this runs others have been admitted."""
+    """acting: principal of the request; other requests may have been admitted when this runs."""
     names: list[str] = []
     for topic in broker.topics():
         if broker.access.permits(acting, Action.FETCH, topic):
@@ -207,14 +205,14 @@ def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> It
 
 
 def describe(session: CursusSession, request: Request, /) -> Reply | None:
-    """DESCRIBE, indented JSON."""
+    """Handle DESCRIBE: indented JSON."""
     topic = find_topic(session, _name(request, "DESCRIBE topic=<name>"))
     session.later(request.dialect, blocking=True).make(_description(topic))
     return None
 
 
 def _description(topic: Topic) -> Iterator[bytes]:
-    """What ``json.dumps`` makes of it with an indent, partition by partition."""
+    """Yield the output of ``json.dumps`` with an indent, partition by partition."""
     policy = json.dumps({"policy": policy_of(topic).described()}, indent=2, ensure_ascii=False)
     yield encoded(f'{{\n  "status": "OK",\n  "topic": {quote(topic_word(topic.name.full))},\n  "partitions": [')
     for partition in list(topic.partitions):
@@ -229,8 +227,9 @@ def _description(topic: Topic) -> Iterator[bytes]:
 
 
 def metadata(session: CursusSession, request: Request, /) -> Reply:
-    """METADATA: every partition is led by this process, as clients of the address that this one came to find it. Producers keep what they are
-    told for ever."""
+    """Handle METADATA: this process leads every partition, at an address that stays valid, because producers never ask
+    again.
+    """
     topic = find_topic(session, request.need("topic"))
     count, places, at = len(topic.partitions), session.state.places, session.address
     leaders = ",".join([spell_address(*(at if places is None else places.alone(at)))] * count)
@@ -241,7 +240,7 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """LIST_OFFSETS, of one partition or all."""
+    """Handle LIST_OFFSETS, for one partition or all."""
     topic = find_topic(session, request.need("topic"))
     chosen = topic.partitions
     given = request.options.get("partition")

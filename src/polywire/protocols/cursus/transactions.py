@@ -1,7 +1,8 @@
-"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (spec: cursus#transactions).
+"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (spec:
+cursus#transactions).
 
-Promises: everything a commit could be refused for is looked at before anything is published; what ended may be ended again the same way.
-Must not know: how records are staged, sockets.
+All reasons to refuse a commit are checked before anything is published. Ending a transaction again in the same way
+succeeds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LIST_FAULTS: Final = frozenset(
 
 
 def producer_of(transactional_id: str) -> str:
-    """The producer id that belongs to a transactional id."""
+    """Return the producer id of a transactional id."""
     return f"txn-{sha256(encoded(transactional_id)).digest()[:8].hex()}"
 
 
@@ -46,8 +47,8 @@ def _name(request: Request) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks to change a transaction: names a transactional id, its producer id and an epoch."""
+class TransactionRequest:
+    """Request to change a transaction: transactional id, producer id and epoch."""
 
     session: CursusSession
     request: Request
@@ -55,8 +56,8 @@ class Asked:
     epoch: int
 
     @classmethod
-    def read(cls, session: CursusSession, request: Request) -> Asked:
-        """What every command but INIT and STATUS begins with. Raises Refused."""
+    def read(cls, session: CursusSession, request: Request) -> TransactionRequest:
+        """Parse the common start of all commands except INIT and STATUS; raise Refused."""
         name = _name(request)
         request.need("producerId")
         epoch = integer(request.need("epoch"))
@@ -65,13 +66,15 @@ class Asked:
         return cls(session, request, name, epoch)
 
     def transaction(self, failure: str) -> Transaction:
-        """The transaction, if it is still this one.
+        """Return the transaction, if it is still current.
 
-        Raises Refused ``transaction_not_found``, or ``failure`` for one that was fenced, with the word by which clients know it.
+        Raises Refused ``transaction_not_found``, or ``failure`` for a fenced one, with the word by which clients detect
+        it.
         """
         found = _find(self.session, self.name)
         producer = self.request.options["producerId"]
-        if self.epoch != found.epoch or found.producer is not None:  # who is numbered came over another wire
+        # a holder with a producer id came over another protocol
+        if self.epoch != found.epoch or found.producer is not None:
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
             if failure == FENCED:
                 raise Refused(FENCED, facts)
@@ -82,7 +85,7 @@ class Asked:
         return found
 
     def opened(self, failure: str) -> Transaction:
-        """The same, with a transaction under way."""
+        """Return the open transaction."""
         found = self.transaction(failure)
         if not found.is_open:
             raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
@@ -97,7 +100,7 @@ def _find(session: CursusSession, name: str) -> Transaction:
 
 
 def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
-    """INIT_PRODUCER_ID: a new epoch, which fences all before it and aborts what they left open."""
+    """Handle INIT_PRODUCER_ID: begin an epoch, which fences earlier holders and aborts their open transactions."""
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
@@ -111,8 +114,8 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
-    """BEGIN_TXN: also after a transaction of the same epoch has ended, and again while nothing was staged yet."""
-    asked = Asked.read(session, request)
+    """Handle BEGIN_TXN: also after a transaction of the same epoch, and again while nothing was staged."""
+    asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
     if transaction.is_open and (transaction.messages or transaction.positions):
         raise Refused("producer_reinitialization_required", f"transactional_id={asked.name} epoch={asked.epoch}")
@@ -128,10 +131,10 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """TXN_PUBLISH: the record is held back; one whose sequence its partition has had is a repeat."""
+    """Handle TXN_PUBLISH: stage the record; a sequence that its partition has is a repeat."""
     name = _name(request)
     request.need("topic")
-    asked = Asked.read(session, request)
+    asked = TransactionRequest.read(session, request)
     sequence = integer(request.options.get("seqNum", ""))
     if sequence is None or not 1 <= sequence <= _SEQUENCE_MAX:
         raise Refused("invalid_seq_num", f"command={request.name} reason={quote('seqNum must be greater than zero')}")
@@ -168,7 +171,7 @@ def _writable(session: CursusSession, name: str) -> Topic:
 
 
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
-    """As named, by key, or by sequence: in turn, and a repeat meets the original."""
+    """Return the partition: as named, by key, or by sequence in turn, so that a repeat meets the original."""
     given = request.options.get("partition", "-1")
     number = integer(given)
     if number is None or number < -1:
@@ -181,8 +184,8 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
 
 
 def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """SEND_OFFSETS_TO_TXN: of one member of one group; fenced now and again at the end."""
-    asked = Asked.read(session, request)
+    """Handle SEND_OFFSETS_TO_TXN for a group's member; fenced now and again at the end."""
+    asked = TransactionRequest.read(session, request)
     within = _group_request(session, request)
     pairs = _pairs(request, within)
     transaction = asked.opened("transaction_offsets_failed")
@@ -247,8 +250,8 @@ def _failed_offsets(reason: str) -> Refused:
 
 
 def end(session: CursusSession, request: Request, /) -> Reply | None:
-    """END_TXN: all or nothing, and the same answer again when it is asked again."""
-    asked = Asked.read(session, request)
+    """Handle END_TXN: all or nothing; repeated requests get the same answer."""
+    asked = TransactionRequest.read(session, request)
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
         raise Refused("invalid_transaction_result", f"value={request.options['result']}")
@@ -260,7 +263,7 @@ def end(session: CursusSession, request: Request, /) -> Reply | None:
     return _commit(asked, transaction)
 
 
-def _abort(asked: Asked, transaction: Transaction) -> Reply | None:
+def _abort(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
     if transaction.state is TransactionState.COMMITTED:
         raise Refused("transaction_already_committed", f"transactional_id={asked.name}")
     answer = asked.session.later(asked.request.dialect, blocking=True)
@@ -273,7 +276,7 @@ def _abort(asked: Asked, transaction: Transaction) -> Reply | None:
     return None
 
 
-def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
+def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
     broker = asked.session.state.broker
     counts = f"messages={transaction.messages} offsets={transaction.position_count}"
     refusals: list[Refused] = []
@@ -307,8 +310,8 @@ def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
     return None
 
 
-def _check_rights(asked: Asked, transaction: Transaction) -> None:
-    """What was allowed when it was staged must still be. Raises Refused."""
+def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
+    """Check that staged operations are still permitted; raise Refused."""
     state = asked.session.state
     for topic in state.broker.transactions.topics(transaction):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
@@ -316,8 +319,8 @@ def _check_rights(asked: Asked, transaction: Transaction) -> None:
         state.guard.admit_topic(asked.session, state.broker.resource(scope.topic), Action.OFFSET_COMMIT)
 
 
-def _check_member(asked: Asked, transaction: Transaction) -> None:
-    """The positions must still be the member's to store. Raises Refused."""
+def _check_member(asked: TransactionRequest, transaction: Transaction) -> None:
+    """Check that the offsets still belong to the member; raise Refused."""
     for scope, held in transaction.positions.items():
         _check(GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
 
@@ -327,7 +330,7 @@ def _failed_commit(error: BrokerError) -> Refused:
 
 
 def status(session: CursusSession, request: Request, /) -> Reply:
-    """TXN_STATUS."""
+    """Handle TXN_STATUS."""
     name = _name(request)
     found = _find(session, name)
     state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.phase
