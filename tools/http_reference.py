@@ -13,7 +13,7 @@ from polywire.broker.actions import ANYBODY, Action
 from polywire.errors import ErrorCode
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX, Endpoint
-from polywire.http.errors import STATUSES, WHO_ARE_YOU
+from polywire.http.errors import LOGIN_CODES, STATUSES
 from polywire.http.redrive import Redrive
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
@@ -180,5 +180,5 @@ def _statuses() -> Sequence[tuple[str, str]]:
     kinds: dict[int, list[str]] = {}
     for kind, status in STATUSES.items():
         kinds.setdefault(status, []).append(f"`{kind.__name__}`")
-    kinds[401] = [f"`Denied` with `{code.value}`" for code in ErrorCode if code in WHO_ARE_YOU]
+    kinds[401] = [f"`Denied` with `{code.value}`" for code in ErrorCode if code in LOGIN_CODES]
     return [(str(status), ", ".join(kinds[status])) for status in sorted(kinds)]

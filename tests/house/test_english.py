@@ -14,7 +14,6 @@ from tools.english import ROOT, SUBJECT_CHARACTERS, findings, readable_files
 NOT_REWRITTEN: Final = (
     "src/polywire/broker/groups",
     "src/polywire/client",
-    "src/polywire/http",
     "src/polywire/protocols/cursus/carrying.py",
     "src/polywire/protocols/cursus/gathering.py",
     "src/polywire/protocols/cursus/linked.py",

@@ -1,7 +1,6 @@
-"""What the endpoints of the admin API do, in the broker's verbs.
+"""The endpoints of the admin API.
 
-Promises: lists are made in slices and have limits; nobody is shown what it may not see. Must not know: how requests arrive, who may call what
-(the table says it).
+Lists are built in slices and have limits. They contain only what the user may see; ``Endpoints`` checks the permission of each request.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from polywire.broker.settings import TOPIC_SETTINGS
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.http.bucket import bucket_shown
+from polywire.http.bucket import bucket_json
 from polywire.http.dead_letters import DeadLetters
-from polywire.http.endpoints import Asked, Endpoint, numbered
+from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.guard import completing
 from polywire.http.health import readiness
 from polywire.http.lag import GroupLag, group_lags, partition_lags
@@ -48,12 +47,14 @@ RECORDS_USUAL: Final = 50
 
 
 class Api:
-    """The endpoints of one broker. ``_round_robin`` counts records without a key."""
+    """The endpoints of one broker. ``_round_robin`` counts records produced without a key."""
 
     def __init__(self, broker: Broker, process: Process, redrive: Redrive) -> None:
         self._broker: Final = broker
         self._reader: Final = RecordReader(broker)
-        self._copies: Final = asyncio.Semaphore(READERS_MAX)  # records sent again, each as large as a batch
+        self._copies: Final = asyncio.Semaphore(
+            READERS_MAX
+        )  # limits resent records in memory, each as large as a batch
         self._redrive: Final = redrive
         self._process: Final = process
         self._round_robin = 0
@@ -114,7 +115,7 @@ class Api:
 
     # The process
 
-    async def _overview(self, asked: Asked) -> Any:
+    async def _overview(self, call: ApiCall) -> Any:
         slices, broker = Slices(), self._broker
         records = stored = partitions = 0
         topics = broker.topics()
@@ -140,37 +141,37 @@ class Api:
             "refused": self._process.refused,
             "connections_max": self._process.connections_max,
             "listeners": self._process.listeners(),
-            "bucket": None if bucket is None else bucket_shown(bucket),
+            "bucket": None if bucket is None else bucket_json(bucket),
             "wires": {wire or "unknown": asdict(traffic) for wire, traffic in sorted(self._process.traffic().items())},
         }
 
-    async def _settings(self, asked: Asked) -> Any:
+    async def _settings(self, call: ApiCall) -> Any:
         return {"settings": dict(self._process.settings())}
 
-    async def _connections(self, asked: Asked) -> Any:
+    async def _connections(self, call: ApiCall) -> Any:
         found = list(islice(self._process.connections(), CONNECTIONS_MAX + 1))
         shown = await Listing(CONNECTIONS_MAX).extend(found, Slices())
         return {"connections": shown.rows, "more": shown.more}
 
     # Topics
 
-    async def _topics(self, asked: Asked) -> Any:
+    async def _topics(self, call: ApiCall) -> Any:
         slices, access = Slices(), self._broker.access
         found = Listing(TOPICS_MAX)
         for topic in self._broker.topics():
             if slices.is_over:
                 await slices.rest()
-            if not access.permits(asked.principal, Action.TOPIC_DESCRIBE, topic):
+            if not access.permits(call.principal, Action.TOPIC_DESCRIBE, topic):
                 continue
-            if not found.add(await _topic_shown(topic, slices)):
+            if not found.add(await _topic_json(topic, slices)):
                 break
         return {"topics": found.rows, "more": found.more}
 
-    async def _topic(self, asked: Asked) -> Any:
-        slices, topic = Slices(), self._broker.topic(asked.path["topic"])
-        partitions = await Listing(PARTITIONS_MAX).extend(map(_partition_shown, list(topic.partitions)), slices)
+    async def _topic(self, call: ApiCall) -> Any:
+        slices, topic = Slices(), self._broker.topic(call.path["topic"])
+        partitions = await Listing(PARTITIONS_MAX).extend(map(_partition_json, list(topic.partitions)), slices)
         return {
-            **await _topic_shown(topic, slices),
+            **await _topic_json(topic, slices),
             "created_at_us": topic.created_at_us,
             "settings": {
                 name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()
@@ -178,18 +179,18 @@ class Api:
             "partition_list": partitions.rows,
         }
 
-    async def _create(self, asked: Asked) -> Any:
-        count = asked.body.get("partitions", self._broker.settings.partition_count)
+    async def _create(self, call: ApiCall) -> Any:
+        count = call.body.get("partitions", self._broker.settings.partition_count)
         if type(count) is not int:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"partitions must be a number got={count!r:.40}")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        name = TopicName.parse(asked.path["topic"])
-        self._broker.make_topic(name, count, by=asked.caller, then=lambda _: None, done=completing(done))
+        name = TopicName.parse(call.path["topic"])
+        self._broker.make_topic(name, count, by=call.caller, then=lambda _: None, done=completing(done))
         await done
         return {"name": name.full}
 
-    async def _delete(self, asked: Asked) -> Any:
-        topic = self._broker.topic(asked.path["topic"])
+    async def _delete(self, call: ApiCall) -> Any:
+        topic = self._broker.topic(call.path["topic"])
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.delete_topic(topic, done=completing(done))
         await done
@@ -197,65 +198,65 @@ class Api:
 
     # Records
 
-    async def _records(self, asked: Asked) -> Any:
-        partition = self._partition(asked)
-        limit = asked.number("limit", RECORDS_USUAL, least=1, most=RECORDS_MAX)
-        offset = asked.number("offset", 0, most=OFFSET_MAX)
-        if "time" in asked.query:
-            offset = await self._offset_at(partition, _time_us(asked.query["time"]))
-        elif "tail" in asked.query:
-            offset = max(0, partition.log.readable_offset - asked.number("tail", 0, most=RECORDS_MAX))
-        key = asked.query.get("key")
+    async def _records(self, call: ApiCall) -> Any:
+        partition = self._partition(call)
+        limit = call.number("limit", RECORDS_USUAL, least=1, most=RECORDS_MAX)
+        offset = call.number("offset", 0, most=OFFSET_MAX)
+        if "time" in call.query:
+            offset = await self._offset_at(partition, _time_us(call.query["time"]))
+        elif "tail" in call.query:
+            offset = max(0, partition.log.readable_offset - call.number("tail", 0, most=RECORDS_MAX))
+        key = call.query.get("key")
         return await self._reader.page(
             partition,
             offset,
             limit=limit,
             key=None if key is None else key.encode(),
-            whole=asked.query.get("whole") == "1",
+            whole=call.query.get("whole") == "1",
         )
 
-    async def _produce(self, asked: Asked) -> Any:
-        topic = self._broker.topic(asked.path["topic"])
-        headers = asked.body.get("headers", {})
+    async def _produce(self, call: ApiCall) -> Any:
+        topic = self._broker.topic(call.path["topic"])
+        headers = call.body.get("headers", {})
         if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
             raise Invalid(ErrorCode.INVALID_REQUEST, "headers must be an object with string values")
-        key = _bytes(asked.body, "key")
+        key = _bytes(call.body, "key")
         record = Record(
-            _bytes(asked.body, "value"),
+            _bytes(call.body, "value"),
             key,
             tuple(Header(name.encode(), value.encode()) for name, value in headers.items()),
         )
-        partition = self._chosen(topic, key, asked.body.get("partition"))
+        partition = self._select_partition(topic, key, call.body.get("partition"))
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.produce(
-            partition, from_records([record]), by=asked.caller, level=Level.SYNCED, done=completing(done)
+            partition, from_records([record]), by=call.caller, level=Level.SYNCED, done=completing(done)
         )
         return {"partition": partition.number, "offset": await done}
 
-    async def _resend(self, asked: Asked) -> Any:
-        partition = numbered(self._broker.topic(asked.path["topic"]), asked.body.get("partition"))
+    async def _resend(self, call: ApiCall) -> Any:
+        partition = partition_of(self._broker.topic(call.path["topic"]), call.body.get("partition"))
         copies: list[bytearray] = []
         async with self._copies:
             await self._reader.one(
-                partition, asked.body.get("offset"), lambda rows, index: copies.append(rows.copy(index))
+                partition, call.body.get("offset"), lambda rows, index: copies.append(rows.copy(index))
             )
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            self._broker.produce(partition, copies.pop(), by=asked.caller, level=Level.SYNCED, done=completing(done))
+            self._broker.produce(partition, copies.pop(), by=call.caller, level=Level.SYNCED, done=completing(done))
             return {"partition": partition.number, "offset": await done}
 
-    def _chosen(self, topic: Topic, key: bytes | None, number: Any) -> Partition:
+    def _select_partition(self, topic: Topic, key: bytes | None, number: Any) -> Partition:
         partitions = topic.written_to()
         if number is not None:
-            return numbered(topic, number)
+            return partition_of(topic, number)
         if key is not None:
             return self._broker.partition_of_key(topic, key, KeyHash.FNV32)
         self._round_robin += 1
         return partitions[self._round_robin % len(partitions)]
 
-    def _partition(self, asked: Asked) -> Partition:
-        number = asked.path["partition"]
-        topic = self._broker.topic(asked.path["topic"])
-        return numbered(topic, int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1)
+    def _partition(self, call: ApiCall) -> Partition:
+        number = call.path["partition"]
+        topic = self._broker.topic(call.path["topic"])
+        return partition_of(topic, int(number) if number.isascii() and number.isdigit() and len(number) < 9 else -1)
 
     async def _offset_at(self, partition: Partition, time_us: int) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -264,18 +265,18 @@ class Api:
 
     # Groups
 
-    async def _groups(self, asked: Asked) -> Any:
+    async def _groups(self, call: ApiCall) -> Any:
         broker = self._broker
 
         def permits(topic: Topic) -> bool:
-            return broker.access.permits(asked.principal, Action.GROUP_DESCRIBE, topic)
+            return broker.access.permits(call.principal, Action.GROUP_DESCRIBE, topic)
 
         slices, found = Slices(), Listing(GROUPS_MAX)
         lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX, permits=permits)
-        await found.extend(map(self._group_shown, lags), slices)
+        await found.extend(map(self._group_json, lags), slices)
         return {"groups": found.rows, "more": more or found.more}
 
-    def _group_shown(self, lag: GroupLag) -> Mapping[str, Any]:
+    def _group_json(self, lag: GroupLag) -> Mapping[str, Any]:
         view = self._broker.groups.view(lag.group, lag.topic)
         return {
             "group": lag.group,
@@ -285,9 +286,9 @@ class Api:
             "lag_seconds": lag.seconds,
         }
 
-    async def _group(self, asked: Asked) -> Any:
-        broker, name, slices = self._broker, asked.path["group"], Slices()
-        topic = broker.topic(asked.path["topic"])
+    async def _group(self, call: ApiCall) -> Any:
+        broker, name, slices = self._broker, call.path["group"], Slices()
+        topic = broker.topic(call.path["topic"])
         lags = await partition_lags(broker, topic, name, slices, seconds=True)
         view = broker.groups.view(name, topic.name.full)
         if view is None and all(lag.committed is None for lag in lags):
@@ -302,17 +303,17 @@ class Api:
             "more": members.more or partitions.more,
         }
 
-    async def _reset(self, asked: Asked) -> Any:
-        broker, name, to = self._broker, asked.path["group"], asked.text("to")
-        topic = broker.topic(asked.path["topic"])
+    async def _reset(self, call: ApiCall) -> Any:
+        broker, name, to = self._broker, call.path["group"], call.text("to")
+        topic = broker.topic(call.path["topic"])
         view = broker.groups.view(name, topic.name.full)
         if view is not None and view.members:
             raise Conflict(
                 ErrorCode.GROUP_NOT_EMPTY,
                 f"group has members (stop them first) group={name!r} members={len(view.members)}",
             )
-        only = asked.body.get("partition")
-        partitions = list(topic.partitions) if only is None else [numbered(topic, only)]
+        only = call.body.get("partition")
+        partitions = list(topic.partitions) if only is None else [partition_of(topic, only)]
         before = broker.positions_in(topic.name.full, PositionKind.GROUP, name)
         slices, rows = Slices(), Listing(PARTITIONS_MAX)
         offsets: dict[int, int] = {}
@@ -329,11 +330,11 @@ class Api:
             )
             if slices.is_over:
                 await slices.rest()
-        dry_run = asked.body.get("dry_run", False) is not False
+        dry_run = call.body.get("dry_run", False) is not False
         if not dry_run:
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             commit = partial(broker.commit_positions, topic.name.full, offsets, PositionKind.GROUP, name)
-            commit(by=asked.caller, level=Level.SYNCED, done=completing(done))
+            commit(by=call.caller, level=Level.SYNCED, done=completing(done))
             await done
         return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows.rows}
 
@@ -347,7 +348,7 @@ class Api:
         return await self._offset_at(partition, _time_us(to))
 
 
-def _partition_shown(partition: Partition) -> Mapping[str, Any]:
+def _partition_json(partition: Partition) -> Mapping[str, Any]:
     log = partition.log
     return {
         "partition": partition.number,
@@ -358,7 +359,7 @@ def _partition_shown(partition: Partition) -> Mapping[str, Any]:
     }
 
 
-async def _topic_shown(topic: Topic, slices: Slices) -> Mapping[str, Any]:
+async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
     records = kept = stored = last = 0
     for partition in list(topic.partitions):
         log = partition.log
@@ -379,7 +380,7 @@ async def _topic_shown(topic: Topic, slices: Slices) -> Mapping[str, Any]:
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    """A text, or bytes in base64 under its other name. Raises Invalid(INVALID_REQUEST)."""
+    """Return the field as bytes: a string, or base64 in the field ``{name}_base64``. Raises Invalid(INVALID_REQUEST)."""
     text, coded = body.get(name), body.get(f"{name}_base64")
     if text is not None and coded is not None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is set twice")
@@ -396,7 +397,7 @@ def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _time_us(text: str) -> int:
-    """An ISO 8601 time; without a zone it is UTC's. Raises Invalid(INVALID_REQUEST)."""
+    """Parse an ISO 8601 time; without a time zone it is UTC. Raises Invalid(INVALID_REQUEST)."""
     try:
         at = datetime.fromisoformat(text)
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,6 +1,6 @@
-"""What HTTP requests are carried out by: paths, and what stands before all of them.
+"""The ASGI application: routes for health, metrics, the admin API and the console.
 
-Promises: whatever is asked for, the guard has looked at it first. Must not know: sockets, how requests arrive.
+Every request passes the guard first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.api import Api
-from polywire.http.carrying import CarryingApp
 from polywire.http.console import console_file
-from polywire.http.endpoints import NOT_KEPT, PREFIX, Endpoints
+from polywire.http.endpoints import NO_STORE, PREFIX, Endpoints
 from polywire.http.exchange import AsgiExchange
+from polywire.http.forwarding import ForwardingApp
 from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
@@ -34,7 +34,7 @@ from polywire.protocols.runtime.shards import Shards
 
 
 class HttpApplication:
-    """Everything that is answered over HTTP."""
+    """All HTTP paths of a broker."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class HttpApplication:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """shards: the processes of this broker, where there are several. is_linked: requests come from these and are forwarded no further."""
+        """shards: the processes of this broker if there are several. is_linked: requests come from these and are not forwarded again."""
         routes = [
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
@@ -63,13 +63,13 @@ class HttpApplication:
         ]
         self._broker: Final = broker
         self._process: Final = process
-        app = Starlette(routes=routes, exception_handlers={BrokerError: _refused})
+        app = Starlette(routes=routes, exception_handlers={BrokerError: _error_response})
         app.router.redirect_slashes = False
-        carrying = app if shards is None or is_linked else CarryingApp(app, broker, shards)
-        self._guard: Final = Guard(carrying, broker.access, names=names)
+        inner = app if shards is None or is_linked else ForwardingApp(app, broker, shards)
+        self._guard: Final = Guard(inner, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:
-        """For one request."""
+        """Return the exchange for one request."""
         return AsgiExchange(self._guard, output, drained)
 
     async def _live(self, request: Request) -> Response:
@@ -84,8 +84,8 @@ class HttpApplication:
         return Response(await metrics_text(self._broker, self._process), media_type=CONTENT_TYPE)
 
     async def _api(self, request: Request) -> Response:
-        answered = msgspec.json.encode(await self._endpoints.carry_out(request))
-        return Response(answered, media_type="application/json", headers=NOT_KEPT)
+        content = msgspec.json.encode(await self._endpoints.respond(request))
+        return Response(content, media_type="application/json", headers=NO_STORE)
 
     async def _document(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._endpoints.document()), media_type="application/json")
@@ -97,6 +97,6 @@ class HttpApplication:
         return console_file(request.path_params["name"])
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BrokerError), "what this is called for"
-    return errors.answer(error)
+async def _error_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BrokerError), "registered for BrokerError only"
+    return errors.error_response(error)

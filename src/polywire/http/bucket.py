@@ -1,7 +1,4 @@
-"""The bucket that holds the log, as the admin API tells of it.
-
-Promises: values that JSON has. Must not know: who asks.
-"""
+"""The bucket of the log, as the admin API returns it."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from typing import Any, Final
 
 from polywire.http.process import BucketRequests, BucketView
 
-SLOWEST: Final = 0.99
+QUANTILE: Final = 0.99
 
 
-def bucket_shown(bucket: BucketView) -> Mapping[str, Any]:
-    """Everything of a broker that leads."""
+def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
+    """Return the JSON object of a leader's bucket."""
     shard = bucket.shard
     return {
         "url": bucket.url,
@@ -42,12 +39,12 @@ def bucket_shown(bucket: BucketView) -> Mapping[str, Any]:
 
 
 def _requests(one: BucketRequests) -> Mapping[str, Any]:
-    """``p99_s`` is a bound of the histogram since the process began; null behind the last."""
-    slowest = one.durations.quantile(SLOWEST)
+    """``p99_s`` is an upper bound of the histogram since the process started; null above its last bound."""
+    bound_s = one.durations.quantile(QUANTILE)
     return {
         "verb": one.verb,
         "outcome": one.outcome,
         "requests": one.durations.count,
         "seconds": round(one.durations.sum_s, 6),
-        "p99_s": slowest if isfinite(slowest) else None,
+        "p99_s": bound_s if isfinite(bound_s) else None,
     }

@@ -1,7 +1,4 @@
-"""What Prometheus is told of the bucket that holds the log.
-
-Promises: nothing is asked of the bucket for it. Must not know: who asks.
-"""
+"""Metrics of the bucket that holds the log. Collecting them sends no request to the bucket."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ NAME: Final = "polywire_bucket"
 
 
 def bucket_families(bucket: BucketView) -> Iterator[Metric]:
-    """Everything of a broker that leads."""
+    """Yield the metrics of a leader."""
     shard = bucket.shard
     info = GaugeMetricFamily(
         f"{NAME}_info", "The bucket that holds the log, and this broker at it.", labels=["url", "id", "node"]

@@ -1,7 +1,4 @@
-"""The files of the console, as they lie in the package.
-
-Promises: only what is named here is served; files are read once. Must not know: what they show.
-"""
+"""The files of the console. Only the files listed here are served; each is read once."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def _content(name: str) -> bytes:
 
 
 def console_file(name: str) -> Response:
-    """One of the console's files."""
+    """Return a file of the console, or 404."""
     media_type = FILES.get(name)
     if media_type is None:
         return PlainTextResponse("no such file\n", status_code=404)

@@ -1,13 +1,11 @@
-"""Dead letters: records that a pipeline could not use, with headers that say why and where they were; and their redrive, back to there.
+"""Dead letters and their redrive.
 
-Promises:
+A dead letter is a record that a pipeline could not process. Its headers contain the reason and the original topic and partition; a redrive
+sends it back there.
 
-* A redrive sends letters and moves the position behind them in one transaction, so none is sent twice and none is skipped, whatever ends in
-  between.
-* It sends to no topic that the request does not name: the headers of a letter are its writer's word.
-* It reads and holds a limited number of bytes, headers included. One letter is always taken.
-
-Must not know: how requests arrive, what letters hold, how they are sent.
+* A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after a crash.
+* It sends only to topics named in the request, because any producer can write the headers of a letter.
+* It reads a limited number of bytes, including headers. One letter is always sent.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.errors import ErrorCode, Invalid, Missing
-from polywire.http.endpoints import Asked, Endpoint, numbered
+from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.records import READERS_MAX, ReadLimit, RecordReader, Taken
 from polywire.http.redrive import GROUP, Letter, Redrive
 from polywire.http.slices import Slices
@@ -40,11 +38,11 @@ _DIGITS_MAX: Final = 9
 
 @dataclass(slots=True)
 class Letters:
-    """The letters in front of a redrive.
+    """The letters that a redrive sends.
 
-    found: filled if ``collects``. count: letters. targets: letters by the topic they were meant for. others: records that are no letters.
-    begins, ends: the position of each partition that was read, and where it would be behind these letters. waiting: records behind the
-    present positions. more: whether some of them were not read.
+    found: the letters, only if ``collects``. count: number of letters. targets: letters by their original topic. others: records that are
+    not dead letters. begins, ends: the committed offset of each partition that was read, and the offset after these letters. waiting:
+    records after the committed offsets. more: whether some of them were not read.
     """
 
     collects: bool
@@ -60,17 +58,17 @@ class Letters:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more are taken."""
+        """Whether a limit is reached."""
         return self.count + self.others >= LETTERS_MAX or self.size >= LETTERS_BYTES_MAX
 
     def take(self, rows: Rows, index: int) -> Taken:
-        """Take the next record. See ``records.Take``."""
+        """Take the next record; see ``records.Take``."""
         size = rows.size(index)
         if self.size and self.size + size > LETTERS_BYTES_MAX:
             self.size = LETTERS_BYTES_MAX
             return Taken.LEFT
         self.size += size
-        target = said(rows, index, b"topic")
+        target = letter_header(rows, index, b"topic")
         if not target or len(target.encode()) > TARGET_BYTES_MAX:
             self.others += 1
         else:
@@ -78,7 +76,7 @@ class Letters:
             self.targets[target] += 1
             if self.collects:
                 batch = rows.copy(index, without=_PREFIX, has_origin_time=True)
-                self.found.append(Letter(target, _number(said(rows, index, b"partition")), bytes(batch)))
+                self.found.append(Letter(target, _number(letter_header(rows, index, b"partition")), bytes(batch)))
         return Taken.LAST if self.is_full else Taken.MORE
 
 
@@ -88,11 +86,11 @@ class DeadLetters:
     def __init__(self, broker: Broker, reader: RecordReader, redrive: Redrive) -> None:
         self._broker: Final = broker
         self._reader: Final = reader
-        self._redrives: Final = asyncio.Semaphore(READERS_MAX)  # each holds as much as one of the largest batches
+        self._redrives: Final = asyncio.Semaphore(READERS_MAX)  # each holds up to the size of the largest batch
         self._redrive: Final = redrive
 
     def table(self) -> Sequence[Endpoint]:
-        """Every endpoint."""
+        """Return every endpoint."""
         fields = {
             "topics": "list of topics that records may return to",
             "partition": "with offset: redrive only this record; no offset is committed",
@@ -100,7 +98,7 @@ class DeadLetters:
         }
         one = "/topics/{topic}"
         return [
-            Endpoint("GET", f"{one}/dead-letters", Action.FETCH, "Preview a redrive", self._look),
+            Endpoint("GET", f"{one}/dead-letters", Action.FETCH, "Preview a redrive", self._preview),
             Endpoint(
                 "POST",
                 f"{one}/redrive",
@@ -112,15 +110,15 @@ class DeadLetters:
             ),
         ]
 
-    async def _look(self, asked: Asked) -> Any:
-        topic = self._broker.topic(asked.path["topic"])
-        return _shown(topic, await self._waiting(topic, Letters(collects=False)))
+    async def _preview(self, call: ApiCall) -> Any:
+        topic = self._broker.topic(call.path["topic"])
+        return _redrive_json(topic, await self._waiting(topic, Letters(collects=False)))
 
-    async def _send(self, asked: Asked) -> Any:
-        topic, targets = self._broker.topic(asked.path["topic"]), _targets(asked)
+    async def _send(self, call: ApiCall) -> Any:
+        topic, targets = self._broker.topic(call.path["topic"]), _targets(call)
         async with self._redrives:
-            if "offset" in asked.body:
-                letters = await self._one(topic, asked.body.get("partition", 0), asked.body["offset"])
+            if "offset" in call.body:
+                letters = await self._one(topic, call.body.get("partition", 0), call.body["offset"])
             else:
                 letters = await self._waiting(topic, Letters(collects=True))
             others = sorted(letters.targets.keys() - targets)
@@ -130,11 +128,11 @@ class DeadLetters:
                     f"dead letters belong to topics that the request does not name topics={others[:10]}",
                 )
             if letters.ends or letters.found:
-                await self._redrive.send(topic, letters.found, begins=letters.begins, ends=letters.ends, asked=asked)
-        return _shown(topic, letters)
+                await self._redrive.send(topic, letters.found, begins=letters.begins, ends=letters.ends, call=call)
+        return _redrive_json(topic, letters)
 
     async def _waiting(self, topic: Topic, letters: Letters) -> Letters:
-        """The letters behind the positions, in the order of partitions."""
+        """Read the letters after the committed offsets, in the order of partitions."""
         slices, limit = Slices(), ReadLimit()
         committed = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         for partition in list(topic.partitions):
@@ -152,9 +150,9 @@ class DeadLetters:
         return letters
 
     async def _one(self, topic: Topic, number: Any, offset: Any) -> Letters:
-        """One letter, which moves no position. Raises Invalid(INVALID_REQUEST), Missing."""
+        """Read one letter, without an offset to commit. Raises Invalid(INVALID_REQUEST), Missing."""
         letters = Letters(collects=True)
-        await self._reader.one(numbered(topic, number), offset, letters.take)
+        await self._reader.one(partition_of(topic, number), offset, letters.take)
         if not letters.count:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"the record is not a dead letter partition={number} offset={offset}"
@@ -162,26 +160,26 @@ class DeadLetters:
         return letters
 
 
-def said(rows: Rows, index: int, name: bytes) -> str | None:
-    """What the headers of a letter say of where it was; the last word counts: a letter may have died twice."""
+def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
+    """Return the last header ``dead.NAME`` of a letter. A letter that failed twice has several of them."""
     header = rows.last_header(index, _PREFIX + name)
     return None if header is None else text_of(header.value, header.value_kind)
 
 
 def _number(text: str | None) -> int | None:
-    """Return a partition's number; None if the text is not one."""
+    """Return the partition number; None if the text is not a number."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
-def _targets(asked: Asked) -> set[str]:
-    """Raises Invalid(INVALID_REQUEST)."""
-    names = asked.body.get("topics", [])
+def _targets(call: ApiCall) -> set[str]:
+    """Return the topics that the request names. Raises Invalid(INVALID_REQUEST)."""
+    names = call.body.get("topics", [])
     if not isinstance(names, list) or len(names) > TARGETS_MAX or not all(isinstance(name, str) for name in names):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be a list of at most {TARGETS_MAX} names")
     return set(names)
 
 
-def _shown(topic: Topic, letters: Letters) -> Mapping[str, Any]:
+def _redrive_json(topic: Topic, letters: Letters) -> Mapping[str, Any]:
     return {
         "topic": topic.name.full,
         "waiting": letters.waiting,

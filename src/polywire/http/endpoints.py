@@ -1,7 +1,6 @@
-"""The admin API as a table: paths, what each needs of the one table of permissions, and the OpenAPI document that is made of it.
+"""The table of the admin API's endpoints, with their permissions, and its OpenAPI document.
 
-Promises: an endpoint is carried out only after its action was permitted for what its path names; none can forget to ask. Must not know: what
-endpoints do.
+Permissions are checked here, before the handler of an endpoint runs, so no handler can forget the check.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from polywire.http.guard import PRINCIPAL
 
 PREFIX: Final = "/api/v1"
 TOPIC: Final = "{topic}"
-NOT_KEPT: Final = {"Cache-Control": "no-store"}
+NO_STORE: Final = {"Cache-Control": "no-store"}
 _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, as endpoints see it. path: the values of what stands in braces. query: as given. body: the JSON object, or nothing.
-    authorization: the login as the client sent it, for requests to other processes in its name."""
+class ApiCall:
+    """One request to an endpoint. path: the values of the path's parameters. body: the JSON object, or an empty one. authorization: the
+    header of the client, for requests to other processes on its behalf."""
 
     principal: Principal
     caller: Caller
@@ -43,7 +42,7 @@ class Asked:
     authorization: str = ""
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
-        """A whole number of the query. Raises Invalid(INVALID_REQUEST)."""
+        """Return an integer of the query. Raises Invalid(INVALID_REQUEST)."""
         given = self.query.get(name)
         if given is None:
             return default
@@ -54,77 +53,77 @@ class Asked:
         return int(given)
 
     def text(self, name: str) -> str:
-        """A text of the body. Raises Invalid(INVALID_REQUEST)."""
+        """Return a string of the body. Raises Invalid(INVALID_REQUEST)."""
         given = self.body.get(name)
         if not isinstance(given, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} is required and must be a string")
         return given
 
 
-Answering = Callable[[Asked], Awaitable[Any]]
+Handler = Callable[[ApiCall], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One verb of one path. fields: of the query (GET) or the body, with what they mean. is_own: whether everybody may do to itself, named
-    by ``{user}``, what the action does to others. also: another action that it takes for the same topic."""
+    """One method of one path. fields: descriptions of the query's fields (GET) or the body's. is_own: whether every user may call it for
+    itself, as ``{user}``. also: another action that the caller needs for the same topic."""
 
     method: str
     path: str
     action: Action
     summary: str
-    answer: Answering
+    handler: Handler
     fields: Mapping[str, str] = field(default_factory=dict)
     is_own: bool = False
     also: Action | None = None
 
     @property
     def actions(self) -> Sequence[Action]:
-        """Everything that it takes."""
+        """The actions that the caller needs."""
         return (self.action,) if self.also is None else (self.action, self.also)
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
-        """Values of what stands in braces, None where it is another path."""
+        """Return the path's parameters; None if it is another path."""
         own = self.path.strip("/").split("/")
         if len(own) != len(segments):
             return None
-        found = {}
-        for mine, given in zip(own, segments, strict=True):
-            if mine.startswith("{"):
-                found[mine[1:-1]] = given
-            elif mine != given:
+        parameters = {}
+        for name, segment in zip(own, segments, strict=True):
+            if name.startswith("{"):
+                parameters[name[1:-1]] = segment
+            elif name != segment:
                 return None
-        return found
+        return parameters
 
 
 def segments_of(raw_path: str) -> list[str]:
-    """What stands between the slashes of a path, behind the prefix of all."""
+    """Split a path at its slashes, without ``PREFIX``."""
     return [unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/")]
 
 
 class Endpoints:
-    """The table, and what carries a request out."""
+    """Selects the endpoint of a request, checks permissions and calls the handler."""
 
     def __init__(self, broker: Broker, table: Sequence[Endpoint]) -> None:
         self._broker: Final = broker
         self.table: Final = table
 
-    async def carry_out(self, request: Request) -> Any:
-        """What an endpoint answers, to be spelled as JSON. Raises BrokerError."""
+    async def respond(self, request: Request) -> Any:
+        """Return the response of an endpoint, to be encoded as JSON. Raises BrokerError."""
         raw = request.scope["raw_path"].decode("ascii", "replace")
         segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method
         for endpoint in self.table:
             path = endpoint.matches(segments)
             if path is not None and endpoint.method == method:
-                asked = await self._asked(request, path)
-                self.authorize(endpoint, asked)
-                return await endpoint.answer(asked)
+                call = await self._call(request, path)
+                self.authorize(endpoint, call)
+                return await endpoint.handler(call)
         raise Missing(
             ErrorCode.TOPIC_MISSING, f"no such endpoint method={request.method} path={raw.removeprefix(PREFIX)[:200]!r}"
         )
 
-    async def _asked(self, request: Request, path: Mapping[str, str]) -> Asked:
+    async def _call(self, request: Request, path: Mapping[str, str]) -> ApiCall:
         body: Any = {}
         content = await request.body()
         if content:
@@ -139,27 +138,27 @@ class Endpoints:
         principal: Principal = request.scope[PRINCIPAL]
         query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True))
         caller = caller_of(principal, request.scope[PEER].peer)
-        return Asked(principal, caller, path, query, body, request.headers.get("authorization", ""))
+        return ApiCall(principal, caller, path, query, body, request.headers.get("authorization", ""))
 
-    def authorize(self, endpoint: Endpoint, asked: Asked) -> None:
-        """Refuse what somebody may not do. Raises Denied."""
+    def authorize(self, endpoint: Endpoint, call: ApiCall) -> None:
+        """Raise Denied if the caller may not use the endpoint."""
         access = self._broker.access
-        if endpoint.is_own and asked.path["user"] == asked.principal.name:
+        if endpoint.is_own and call.path["user"] == call.principal.name:
             return
-        if "topic" in asked.path:
-            topic = self._broker.resource(asked.path["topic"])
+        if "topic" in call.path:
+            topic = self._broker.resource(call.path["topic"])
             for action in endpoint.actions:
-                access.authorize(asked.principal, action, topic)
+                access.authorize(call.principal, action, topic)
         elif endpoint.action.resource in _SOMEWHERE:
-            access.authorize_somewhere(asked.principal, endpoint.action)
+            access.authorize_somewhere(call.principal, endpoint.action)
         else:
-            access.authorize(asked.principal, endpoint.action)
+            access.authorize(call.principal, endpoint.action)
 
     def document(self) -> Mapping[str, Any]:
-        """The table as OpenAPI."""
+        """Return the OpenAPI document."""
         paths: dict[str, dict[str, Any]] = {}
         for endpoint in self.table:
-            paths.setdefault(PREFIX + endpoint.path, {})[endpoint.method.lower()] = dict(_described(endpoint))
+            paths.setdefault(PREFIX + endpoint.path, {})[endpoint.method.lower()] = dict(_operation(endpoint))
         return {
             "openapi": "3.1.0",
             "info": {"title": "Polywire", "version": VERSION, "description": "Admin API of a Polywire broker."},
@@ -174,7 +173,7 @@ class Endpoints:
         }
 
 
-def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
+def _operation(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
     names = [segment[1:-1] for segment in endpoint.path.split("/") if segment.startswith("{")]
     text = {"type": "string"}
     parameters: list[Mapping[str, Any]] = [
@@ -199,8 +198,8 @@ def _described(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:
     yield "responses", {"200": {"description": "done"}, "default": {"description": "an error: code, message, retry"}}
 
 
-def numbered(topic: Topic, number: Any) -> Partition:
-    """The partition of this number. Raises Missing(PARTITION_MISSING)."""
+def partition_of(topic: Topic, number: Any) -> Partition:
+    """Return a partition by its number. Raises Missing(PARTITION_MISSING)."""
     if type(number) is not int or not 0 <= number < len(topic.partitions):
         raise Missing(
             ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number!r:.40}"

@@ -1,7 +1,4 @@
-"""Our errors as HTTP's.
-
-Promises: every kind has a status; the code and the message are in the body. Must not know: what was asked for.
-"""
+"""Errors as HTTP responses. The body contains the code, the message and whether to retry."""
 
 from __future__ import annotations
 
@@ -41,13 +38,13 @@ _KINDS: Final = {
     404: Missing,
     409: Conflict,
     503: Busy,
-}  # of those without facts
-WHO_ARE_YOU: Final = frozenset({ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED})
+}  # without the kinds that carry further fields
+LOGIN_CODES: Final = frozenset({ErrorCode.LOGIN_REQUIRED, ErrorCode.LOGIN_FAILED})
 
 
-def answer(error: BrokerError) -> Response:
-    """What a request that was refused is answered."""
-    status = 401 if error.code in WHO_ARE_YOU else STATUSES[type(error)]
+def error_response(error: BrokerError) -> Response:
+    """Return the response to a rejected request."""
+    status = 401 if error.code in LOGIN_CODES else STATUSES[type(error)]
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = 'Basic realm="polywire", charset="UTF-8"'
@@ -57,8 +54,8 @@ def answer(error: BrokerError) -> Response:
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-def raise_refusal(response: Response) -> None:
-    """Raise what another process answered, if that is an error. Raises BrokerError."""
+def raise_error(response: Response) -> None:
+    """Raise the error of another process's response, if it has one. Raises BrokerError."""
     if response.status_code == 200:
         return
     error = msgspec.json.decode(response.body)["error"]

@@ -1,7 +1,6 @@
-"""One HTTP request carried out by an ASGI application: h11 reads the bytes and writes the answer.
+"""Runs an ASGI application for one HTTP request. h11 parses the request and encodes the response.
 
-Promises: an answer that its peer does not read waits, and holds no more than one piece; what is sent is what h11 says is HTTP. Must not know:
-what the application does.
+If the client does not read, the response waits with at most one piece in memory.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PEER: Final = "polywire.peer"
-"""Key of a scope under which the connection lies."""
+"""Key of the connection in an ASGI scope."""
 
 
 class AsgiExchange:
-    """Invariant: ``_conn`` is in the state that what was read and written leaves it in."""
+    """Implements ``session.Exchange`` with an ASGI application."""
 
     def __init__(self, app: Asgi, output: Output, drained: asyncio.Event) -> None:
         self._app: Final = app
@@ -35,12 +34,12 @@ class AsgiExchange:
         self._drained: Final = drained
         self._conn: Final = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._body = b""
-        self._given = False
+        self._body_sent = False
         self._is_head = False
         self._start: MutableMapping[str, Any] = {}
 
     async def run(self, request: bytes) -> bool:
-        """Answer a whole request; whether the connection goes on."""
+        """Respond to a complete request. Return whether the connection stays open."""
         try:
             head = self._read(request)
         except h11.RemoteProtocolError:
@@ -53,7 +52,7 @@ class AsgiExchange:
         return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
 
     def _read(self, request: bytes) -> h11.Request | None:
-        """The head of a request, its body kept; None for what is not one whole request."""
+        """Return the head of a request and store its body; None if the bytes are not exactly one request."""
         conn = self._conn
         conn.receive_data(request)
         head = conn.next_event()
@@ -67,7 +66,7 @@ class AsgiExchange:
 
     def _scope(self, head: h11.Request) -> Scope:
         raw_path, _, query = head.target.partition(b"?")
-        raw_path = raw_path.rstrip(b"/") or b"/"  # a slash at the end means nothing, as in the admin API
+        raw_path = raw_path.rstrip(b"/") or b"/"  # a trailing slash is ignored, as in the admin API
         peer = self._output.peer
         host, port = host_of(peer), peer.rpartition(":")[2]
         return {
@@ -76,9 +75,8 @@ class AsgiExchange:
             "http_version": head.http_version.decode(),
             "method": head.method.decode(),
             "scheme": "http",
-            "path": raw_path.decode(
-                "ascii", "replace"
-            ),  # names in it may hold anything, line ends included, which routes do not match
+            # still percent-encoded: a name may contain a line break, which routes do not match
+            "path": raw_path.decode("ascii", "replace"),
             "raw_path": raw_path,
             "query_string": query,
             "root_path": "",
@@ -89,11 +87,11 @@ class AsgiExchange:
         }
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        if not self._given:
-            self._given = True
+        if not self._body_sent:
+            self._body_sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        await asyncio.get_running_loop().create_future()  # a peer that goes cancels the request
-        raise AssertionError("nobody answers this")
+        await asyncio.get_running_loop().create_future()  # a disconnect cancels the request
+        raise AssertionError("the future has no result")
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -112,7 +110,7 @@ class AsgiExchange:
         if not message.get("more_body", False):
             parts.append(self._conn.send(h11.EndOfMessage()))
         for part in parts:
-            if part:  # not joined: a body of many megabytes would be there twice
+            if part:  # not joined: that would copy a large body
                 self._output.write(part)
         while self._output.backlog > self._output.backlog_max:
             self._drained.clear()

@@ -1,7 +1,4 @@
-"""What makes the sessions of a listener for HTTP.
-
-Promises: what answers is loaded beside the loop, for the first request. Must not know: sockets, pages.
-"""
+"""Creates the sessions of an HTTP listener. The application is imported in a thread, at the first request."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ WIRE: Final = "http"
 
 
 class HttpFactory:
-    """Makes sessions; a ``SessionFactory`` and a ``Site``. On a listener of several wires it is never recognised: a request that a web page
-    has sent to the port of a wire must reach nothing."""
+    """Implements ``SessionFactory`` and ``Site``. HTTP is never detected on a listener shared with other protocols, so that a web page
+    cannot send requests to their port."""
 
     def __init__(
         self,
@@ -31,10 +28,10 @@ class HttpFactory:
         shards: Shards | None = None,
         is_linked: bool = False,
     ) -> None:
-        """names: hosts by which browsers may reach an open broker, beside addresses and localhost. shards: the processes of this broker,
-        where there are several. is_linked: requests come from these and are forwarded no further."""
+        """names: host names by which browsers may reach an open broker, besides addresses and localhost. shards: the processes of this
+        broker if there are several. is_linked: requests come from these and are not forwarded again."""
         loop = broker.loop
-        assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP is served on a real loop"
+        assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"
         self.loop: Final = loop
         self._broker: Final = broker
         self._process: Final = process
@@ -49,15 +46,15 @@ class HttpFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool:
-        """Never."""
+        """Return False: HTTP has a port of its own."""
         return False
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         return HttpSession(self, output, resume)
 
     async def application(self) -> Application:
-        """What requests are carried out by."""
+        """Return the application, which the first call imports."""
         if self._application is None:
             make = await asyncio.to_thread(_load)
             if self._application is None:
@@ -72,7 +69,7 @@ class HttpFactory:
 
 
 class MakeApplication(Protocol):
-    """How an application is made."""
+    """Creates an application."""
 
     def __call__(
         self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None, is_linked: bool
@@ -80,7 +77,7 @@ class MakeApplication(Protocol):
 
 
 def _load() -> MakeApplication:
-    """Import what answers: a broker that nobody asks over HTTP has not loaded it."""
+    """Import the application. A broker that receives no HTTP requests never imports it."""
     from polywire.http.application import HttpApplication
 
     return HttpApplication

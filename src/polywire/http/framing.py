@@ -1,8 +1,4 @@
-"""Where an HTTP request ends: how much the connection driver has to gather before anything is done with it.
-
-Promises: a request is handed on whole or not at all; head and body have limits; a body whose length is not told beforehand is refused.
-Must not know: what requests mean, sockets.
-"""
+"""Finds the end of an HTTP request. Head and body have limits, and a body without Content-Length is rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ _DIGITS_MAX: Final = 15  # of a length
 
 
 class Refusal(Enum):
-    """Why a request is not even looked at; its value is the status line that is answered before the connection is closed."""
+    """Why a request is rejected without parsing it. The value is the status line; the connection is closed after it."""
 
     MALFORMED = "400 Bad Request"
     LENGTH_REQUIRED = "411 Length Required"
@@ -26,12 +22,12 @@ class Refusal(Enum):
 
     @property
     def answer(self) -> bytes:
-        """What the peer is sent."""
+        """The response."""
         return f"HTTP/1.1 {self.value}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
 
 
 def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int | Refusal:
-    """Length of the request at the beginning of ``data``, head and body; 0 as long as its head is not whole."""
+    """Return the length of the request at the start of ``data``, head and body; 0 while its head is incomplete."""
     beginning = bytes(data[: HEAD_BYTES_MAX + len(_END)])
     end = beginning.find(_END)
     if end < 0:
@@ -41,7 +37,7 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
         return Refusal.HEAD_TOO_LARGE
     length = 0
     for line in lines[1:]:
-        if line[:1] in (b" ", b"\t"):  # a folded header: others might read another length out of it
+        if line[:1] in (b" ", b"\t"):  # a folded header: other software might read another length from it
             return Refusal.MALFORMED
         name, _, value = line.partition(b":")
         match name.strip().lower():

@@ -1,7 +1,7 @@
-"""Who asks over HTTP, and whether a page of somebody else's made a browser ask.
+"""Authenticates HTTP requests and rejects those that another web page caused.
 
-Promises: no request that a foreign page causes does or shows anything (decision 0055); who asks is found as on every wire, by user and
-password, token or certificate, and on a broker without users is everybody. Must not know: what is asked for.
+* A request that a foreign page causes changes and returns nothing (decision 0055).
+* Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no login.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from polywire.log.base import Completion
 from polywire.protocols.runtime.session import Output
 
 PRINCIPAL: Final = "polywire.principal"
-"""Key of a scope under which lies who asks."""
-OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})  # they tell nothing but yes or no, to whoever watches
+"""Key of the user in an ASGI scope."""
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})  # without login, for load balancers; they return only the health
 CHANGE_HEADER: Final = (
-    "x-polywire"  # no page may send it elsewhere without being asked for permission, which nobody gets
+    "x-polywire"  # browsers send it to another site only after a CORS preflight, which is never granted
 )
 READING: Final = frozenset({"GET", "HEAD"})
-SAME_SITE: Final = frozenset({"same-origin", "none"})  # none: typed in, or a bookmark
+SAME_SITE: Final = frozenset({"same-origin", "none"})  # none: a typed address or a bookmark
 HEADERS: Final = (
     (
         b"content-security-policy",
@@ -44,16 +44,16 @@ HEADERS: Final = (
 
 
 class Guard:
-    """Stands before everything else."""
+    """An ASGI application that checks each request before it passes it on."""
 
     def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
-        """names: hosts by which an open broker may be reached, beside addresses and localhost."""
+        """names: host names by which an open broker may be reached, besides addresses and localhost."""
         self._app: Final = app
         self._access: Final = access
         self._names: Final = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or refuse it."""
+        """Pass a request on, or reject it."""
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -66,12 +66,12 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 scope[PRINCIPAL] = await self._identify(scope[PEER], headers.get("authorization", ""))
         except BrokerError as error:
-            await errors.answer(error)(scope, receive, send_guarded)
+            await errors.error_response(error)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
 
     async def _identify(self, output: Output, authorization: str) -> Principal:
-        """Who asks. Raises BrokerError."""
+        """Return the user of a request. Raises BrokerError."""
         access = self._access
         if access.is_open:
             return ROOT
@@ -97,19 +97,19 @@ class Guard:
             colon = ""
         if not colon:
             raise Denied(ErrorCode.LOGIN_FAILED, "the Basic credentials are malformed")
-        recalled = self._access.recall(name, password, peer=peer)
-        if recalled is not None:
-            return recalled
+        cached = self._access.recall(name, password, peer=peer)
+        if cached is not None:
+            return cached
         found: asyncio.Future[Principal] = asyncio.get_running_loop().create_future()
         self._access.log_in_with_either(name, password, completing(found), peer=peer)
         return await found
 
 
 def completing(future: asyncio.Future[Any]) -> Completion[Any]:
-    """A completion that a coroutine may wait for."""
+    """Return a completion that sets the result of a future."""
 
     def done(result: Any) -> None:
-        if future.done():  # whoever waited is gone
+        if future.done():  # the request was cancelled
             return
         if isinstance(result, BrokerError):
             future.set_exception(result)
@@ -120,7 +120,7 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
 
 
 def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
-    """Refuse what a foreign page makes a browser send. names: hosts that may be asked for, None for all. Raises Denied(DENIED)."""
+    """Reject a request that a foreign page caused. names: allowed host names, None for all. Raises Denied(DENIED)."""
     host = headers.get("host", "")
     if names is not None and not _is_known(host, names):
         raise Denied(ErrorCode.DENIED, f"the host name is not allowed (add it to --http-names) host={host!r}")
@@ -139,14 +139,14 @@ def check_origin(method: str, headers: Headers, *, names: Collection[str] | None
 
 
 def _is_known(host: str, names: Collection[str]) -> bool:
-    """Whether a Host header names an address, this machine or a known name: a page that has its own name answered with our address cannot."""
+    """Whether a Host header is an address, localhost or an allowed name. This prevents DNS rebinding."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name = host
     if name.startswith("[") and name.endswith("]"):
         name = name[1:-1]
     name = name.lower()
-    if "%" in name:  # a zone of an IPv6 address, which Python takes and no browser sends: it may hold anything
+    if "%" in name:  # an IPv6 zone, which Python accepts with any content and no browser sends
         return False
     if name == "localhost" or name in names:
         return True

@@ -1,8 +1,4 @@
-"""Whether the broker lives, and whether it would take a record now.
-
-Promises: ready is what the write path says: everything that was taken is synced in time, and there is space for more; nothing is stored
-for it. Must not know: who asks.
-"""
+"""The readiness check. A broker is ready if its log accepts records and syncs them in time; the check stores nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.http.guard import completing
 from polywire.http.process import Process
 
-READY_S: Final = 5.0  # a disk that takes longer to sync serves nobody
+READY_S: Final = 5.0  # longest sync of a broker that is ready
 
 
 async def check_ready(broker: Broker, process: Process) -> None:
-    """Ask the log what it would say to an append. Raises BrokerError, when not."""
+    """Raise the BrokerError with which the log would reject an append."""
     if process.stopping:
         raise Unavailable(ErrorCode.STOPPING, "the broker is stopping")
     synced: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -32,7 +28,7 @@ async def check_ready(broker: Broker, process: Process) -> None:
 
 
 async def readiness(broker: Broker, process: Process) -> tuple[int, str]:
-    """Status and body of /readyz."""
+    """Return status and body of /readyz."""
     try:
         await check_ready(broker, process)
     except BrokerError as error:

@@ -1,7 +1,7 @@
-"""How far groups are behind, in records and in seconds.
+"""The lag of groups, in records and in seconds.
 
-Guarantees: a partition without a commit has no lag, since the group may read it from the first record or from the next one; seconds are the
-age of the oldest record that is not read yet, 0 without one.
+A partition without a commit has no lag, since the group may start at its first or at its next record. Seconds are the age of the oldest
+record that is not committed yet, or 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LAGS_MAX: Final = 50_000  # partitions of all groups in one response; each may r
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition of a group. committed, records: None where nothing was committed. seconds: None there, and where they were not
-    asked for or are not known."""
+    """Lag of a group in one partition. committed, records: None without a commit. seconds: None without a commit, or if not requested or
+    not known."""
 
     partition: int
     committed: int | None
@@ -38,7 +38,7 @@ class PartitionLag:
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
-    """Return records and seconds of a group over its partitions; None where it has committed nothing in any."""
+    """Return the sum of the records and the largest seconds of a group's partitions; None if it has committed nothing."""
     known = [lag for lag in lags if lag.records is not None]
     if not known:
         return None, None
@@ -47,7 +47,7 @@ def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group of a topic. seconds: of the partition that is furthest behind. Both are None where the group has committed nothing."""
+    """Lag of a group in a topic. seconds: of the partition with the largest lag. Both are None if the group has committed nothing."""
 
     group: str
     topic: str
@@ -58,8 +58,8 @@ class GroupLag:
 async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
-    """The lags of groups, by topic and name, and whether there are more groups. Groups of topics with few partitions are preferred: where
-    there are too many, the widest are dropped."""
+    """Return the lags of groups, by topic and name, and whether there are more groups. Above the limit, groups of the topics with the most
+    partitions are missing."""
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
     topics.sort(key=lambda pair: len(pair[0].partitions))
@@ -75,7 +75,7 @@ async def group_lags(
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
-    """Topic and name of groups that have members or positions, at most so many, and whether there are more."""
+    """Return topic and name of groups with members or committed offsets, up to the limit, and whether there are more."""
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):
         if len(found) > count_max:
@@ -89,7 +89,7 @@ async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tup
 async def partition_lags(
     broker: Broker, topic: Topic, group: str, slices: Slices, *, seconds: bool, among: Collection[int] | None = None
 ) -> list[PartitionLag]:
-    """The lag in each partition of a topic."""
+    """Return the lag in each partition of a topic."""
     committed = broker.positions_in(topic.name.full, PositionKind.GROUP, group)
     found = []
     for partition in list(topic.partitions):
@@ -115,8 +115,8 @@ async def _lag(broker: Broker, partition: Partition, committed: Mapping[int, int
 
 async def _age(broker: Broker, partition: Partition, offset: int) -> float | None:
     try:
-        read = await fetched(broker, partition, offset, bytes_max=TIME_READ_BYTES)
-    except BrokerError:  # retention or a deletion was faster
+        read = await fetch(broker, partition, offset, bytes_max=TIME_READ_BYTES)
+    except BrokerError:  # deleted meanwhile, by retention or with its topic
         return None
     try:
         stored_at_us = read_header(read.chunks[0]).append_time_us if read.chunks else None
@@ -125,8 +125,8 @@ async def _age(broker: Broker, partition: Partition, offset: int) -> float | Non
     return None if stored_at_us is None else max(0.0, (broker.clock.now_us() - stored_at_us) / 1e6)
 
 
-async def fetched(broker: Broker, partition: Partition, offset: int, *, bytes_max: int) -> Read:
-    """Stored batches from an offset on; their pin is the caller's. Raises BrokerError."""
+async def fetch(broker: Broker, partition: Partition, offset: int, *, bytes_max: int) -> Read:
+    """Read stored batches from an offset on. The caller releases their pin. Raises BrokerError."""
     future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
     read = broker.fetch(partition, offset, bytes_max=bytes_max, then=completing(future))
     if isinstance(read, Read):

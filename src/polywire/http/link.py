@@ -1,6 +1,6 @@
-"""HTTP between the processes of one broker: a request each, behind an opening that no page can send (decision 0076).
+"""HTTP between the processes of one broker (decision 0076).
 
-Promises: nothing is read before the key has come. Must not know: what requests mean.
+A connection carries one request. It starts with a preamble that contains the key of the data directory; a web page cannot send it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import KEY_BYTES
 
 MAGIC: Final = b"\xf5HTTP\1"
-OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
-BODY_BYTES_MAX: Final = 20 * 1024 * 1024  # letters of a redrive, which may be one of the largest batches
+PREAMBLE_BYTES: Final = len(MAGIC) + KEY_BYTES
+BODY_BYTES_MAX: Final = 20 * 1024 * 1024  # dead letters of a redrive, up to the size of the largest batch
 
 
 class HttpLinkSession(HttpSession):
-    """A request of another process."""
+    """A connection from another process."""
 
     body_bytes_max = BODY_BYTES_MAX
 
@@ -30,36 +30,36 @@ class HttpLinkSession(HttpSession):
         self._is_open = False
 
     def receive(self, data: memoryview) -> int:
-        """Take the opening, then one whole request. Raises PeerError."""
+        """Check the preamble, then take one complete request. Raises PeerError."""
         if self._is_open:
             return super().receive(data)
-        if len(data) < OPENING_BYTES:
+        if len(data) < PREAMBLE_BYTES:
             return 0
-        if not compare_digest(bytes(data[:OPENING_BYTES]), MAGIC + self._key):
+        if not compare_digest(bytes(data[:PREAMBLE_BYTES]), MAGIC + self._key):
             raise PeerError("only processes of this broker can connect here", fatal=True)
         self._is_open = True
-        return OPENING_BYTES + super().receive(data[OPENING_BYTES:])
+        return PREAMBLE_BYTES + super().receive(data[PREAMBLE_BYTES:])
 
 
 class HttpLinkFactory:
-    """Implements ``SessionFactory`` for what other processes of this broker carry here."""
+    """Implements ``SessionFactory`` for requests that other processes of this broker forward."""
 
     def __init__(self, site: Site, key: bytes) -> None:
-        """site: answers for this process alone. key: see ``Shards``."""
+        """site: executes requests in this process only. key: see ``Shards``."""
         self._site: Final = site
         self._key: Final = key
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return "http"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether the opening of a link stands there."""
+        """Whether the bytes start with the preamble; None while that is open."""
         if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
             return False
         return True if len(prefix) >= len(MAGIC) else None
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpLinkSession:
-        """A session for a link."""
+        """Return a session for a link."""
         return HttpLinkSession(self._key, self._site, output, resume)

@@ -1,7 +1,7 @@
-"""``/metrics``: what Prometheus is told, gathered when it asks.
+"""The page ``/metrics`` for Prometheus, collected when it is requested.
 
-Promises: nothing is counted for it on the way of a record; what is gathered is gathered in slices, and spelled beside the loop; how many
-series there may be has limits, and what is left out of them is told. Must not know: who asks.
+Values are collected in slices and encoded in a thread; the path of a record counts nothing extra. The number of series is limited. Topics
+above the limit are summed under one name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from polywire.http.lag import group_lags
 from polywire.http.process import Process
 from polywire.http.slices import Slices
 
-TOPICS_MAX: Final = 1_000  # with series of their own; the others are counted together
+TOPICS_MAX: Final = 1_000  # with series of their own; the others are summed
 GROUPS_MAX: Final = 1_000  # pairs of a group and a topic
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class _Gathered:
-    """A registry as far as prometheus-client needs one to write it."""
+class _Families:
+    """The part of a registry that ``generate_latest`` needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: Final = families
@@ -42,7 +42,7 @@ class _Gathered:
 
 
 async def metrics_text(broker: Broker, process: Process) -> bytes:
-    """Everything, as Prometheus reads it."""
+    """Return all metrics in the text format of Prometheus."""
     slices = Slices()
     families = [
         *_process_families(),
@@ -54,7 +54,7 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
     bucket = process.bucket()
     if bucket is not None:
         families += bucket_families(bucket)
-    return await asyncio.to_thread(generate_latest, _Gathered(families))
+    return await asyncio.to_thread(generate_latest, _Families(families))
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -88,7 +88,7 @@ def _process_families() -> Iterator[Metric]:
 
 
 def _resident_bytes(highest: int) -> int:
-    """Of now where the system tells, else the highest so far."""
+    """Return the current resident memory if the system reports it, else the highest so far."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * _PAGE
@@ -151,9 +151,9 @@ def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None
 
 
 def label_of(name: str) -> str:
-    """A name that a user has chosen, as a label: no reader's terminal obeys it, and no two names become one."""
-    shown = escaped(name.replace("\\", "\\\\"))
-    return shown if "\\x" in shown or "\\u" in shown else name
+    """Return a user's name as a label, with control characters escaped. Different names get different labels."""
+    label = escaped(name.replace("\\", "\\\\"))
+    return label if "\\x" in label or "\\u" in label else name
 
 
 async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:

@@ -1,7 +1,4 @@
-"""What HTTP may see of the process around the broker.
-
-Promises: values. Must not know: sockets, pages.
-"""
+"""Values of the server process that HTTP shows: connections, traffic, durations, bucket and settings."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from polywire.durations import Durations
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
 
-PRICED_REQUESTS: Final = 1_000  # that a price is for, as stores list them
+PRICED_REQUESTS: Final = 1_000  # requests per price, as stores list them
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionView:
-    """A connection, as lists show it."""
+    """A connection in a list."""
 
     wire: str
     dialect: str
@@ -31,7 +28,7 @@ class ConnectionView:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What connections of one wire have moved since the start, those that are gone included."""
+    """Traffic of one protocol since the start, including closed connections. connections: open now. accepted: since the start."""
 
     connections: int = 0
     accepted: int = 0
@@ -41,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class BucketRequests:
-    """What was asked of the bucket with one verb and ended in one way."""
+    """Requests to the bucket with one verb and one outcome."""
 
     verb: str
     outcome: str
@@ -50,7 +47,7 @@ class BucketRequests:
 
 @dataclass(frozen=True, slots=True)
 class BucketCharge:
-    """Requests that stores charge for alike. price: for 1,000 of them, None where nobody has told it."""
+    """Requests with one price. price: for 1,000 of them, None if not configured."""
 
     kind: str
     requests: int
@@ -58,13 +55,13 @@ class BucketCharge:
 
     @property
     def cost(self) -> float | None:
-        """What they cost so far, in the currency of the price."""
+        """Their cost since the start, in the currency of the price."""
         return None if self.price is None else self.requests * self.price / PRICED_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)
 class BucketNode:
-    """A broker of the bucket, as it is seen from here. start: the one it leads or has led under."""
+    """A broker of the bucket, as this broker sees it. start: its latest epoch as a leader."""
 
     name: str
     state: str
@@ -73,7 +70,7 @@ class BucketNode:
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """The bucket that holds the log, and this broker at it. led, deposed: how often this process has begun to lead, and was made to end."""
+    """The bucket that holds the log. led, deposed: how often this process became leader and lost leadership."""
 
     url: str
     id: str
@@ -91,41 +88,41 @@ class BucketView:
 
 
 class Process(Protocol):
-    """The process that serves; ``server.overview`` is one."""
+    """The server process; ``server.overview`` implements it."""
 
     @property
     def stopping(self) -> bool:
-        """Whether no further request is taken."""
+        """Whether the process accepts no more requests."""
 
     @property
     def refused(self) -> int:
-        """Connections turned away since the start."""
+        """Connections rejected since the start."""
 
     @property
     def connections_max(self) -> int:
-        """How many may be open at once."""
+        """Limit of open connections."""
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """Memory in which unfinished requests lie."""
+        """Memory that holds incomplete requests."""
 
     def connections(self) -> Iterable[ConnectionView]:
-        """Those that are open."""
+        """Return the open connections."""
 
     def traffic(self) -> Mapping[str, Traffic]:
-        """By wire."""
+        """Return the traffic of each protocol."""
 
     def work(self) -> Mapping[str, Durations]:
-        """What the log's threads did, by name."""
+        """Return the durations of the log threads' work, by its name."""
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
-        """What requests took until they were answered, by wire and by what they asked for."""
+        """Return the durations of requests, by protocol and kind of request."""
 
     def bucket(self) -> BucketView | None:
-        """The bucket that holds the log; None where none does."""
+        """Return the bucket that holds the log; None without a bucket."""
 
     def listeners(self) -> Mapping[str, str]:
-        """Addresses by name of the listener."""
+        """Return the address of each listener, by its name."""
 
     def settings(self) -> Sequence[tuple[str, object]]:
-        """How the process was started: names and values."""
+        """Return the names and values of the effective settings."""

@@ -1,11 +1,7 @@
-"""Records as the admin API shows them: read batch by batch, decoded and spelled as JSON in a thread.
+"""Records for the admin API: read batch by batch, and encoded as JSON in a thread.
 
-Promises:
-
-* A page has a limit in bytes of everything that is spelled on it: keys, values, headers. One record is always shown, cut if need be.
-* A request reads a limited number of bytes, and few requests read at the same time, so memory does not follow from what records hold.
-
-Must not know: who asks.
+* A page has a limit in bytes, including keys, values and headers. It contains at least one record, truncated if necessary.
+* A request reads a limited number of bytes, and few requests read at once, so memory is bounded whatever the records contain.
 """
 
 from __future__ import annotations
@@ -21,21 +17,21 @@ import msgspec
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import ErrorCode, Invalid, Missing
-from polywire.http.lag import fetched
-from polywire.http.spelling import spelled, spelled_headers
+from polywire.http.lag import fetch
+from polywire.http.spelling import json_headers, json_value
 from polywire.records.compression import expand_body
 from polywire.records.header import read_header
 from polywire.records.lookup import record_at_offset
 from polywire.records.rows import Rows
 
-READ_BYTES: Final = 256 * 1024  # asked for at once; one batch is read whole
+READ_BYTES: Final = 256 * 1024  # bytes of one read; a batch is read completely
 READ_TOTAL_BYTES_MAX: Final = 32 * 1024 * 1024  # batches read by one request
 READERS_MAX: Final = 4  # concurrent requests that read records; each holds one batch in memory
 RECORDS_MAX: Final = 500  # records of one page
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # JSON of the records of one page
 SHOWN_BYTES_MAX: Final = 4 * 1024  # key, value or part of a header, unless `whole=1`
 HEADERS_BYTES_MAX: Final = 16 * 1024  # JSON of the headers of one record, unless `whole=1`
-LOOKED_AT_MAX: Final = 20_000  # records compared with a key per request
+LOOKED_AT_MAX: Final = 20_000  # records that one request compares with a key
 
 
 _P = ParamSpec("_P")
@@ -43,28 +39,28 @@ _T = TypeVar("_T")
 
 
 class Taken(Enum):
-    """Whether a record that was offered was taken, and whether more are."""
+    """Whether a record was taken, and whether the reader should offer more."""
 
     MORE = auto()
     LAST = auto()
-    LEFT = auto()  # for the next request, with all that follow
+    LEFT = auto()  # not taken: this record and all after it are for the next request
 
 
 @dataclass(slots=True)
 class ReadLimit:
-    """How many bytes of batches a request may still read. The batch that passes it is read whole."""
+    """How many bytes of batches a request may still read. The batch that exceeds it is read completely."""
 
     left: int = READ_TOTAL_BYTES_MAX
 
 
 Take = Callable[[Rows, int], Taken]
-"""Is called in a thread with a batch and the index of a record in it."""
+"""Called in a thread with a batch and the index of a record in it."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Some records of a partition. next_offset: where to read on. looked_at: records that were compared, those that did not match included.
-    value_bytes: of the values of these records, cut or not."""
+    """Records of a partition. next_offset: where the next page starts. looked_at: records compared with the key, including those that did
+    not match. value_bytes: size of these records' values before truncation."""
 
     partition: int
     first_offset: int
@@ -76,7 +72,7 @@ class Page:
 
 
 class _PageTaker:
-    """Fills a page up to its limits."""
+    """Adds records to a page up to its limits."""
 
     def __init__(self, page: Page, *, limit: int, key: bytes | None, whole: bool) -> None:
         self._page: Final = page
@@ -89,7 +85,7 @@ class _PageTaker:
         """See ``Take``."""
         page, key = self._page, rows.key(index)
         if self._key is None or (key is not None and key == self._key):
-            record = shown(rows, index, page.partition, whole=self._whole)
+            record = record_json(rows, index, page.partition, whole=self._whole)
             if page.records and self._bytes + len(record) > PAGE_BYTES_MAX:
                 return Taken.LEFT
             self._bytes += len(record)
@@ -101,10 +97,7 @@ class _PageTaker:
 
 
 class RecordReader:
-    """Reads a broker's records for requests.
-
-    Invariant: no more than READERS_MAX requests hold batches at the same time; further ones wait.
-    """
+    """Reads records for requests. At most READERS_MAX requests hold batches at once; others wait."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Final = broker
@@ -113,7 +106,7 @@ class RecordReader:
     async def page(
         self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
     ) -> Page:
-        """Records from an offset on, of one key where it is given. whole: keys and values are not cut. Raises BrokerError."""
+        """Return a page of records from an offset on. key: only these. whole: keys and values are not truncated. Raises BrokerError."""
         log = partition.log
         end = log.readable_offset
         begin = min(max(offset, log.first_offset), end)
@@ -123,13 +116,15 @@ class RecordReader:
         return page
 
     async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:
-        """Offer records from an offset on, of those that are there now, until enough were taken or read; returns the offset behind the last
-        that was taken. limit: of all partitions that a request reads. Raises BrokerError."""
+        """Offer the records that exist now to ``take``, from an offset on. Return the offset after the last one taken.
+
+        limit: shared by all partitions that a request reads. Raises BrokerError.
+        """
         end, goes_on = partition.log.readable_offset, True
         limit = limit or ReadLimit()
         async with self._turns:
             while offset < end and goes_on and limit.left > 0:
-                read = await fetched(self._broker, partition, offset, bytes_max=READ_BYTES)
+                read = await fetch(self._broker, partition, offset, bytes_max=READ_BYTES)
                 try:
                     copies = [bytes(chunk) for chunk in read.chunks]
                 finally:
@@ -143,14 +138,14 @@ class RecordReader:
         return offset
 
     async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
-        """Use the record at an offset that a client named, in a thread. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
+        """Call ``use`` in a thread with the record at an offset. Raises Invalid(INVALID_REQUEST), Missing(OFFSET_OUT_OF_RANGE)."""
         if type(offset) is not int:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"offset must be a number got={offset!r:.40}")
         was_found = False
 
         def take(rows: Rows, index: int) -> Taken:
             nonlocal was_found
-            if rows.offset(index) == offset:  # it may have been compacted away
+            if rows.offset(index) == offset:  # otherwise compaction has removed it
                 was_found = True
                 use(rows, index)
             return Taken.LAST
@@ -162,7 +157,7 @@ class RecordReader:
 
 
 async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Do work in a thread, and return no sooner than it ends: a request whose client has gone still holds its batch, and so its turn."""
+    """Run work in a thread. If the request is cancelled, wait for the end of the thread, which still holds a batch in memory."""
     thread = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(thread)
@@ -172,7 +167,7 @@ async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 
 
 def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:
-    """In a thread: offer the records of these chunks; the offset behind the last taken, whether there may be more, and bytes decoded."""
+    """Offer the records of these chunks, in a thread. Return the offset after the last one taken, whether to go on, and bytes decoded."""
     decoded = 0
     for batch in _batches(chunks):
         plain = expand_body(batch)
@@ -197,8 +192,8 @@ def _batches(chunks: Sequence[bytes]) -> Iterator[bytes]:
             at += size
 
 
-def shown(rows: Rows, index: int, partition: int, *, whole: bool = False) -> bytes:
-    """A record as JSON. ``header_count`` says how many headers it has, however many are shown."""
+def record_json(rows: Rows, index: int, partition: int, *, whole: bool = False) -> bytes:
+    """Encode a record as JSON. ``header_count`` includes headers that are not shown."""
     bytes_max = None if whole else SHOWN_BYTES_MAX
     headers_max = PAGE_BYTES_MAX if whole else HEADERS_BYTES_MAX
     return msgspec.json.encode(
@@ -207,9 +202,9 @@ def shown(rows: Rows, index: int, partition: int, *, whole: bool = False) -> byt
             "offset": rows.offset(index),
             "stored_at_us": rows.header.append_time_us,
             "created_at_us": rows.origin_time_us(index),
-            "key": spelled(rows.key(index), bytes_max),
-            "value": spelled(rows.value(index), bytes_max),
-            "headers": spelled_headers(rows.headers(index), part_max=bytes_max or headers_max, json_max=headers_max),
+            "key": json_value(rows.key(index), bytes_max),
+            "value": json_value(rows.value(index), bytes_max),
+            "headers": json_headers(rows.headers(index), part_max=bytes_max or headers_max, json_max=headers_max),
             "header_count": rows.header_count(index),
         }
     )

@@ -1,10 +1,10 @@
-"""Sending dead letters back: one transaction for the letters and the position behind them, also where topics lie in several processes.
+"""Sends dead letters back: the letters and the committed offset in one transaction, also with topics in several processes.
 
-The process of the dead letters is the home of the transaction (decision 0079). Another process stages what is for its topics in a branch
-that this one has let in first, and follows the decision. Between processes letters go over HTTP's own link.
+The process of the dead letters coordinates the transaction (decision 0079). It adds a branch for each other process, which stages the
+letters for its topics and follows the decision. Letters go to other processes over HTTP's own link.
 
-Promises: all letters arrive and the position moves, or nothing happens; nothing is staged for a topic that the user may not write to.
-Must not know: how letters are found.
+* Either all letters are sent and the offset is committed, or nothing happens.
+* Nothing is staged for a topic to which the user may not produce.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import INTERNAL, Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
-from polywire.http.endpoints import Asked
-from polywire.http.errors import raise_refusal
+from polywire.http.endpoints import ApiCall
+from polywire.http.errors import raise_error
 from polywire.http.guard import PRINCIPAL, completing
 from polywire.http.shard_requests import ask_shard, request_bytes
 from polywire.protocols.runtime.shards import Shards
 from polywire.records.batch import merge
 from polywire.types import PositionKind
 
-GROUP: Final = "redrive"  # its positions in a topic of dead letters are how far they were redriven
+GROUP: Final = "redrive"  # its offsets in a topic of dead letters show how far they were redriven
 STAGING_PATH: Final = "/link/letters"
-TIMEOUT_US: Final = 120_000_000  # of a transaction, twice what another process may take to stage: then it is aborted
-_OWNER_BITS: Final = 2**64 - 1  # owners are numbers with a sign
-ID_TRIES_MAX: Final = 1_000  # for a transactional id whose home is one of some processes: a few are enough
-SETTLED_S: Final = 5.0  # that an answer waits for other processes to follow the commit, which they do in any case
+TIMEOUT_US: Final = 120_000_000  # after which the transaction is aborted; twice the time that staging may take
+_OWNER_BITS: Final = 2**64 - 1  # owners are signed
+ID_TRIES_MAX: Final = 1_000  # to find a transactional id whose home is this process; a few are enough
+SETTLED_S: Final = 5.0  # how long a response waits for other processes to apply the commit, which they do in any case
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A letter on its way back. partition: where it was, None where that is not known. batch: the record that it was, alone."""
+    """A letter to send back. partition: the original one, None if unknown. batch: the record in a batch of its own."""
 
     topic: str
     partition: int | None
@@ -52,7 +52,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FarLetters(msgspec.Struct, frozen=True, array_like=True):
-    """Letters that another process stages, and the facts of the transaction for its branch (see ``branches.Joined``)."""
+    """Letters that another process stages, and the fields of its branch (see ``branches.Joined``)."""
 
     id: str
     home: int
@@ -64,7 +64,7 @@ class FarLetters(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Redrive:
-    """Sends letters. ``_round_robin`` counts those that say no partition."""
+    """Sends letters. ``_round_robin`` counts those without a partition."""
 
     def __init__(self, broker: Broker, shards: Shards | None) -> None:
         self._broker: Final = broker
@@ -78,38 +78,41 @@ class Redrive:
         *,
         begins: Mapping[int, int | None],
         ends: Mapping[int, int],
-        asked: Asked,
+        call: ApiCall,
     ) -> None:
-        """Send letters and move the position of their topic, or do nothing. begins, ends: of each partition. Raises BrokerError."""
+        """Send letters and commit the offsets of their topic, or do nothing.
+
+        begins, ends: the offset of each partition before and after. Raises BrokerError.
+        """
         transactions = self._broker.transactions
-        near, far = self._by_shard(letters, asked)
-        id_ = self._id(topic, asked)
+        near, far = self._by_shard(letters, call)
+        id_ = self._id(topic, call)
         if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
             raise Busy(ErrorCode.BUSY, "another process has not finished the previous redrive", retry_after_ms=1_000)
         made = transactions.number_producer(
-            id_, asks_again=False, timeout_us=TIMEOUT_US, is_internal=True, by=asked.caller, done=None
+            id_, asks_again=False, timeout_us=TIMEOUT_US, is_internal=True, by=call.caller, done=None
         )
         transaction = transactions.begin(made, done=None)
         epoch = transaction.epoch
         try:
             if far:
-                await self._stage_far(transaction, far, asked)
+                await self._stage_far(transaction, far, call)
                 self._check_current(transaction)
             for partition, batch, letter_count in self._batches(near):
                 transactions.stage(transaction, partition, batch, first=0, last=letter_count - 1, done=None)
             self._check_positions(topic, begins)
             if ends:
-                transactions.put_offsets(transaction, Scope(topic.name.full, GROUP), ends, by=asked.caller, done=None)
+                transactions.put_offsets(transaction, Scope(topic.name.full, GROUP), ends, by=call.caller, done=None)
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            transactions.commit(transaction, by=asked.caller, done=completing(done))
+            transactions.commit(transaction, by=call.caller, done=completing(done))
             await done
             if far:
                 await self._settled(id_)
         finally:
             found = transactions.find(id_, by=ITSELF)
-            if found is not None and found.epoch == epoch:  # a later redrive needs it
-                with suppress(BrokerError):  # what cannot be deleted now expires
-                    transactions.delete(id_, by=asked.caller)
+            if found is not None and found.epoch == epoch:  # otherwise a later redrive uses it
+                with suppress(BrokerError):  # it expires if it cannot be deleted now
+                    transactions.delete(id_, by=call.caller)
 
     def _check_current(self, transaction: Transaction) -> None:
         """Raises Conflict(PRODUCER_FENCED) if another redrive has begun since."""
@@ -123,22 +126,22 @@ class Redrive:
         if any(before.get(number) != begin for number, begin in begins.items()):
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
-    def _id(self, topic: Topic, asked: Asked) -> str:
-        """A transactional id of a user for a topic, whose home is this process. It is the same each time: other processes remember it."""
-        first = f"{INTERNAL}redrive-{asked.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
+    def _id(self, topic: Topic, call: ApiCall) -> str:
+        """Return the transactional id of a user and a topic, whose home is this process. It is the same for every redrive."""
+        first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
             return first
         names = (f"{first}-{number}" for number in range(ID_TRIES_MAX))
         return next((name for name in names if shards.home(name) == shards.own), first)
 
-    def _by_shard(self, letters: Iterable[Letter], asked: Asked) -> tuple[list[Letter], dict[int, list[Letter]]]:
-        """Letters for topics of this process, and of others. Raises Missing(TOPIC_MISSING), Denied."""
+    def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
+        """Split letters into those for topics of this process and those for others. Raises Missing(TOPIC_MISSING), Denied."""
         broker, shards = self._broker, self._shards
         near: list[Letter] = []
         far: dict[int, list[Letter]] = {}
         for letter in letters:
-            broker.access.authorize(asked.principal, Action.PRODUCE, broker.resource(letter.topic))
+            broker.access.authorize(call.principal, Action.PRODUCE, broker.resource(letter.topic))
             shard = None if shards is None or broker.find_topic(letter.topic) else shards.shard_of(letter.topic)
             if shards is None or shard is None or shard == shards.own:
                 broker.topic(letter.topic)
@@ -148,7 +151,7 @@ class Redrive:
         return near, far
 
     def _batches(self, letters: Iterable[Letter]) -> list[tuple[Partition, bytearray, int]]:
-        """Partitions of this process, each with its letters as one batch and their count. Raises Missing(TOPIC_MISSING)."""
+        """Return partitions of this process, with their letters as one batch and their count. Raises Missing(TOPIC_MISSING)."""
         found: dict[Partition, list[bytes]] = {}
         for letter in letters:
             partitions, number = self._broker.topic(letter.topic).written_to(), letter.partition
@@ -160,11 +163,11 @@ class Redrive:
 
     # Other processes
 
-    async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], asked: Asked) -> None:
-        """Let other processes in, then have them stage. Raises BrokerError."""
+    async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], call: ApiCall) -> None:
+        """Add a branch for each other process, then send them their letters. Raises BrokerError."""
         shards, producer = self._shards, transaction.producer
-        assert shards is not None, "there are other processes"
-        assert producer is not None, "it was numbered"
+        assert shards is not None, "only with several processes"
+        assert producer is not None, "set by number_producer"
         joined: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.branches.join(transaction, list(far), done=completing(joined))
         await joined
@@ -179,10 +182,10 @@ class Redrive:
                 list(letters),
             )
             body = msgspec.msgpack.encode(part)
-            raise_refusal(await ask_shard(shards, shard, request_bytes(STAGING_PATH, asked.authorization, body)))
+            raise_error(await ask_shard(shards, shard, request_bytes(STAGING_PATH, call.authorization, body)))
 
     async def _settled(self, id_: str) -> bool:
-        """Wait until other processes have followed, so that a reader finds the letters; whether they have. They follow later, too."""
+        """Wait until other processes have applied the commit, so that consumers find the letters. Return False after SETTLED_S."""
         settled = asyncio.Event()
         cancel = self._broker.branches.when_settled(id_, settled.set)
         with suppress(TimeoutError):
@@ -191,7 +194,7 @@ class Redrive:
         return settled.is_set()
 
     async def stage(self, request: Request) -> Response:
-        """Stage what another process sends. Raises BrokerError."""
+        """Stage the letters that another process sends. Raises BrokerError."""
         part = msgspec.msgpack.decode(await request.body(), type=FarLetters)
         broker, principal = self._broker, request.scope[PRINCIPAL]
         for name in {letter.topic for letter in part.letters}:

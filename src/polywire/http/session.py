@@ -1,7 +1,7 @@
-"""One peer's HTTP: requests are gathered whole, carried out one after the other, and answered on the broker's loop (decision 0054).
+"""The session of an HTTP connection (decision 0054).
 
-Promises: of one connection one request is carried out at a time, what follows it waits unread; who sends none for a while, or does not finish
-one, is let go; what carries requests out is loaded for the first of them. Must not know: what requests mean.
+A request is executed once it has arrived completely, one at a time, on the broker's loop. Further requests wait unread. A connection without
+a complete request for IDLE_S is closed.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from polywire.errors import PeerError
 from polywire.http.framing import BODY_BYTES_MAX, HEAD_BYTES_MAX, Refusal, request_bytes
 from polywire.protocols.runtime.session import Output
 
-IDLE_S: Final = 60.0  # between two requests, and for one to arrive
+IDLE_S: Final = 60.0  # until the next request has arrived
 log = structlog.get_logger("polywire.http")
 
 
 class Exchange(Protocol):
-    """Carries out one request."""
+    """Executes one request."""
 
     async def run(self, request: bytes) -> bool:
-        """Answer it; whether the connection goes on."""
+        """Respond to the request. Return whether the connection stays open."""
 
 
 class Application(Protocol):
-    """What requests are carried out by."""
+    """Creates an exchange for each request."""
 
     def exchange(self, output: Output, drained: asyncio.Event) -> Exchange:
-        """For one request. drained: set whenever the peer has read."""
+        """Return the exchange for one request. drained: set whenever the client has read."""
 
 
 class Site(Protocol):
-    """What the sessions of one listener share."""
+    """Values that the sessions of one listener share."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where everything happens."""
+        """The loop of the broker."""
 
     async def application(self) -> Application:
-        """What requests are carried out by, loaded when it is first asked for."""
+        """Return the application, which the first call imports."""
 
 
 class HttpSession:
-    """Invariant: ``_task`` carries out the one request that was taken and not answered; without one ``_idle`` lets the connection go.
-    ``_rest``: what a peer that has finished left."""
+    """Implements ``Session``. ``_task`` executes the current request; without one, ``_idle`` closes the connection. ``_rest``: unread bytes
+    of a client that has finished sending."""
 
     body_bytes_max: int = BODY_BYTES_MAX
 
@@ -64,7 +64,7 @@ class HttpSession:
         self._idle = site.loop.call_later(IDLE_S, output.close)
 
     def receive(self, data: memoryview) -> int:
-        """Take one whole request. Raises PeerError."""
+        """Take one complete request. Raises PeerError."""
         if self._task is not None:
             return 0
         size = request_bytes(data, self.body_bytes_max)
@@ -76,15 +76,15 @@ class HttpSession:
             return 0
         self._wanted = 0
         self._idle.cancel()
-        self._task = self._site.loop.create_task(self._answer(bytes(data[:size])))
-        self._task.add_done_callback(self._answered)
+        self._task = self._site.loop.create_task(self._respond(bytes(data[:size])))
+        self._task.add_done_callback(self._responded)
         return size
 
-    async def _answer(self, request: bytes) -> bool:
+    async def _respond(self, request: bytes) -> bool:
         application = await self._site.application()
         return await application.exchange(self._output, self._drained).run(request)
 
-    def _answered(self, task: asyncio.Task[bool]) -> None:
+    def _responded(self, task: asyncio.Task[bool]) -> None:
         self._task = None
         if task.cancelled():
             return
@@ -102,47 +102,47 @@ class HttpSession:
 
     @property
     def frame_bytes_max(self) -> int:
-        """Of one request."""
+        """Limit of one request."""
         return HEAD_BYTES_MAX + self.body_bytes_max
 
     @property
     def spoken_dialect(self) -> str:
-        """There is one only."""
+        """Empty: HTTP has no dialects."""
         return ""
 
     def wanted(self) -> int:
-        """Bytes of the request that has begun."""
+        """Length of the incomplete request; 0 while unknown."""
         return self._wanted
 
     def paused(self) -> bool:
-        """Whether a request is being carried out."""
+        """Whether a request is being executed."""
         return self._task is not None
 
     def owes(self) -> bool:
-        """Whether a request is being carried out."""
+        """Whether a request is being executed."""
         return self._task is not None
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The client has read."""
         self._drained.set()
 
     def finish(self, data: memoryview) -> None:
-        """The peer sends no more; whole requests that it left are still answered."""
+        """The client sends no more. Complete requests in ``data`` are still executed."""
         self._finishing = True
         self._rest = bytes(data)
         if self._task is None:
             self._take_rest()
 
     def _take_rest(self) -> None:
-        """Carry out the next request that was left; close behind the last."""
-        with suppress(PeerError):  # it was answered
+        """Execute the next remaining request; close after the last."""
+        with suppress(PeerError):  # the response is already written
             count = self.receive(memoryview(self._rest))
             self._rest = self._rest[count:]
         if self._task is None:
             self._output.close()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         self._idle.cancel()
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,4 @@
-"""Requests to the other processes of a broker over HTTP's link.
-
-Promises: an answer has a limit in bytes, and is whole or an error. Must not know: what requests mean.
-"""
+"""Requests to the other processes of a broker over HTTP's link. A response is complete and within ANSWER_BYTES_MAX, or an error."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from polywire.http.guard import HEADERS
 from polywire.http.link import MAGIC
 from polywire.protocols.runtime.shards import Link, Shards
 
-ANSWER_S: Final = 30.0  # for one process to answer
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far above a page with one of the largest records in base64
-SMALL_ANSWER_BYTES: Final = 1024 * 1024  # taken apart on the loop: below a millisecond
+ANSWER_S: Final = 30.0  # for a process to respond
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far above a page with the largest record in base64
+SMALL_ANSWER_BYTES: Final = 1024 * 1024  # parsed on the loop, in less than a millisecond
 _ANSWERED_AGAIN: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
 
 
 class _Answer:
-    """Implements ``LinkPeer`` for one request. ``whole`` becomes true with the end of the link."""
+    """Implements ``LinkPeer`` for one request. ``whole`` is done when the link ends."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -49,14 +46,14 @@ class _Answer:
 
 
 async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
-    """Send the bytes of a request to a shard's process, and return its answer. Raises Unavailable."""
+    """Send an encoded request to a shard's process, and return its response. Raises Unavailable."""
     answer = _Answer()
     link: Link = shards.connect(shard, answer)
     try:
         link.write(MAGIC + shards.key + request)
         await asyncio.wait_for(answer.whole, limit_s)
     except TimeoutError:
-        raise _silent(shard) from None
+        raise _no_response(shard) from None
     finally:
         link.close()
     if answer.is_too_large:
@@ -68,7 +65,7 @@ async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float =
 
 
 def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
-    """A request of this process's own, in the name of the client whose login it has."""
+    """Encode a POST request that this process sends on behalf of a client, with its credentials."""
     head = [
         f"POST {path} HTTP/1.1",
         "Host: localhost",
@@ -81,12 +78,12 @@ def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body
 
 
-def _silent(shard: int) -> Unavailable:
+def _no_response(shard: int) -> Unavailable:
     return Unavailable(ErrorCode.STOPPING, f"a process of this broker does not respond shard={shard:04x}")
 
 
 def _decoded(data: bytes, shard: int) -> Response:
-    """A whole answer. Raises Unavailable where the process ended before it was."""
+    """Parse a response. Raises Unavailable if it is incomplete."""
     conn = h11.Connection(h11.CLIENT)
     conn.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
     conn.send(h11.EndOfMessage())
@@ -94,14 +91,14 @@ def _decoded(data: bytes, shard: int) -> Response:
     try:
         head = conn.next_event()
         if not isinstance(head, h11.Response):
-            raise _silent(shard)
+            raise _no_response(shard)
         parts = []
         while isinstance(event := conn.next_event(), h11.Data):
             parts.append(bytes(event.data))
     except h11.RemoteProtocolError:
-        raise _silent(shard) from None
+        raise _no_response(shard) from None
     if not isinstance(event, h11.EndOfMessage):
-        raise _silent(shard)
+        raise _no_response(shard)
     answer = Response(b"".join(parts), head.status_code)
     answer.raw_headers = [(name, value) for name, value in head.headers if name not in _ANSWERED_AGAIN]
     return answer

@@ -1,7 +1,4 @@
-"""Wide pages made in slices: whoever gathers much lets others have the loop in between.
-
-Promises: between two breaks no more than a few milliseconds pass, as long as single steps are short. Must not know: what is gathered.
-"""
+"""Long work on the event loop in slices of a few milliseconds, so that other connections are served in between."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import asyncio
 from time import thread_time
 from typing import Final
 
-SLICE_S: Final = 0.003
+SLICE_S: Final = 0.003  # processor time
 
 
 class Slices:
-    """Invariant: ``_end`` is the processor time at which the slice in hand is over."""
+    """Check ``is_over`` after each short step, and call ``rest`` if it is true. ``_end``: thread time at which the slice ends."""
 
     def __init__(self) -> None:
         self._end = thread_time() + SLICE_S
@@ -21,11 +18,11 @@ class Slices:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is others' turn: ``rest`` then."""
+        """Whether the slice is used up."""
         return thread_time() >= self._end
 
     async def rest(self) -> None:
-        """Let others have the loop."""
+        """Let other tasks run, then start a new slice."""
         await asyncio.sleep(0)
         self._end = thread_time() + SLICE_S
         self.count += 1

@@ -1,12 +1,9 @@
-"""Names and records of users as JSON, within limits in bytes.
+"""Encodes records and lists as JSON, within limits in bytes.
 
-Promises:
-
-* Bytes are text where they are text, else base64; they are cut before they are decoded. Only short ones take more than base64 does.
-* Long values are spelled in pieces, so that no single step holds the interpreter for more than some milliseconds.
-* A list has a limit in rows and in bytes, whatever names it holds.
-
-Must not know: who asks, what lists are about.
+* UTF-8 becomes text, other bytes become base64. They are truncated before they are decoded.
+* Text that is longer in JSON than base64 becomes base64, except short text.
+* Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
+* A list has a limit in rows and in bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +19,17 @@ from polywire.http.slices import Slices
 from polywire.records.columns import Header, HeaderKind
 from polywire.records.header_values import text_of, typed
 
-PIECE_BYTES: Final = 192 * 1024  # decoded at once: below a millisecond. A multiple of 3, so that pieces of base64 join
-SHORT_BYTES: Final = 4 * 1024  # text up to this size is text, however many control characters JSON has to escape
+PIECE_BYTES: Final = (
+    192 * 1024
+)  # encoded at once, in less than a millisecond; a multiple of 3, so that base64 can be joined
+SHORT_BYTES: Final = 4 * 1024  # text up to this size stays text, even if JSON escapes most of its characters
 LIST_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a list
 _AS_THEY_ARE: Final = frozenset({HeaderKind.NULL, HeaderKind.RAW, HeaderKind.STRING})
 _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Listing:
-    """The rows of a list in an answer: each is spelled when it is added, up to a number of rows and LIST_BYTES_MAX. more: whether one did
-    not fit."""
+    """The rows of a list, up to a number of rows and LIST_BYTES_MAX. Each is encoded when it is added. more: whether a row did not fit."""
 
     __slots__ = ("_bytes_left", "_count_max", "more", "rows")
 
@@ -42,7 +40,7 @@ class Listing:
         self.more = False
 
     def add(self, row: object) -> bool:
-        """Add a row; False where it does not fit, and ``more`` says so from then on."""
+        """Add a row. Return False and set ``more`` if it does not fit."""
         json = b"" if len(self.rows) >= self._count_max else msgspec.json.encode(row)
         self.more = self.more or not 0 < len(json) <= self._bytes_left
         if not self.more:
@@ -51,7 +49,7 @@ class Listing:
         return not self.more
 
     async def extend(self, rows: Iterable[object], slices: Slices) -> Listing:
-        """Add rows as long as they fit, in slices."""
+        """Add rows until one does not fit, in slices."""
         for row in rows:
             if not self.add(row):
                 break
@@ -60,8 +58,8 @@ class Listing:
         return self
 
 
-def spelled(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgspec.Raw | None:
-    """Bytes for JSON, cut after ``bytes_max``; None stays None."""
+def json_value(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgspec.Raw | None:
+    """Encode bytes as a JSON object, truncated to ``bytes_max``; None stays None."""
     if data is None:
         return None
     cut = data if bytes_max is None else data[:bytes_max]
@@ -74,7 +72,7 @@ def spelled(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgs
 
 
 def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
-    """Return the inside of a JSON string; None if the bytes are not text, or shorter in base64. Drops half a character at a cut."""
+    """Return the content of a JSON string; None if the bytes are not text or are shorter as base64. Drops an incomplete last character."""
     decoder, parts, left = _Utf8Decoder(), [], max(len(data) * 4 // 3, 6 * SHORT_BYTES)
     for at in range(0, len(data), PIECE_BYTES):
         is_last = at + PIECE_BYTES >= len(data)
@@ -89,16 +87,16 @@ def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
     return b"".join(parts)
 
 
-def spelled_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
-    """The first headers for JSON, as many as fit. part_max: bytes of a key or a value. json_max: of all of them as JSON, in which three
-    bytes take four, and short ones of the first header more."""
+def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
+    """Encode the first headers as JSON, as many as fit. part_max: bytes of a key or a value. json_max: bytes of all headers as JSON. Three
+    bytes take four in base64; escaped characters of the first header may exceed the limit."""
     found: list[msgspec.Raw] = []
     for header in headers:
         key = _part(header.key, header.key_kind, min(part_max, json_max * 3 // 8))
         left = max(0, json_max - len(bytes(key or b"")))
         value = _part(header.value, header.value_kind, min(part_max, left * 3 // 4))
         json = msgspec.json.encode({"key": key, "value": value, "kind": header.value_kind.name.lower()})
-        json_max -= len(json) + 1  # and a comma
+        json_max -= len(json) + 1  # with a comma
         if found and json_max < 0:
             break
         found.append(msgspec.Raw(json))
@@ -108,8 +106,8 @@ def spelled_headers(headers: Iterable[Header], *, part_max: int, json_max: int) 
 
 
 def _part(data: bytes | None, kind: HeaderKind, bytes_max: int) -> msgspec.Raw | None:
-    """Key or value of a header; with the number that it is, in digits, where its kind is one."""
-    found = spelled(data, bytes_max)
+    """Encode the key or value of a header. A value of a numeric kind also gets a field ``number``."""
+    found = json_value(data, bytes_max)
     if found is None or kind in _AS_THEY_ARE or isinstance(typed(data, kind), bytes):
         return found
     return msgspec.Raw(bytes(found)[:-1] + b',"number":%b}' % msgspec.json.encode(text_of(data, kind)))

@@ -1,7 +1,7 @@
-"""The endpoints about users and tokens.
+"""The endpoints for users and tokens.
 
-Promises: passwords and tokens are answered to nobody but a new token, once, to who asked for it; nobody gives or takes what it may not do
-itself (the broker sees to it). Must not know: how requests arrive, how users are kept.
+* Responses contain no passwords or tokens, except the response that creates a token.
+* A user can grant or revoke only permissions that it has itself; the broker checks this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.permissions import EVERYTHING, NOTHING, Grants, grant_words, parse_grants
 from polywire.broker.users import ROOT_ID, User
 from polywire.errors import ErrorCode, Invalid
-from polywire.http.endpoints import Asked, Endpoint
+from polywire.http.endpoints import ApiCall, Endpoint
 from polywire.http.guard import completing
 from polywire.http.slices import Slices
 from polywire.http.spelling import Listing
@@ -32,7 +32,7 @@ class Users:
         self._broker: Final = broker
 
     def table(self) -> Sequence[Endpoint]:
-        """Every endpoint."""
+        """Return every endpoint."""
         permissions = {"permissions": "list of words, as for polywire user add; an empty list grants nothing"}
         new = {"password": "password of the user", **permissions, "active": "false disables the user"}
         password = {"password": "new password", "old": "current password; required for your own"}
@@ -71,86 +71,86 @@ class Users:
             Endpoint("DELETE", token, Action.TOKEN_DELETE, "Delete a token of your own", self._delete_token),
         ]
 
-    async def _users(self, asked: Asked) -> Any:
+    async def _users(self, call: ApiCall) -> Any:
         access = self._broker.access
-        found = await Listing(USERS_MAX).extend(map(_shown, access.users()), Slices())
+        found = await Listing(USERS_MAX).extend(map(_user_json, access.users()), Slices())
         return {"users": found.rows, "open": access.is_open, "more": found.more}
 
-    async def _user(self, asked: Asked) -> Any:
-        return _shown(self._named(asked))
+    async def _user(self, call: ApiCall) -> Any:
+        return _user_json(self._user_of(call))
 
-    async def _self(self, asked: Asked) -> Any:
+    async def _self(self, call: ApiCall) -> Any:
         access = self._broker.access
-        return {**_shown(access.user(asked.principal.user_id)), "open": access.is_open}
+        return {**_user_json(access.user(call.principal.user_id)), "open": access.is_open}
 
-    def _named(self, asked: Asked) -> User:
-        return self._broker.access.user(asked.path["user"])
+    def _user_of(self, call: ApiCall) -> User:
+        return self._broker.access.user(call.path["user"])
 
-    async def _create(self, asked: Asked) -> Any:
-        grants, active = _grants(asked), _active(asked) if "active" in asked.body else True
+    async def _create(self, call: ApiCall) -> Any:
+        grants, active = _grants(call), _active(call) if "active" in call.body else True
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
         self._broker.access.create_user(
-            asked.path["user"],
-            asked.text("password"),
+            call.path["user"],
+            call.text("password"),
             grants,
             active=active,
-            by=asked.principal,
+            by=call.principal,
             done=completing(done),
         )
-        return _shown(await done)
+        return _user_json(await done)
 
-    async def _delete(self, asked: Asked) -> Any:
-        user = self._named(asked)
+    async def _delete(self, call: ApiCall) -> Any:
+        user = self._user_of(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.delete_user(user, by=asked.principal, done=completing(done))
+        self._broker.access.delete_user(user, by=call.principal, done=completing(done))
         await done
         return {"name": user.name}
 
-    async def _grant(self, asked: Asked) -> Any:
-        user, grants = self._named(asked), _grants(asked)
+    async def _grant(self, call: ApiCall) -> Any:
+        user, grants = self._user_of(call), _grants(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.grant(user, grants, by=asked.principal, done=completing(done))
-        return _shown(await done)
+        self._broker.access.grant(user, grants, by=call.principal, done=completing(done))
+        return _user_json(await done)
 
-    async def _activate(self, asked: Asked) -> Any:
-        user, active = self._named(asked), _active(asked)
+    async def _activate(self, call: ApiCall) -> Any:
+        user, active = self._user_of(call), _active(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.update_user(user, active=active, by=asked.principal, done=completing(done))
-        return _shown(await done)
+        self._broker.access.update_user(user, active=active, by=call.principal, done=completing(done))
+        return _user_json(await done)
 
-    async def _change_password(self, asked: Asked) -> Any:
-        access, user, new = self._broker.access, self._named(asked), asked.text("password")
+    async def _change_password(self, call: ApiCall) -> Any:
+        access, user, new = self._broker.access, self._user_of(call), call.text("password")
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        if user.id == asked.principal.user_id or "old" in asked.body:
-            access.change_password(user, asked.text("old"), new, by=asked.principal, done=completing(done))
+        if user.id == call.principal.user_id or "old" in call.body:
+            access.change_password(user, call.text("old"), new, by=call.principal, done=completing(done))
         else:
-            access.reset_password(user, new, by=asked.principal, done=completing(done))
-        return _shown(await done)
+            access.reset_password(user, new, by=call.principal, done=completing(done))
+        return _user_json(await done)
 
-    async def _new_token(self, asked: Asked) -> Any:
-        access, name = self._broker.access, asked.path["token"]
-        seconds = asked.body.get("expires_in_s")
+    async def _new_token(self, call: ApiCall) -> Any:
+        access, name = self._broker.access, call.path["token"]
+        seconds = call.body.get("expires_in_s")
         if seconds is not None and (type(seconds) is not int or not 0 < seconds <= EXPIRY_S_MAX):
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"expires_in_s must be a number from 1 to {EXPIRY_S_MAX} got={seconds!r:.40}"
             )
         expires_at_us = None if seconds is None else self._broker.clock.now_us() + seconds * 1_000_000
-        user = access.user(asked.principal.user_id)
+        user = access.user(call.principal.user_id)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        raw = access.create_token(user, name, expires_at_us, by=asked.principal, done=completing(done))
+        raw = access.create_token(user, name, expires_at_us, by=call.principal, done=completing(done))
         await done
         return {"name": name, "token": raw, "expires_at_us": expires_at_us}
 
-    async def _delete_token(self, asked: Asked) -> Any:
-        access, name = self._broker.access, asked.path["token"]
+    async def _delete_token(self, call: ApiCall) -> Any:
+        access, name = self._broker.access, call.path["token"]
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        user = access.user(asked.principal.user_id)
-        access.delete_token(user, name, by=asked.principal, done=completing(done))
+        user = access.user(call.principal.user_id)
+        access.delete_token(user, name, by=call.principal, done=completing(done))
         await done
         return {"name": name}
 
 
-def _shown(user: User) -> Mapping[str, Any]:
+def _user_json(user: User) -> Mapping[str, Any]:
     return {
         "name": user.name,
         "active": user.active,
@@ -163,18 +163,18 @@ def _shown(user: User) -> Mapping[str, Any]:
     }
 
 
-def _grants(asked: Asked) -> Grants | None:
-    """Raises Invalid(INVALID_REQUEST)."""
-    words = asked.body.get("permissions", [])
+def _grants(call: ApiCall) -> Grants | None:
+    """Return the permissions in the body; None if they grant nothing. Raises Invalid(INVALID_REQUEST)."""
+    words = call.body.get("permissions", [])
     if not isinstance(words, list) or len(words) > WORDS_MAX or not all(isinstance(word, str) for word in words):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"permissions must be a list of at most {WORDS_MAX} words")
     grants = parse_grants(words)
     return None if grants == Grants(int(NOTHING)) else grants
 
 
-def _active(asked: Asked) -> bool:
-    """Raises Invalid(INVALID_REQUEST)."""
-    active = asked.body.get("active")
+def _active(call: ApiCall) -> bool:
+    """Return ``active`` of the body. Raises Invalid(INVALID_REQUEST)."""
+    active = call.body.get("active")
     if not isinstance(active, bool):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"active must be true or false got={active!r:.40}")
     return active

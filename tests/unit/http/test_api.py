@@ -1,4 +1,4 @@
-"""The admin API: what its endpoints do, and that each asks for what its table says."""
+"""Tests of the admin API's endpoints and their permissions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def values(answer: Answer) -> list[Any]:
     return [record["value"] and record["value"].get("text") for record in answer.json["records"]]
 
 
-def test_a_topic_is_made_seen_and_deleted(site: Site) -> None:
+def test_a_topic_is_created_described_and_deleted(site: Site) -> None:
     assert post(site, "/topics/shop.orders", {"partitions": 3}).json == {"name": "shop.orders"}
     assert post(site, "/topics/shop.orders", {}).code == "topic_exists"
     assert [topic["name"] for topic in get(site, "/topics").json["topics"]] == ["shop.orders"]
@@ -54,7 +54,7 @@ def test_a_topic_is_made_seen_and_deleted(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "a%b", "ä", 'a"<b>', "a b", "..a"])
-def test_names_of_all_kinds(site: Site, name: str) -> None:
+def test_any_topic_name_works_in_paths(site: Site, name: str) -> None:
     store(site, name, [b"v"])
     spelled = "".join(f"%{byte:02X}" for byte in name.encode())
     assert get(site, f"/topics/{spelled}").json["name"] == name
@@ -76,7 +76,7 @@ def test_records_are_produced_and_read(site: Site) -> None:
     assert get(site, "/topics/t/partitions/1/records?tail=1").json["records"][0]["value"] is None
 
 
-def test_a_record_is_stored_once_more_as_it_is(site: Site) -> None:
+def test_a_resent_record_is_stored_unchanged(site: Site) -> None:
     store(site, "t", [b"a", b"\xff\0"], key=b"\x80")
     assert post(site, "/topics/t/resend", {"partition": 0, "offset": 1}).json == {"partition": 0, "offset": 2}
     old, new = get(site, "/topics/t/partitions/0/records?offset=1").json["records"]
@@ -90,7 +90,7 @@ def test_a_record_is_stored_once_more_as_it_is(site: Site) -> None:
         assert post(site, "/topics/t/resend", body).status == status
 
 
-def test_pages_follow_each_other(site: Site) -> None:
+def test_pages_are_contiguous(site: Site) -> None:
     for begin in range(0, 30, 10):
         store(site, "t", [str(number).encode() for number in range(begin, begin + 10)])
     found, offset = [], 0
@@ -105,7 +105,7 @@ def test_pages_follow_each_other(site: Site) -> None:
     assert values(get(site, "/topics/t/partitions/0/records?time=2000-01-01&limit=1")) == ["0"]
 
 
-def test_a_key_is_looked_for_up_to_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_a_key_has_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     store(site, "t", [b"other"] * 25)
     store(site, "t", [b"mine"], key=b"k")
     assert values(get(site, "/topics/t/partitions/0/records?key=k")) == ["mine"]
@@ -116,7 +116,7 @@ def test_a_key_is_looked_for_up_to_a_limit(site: Site, monkeypatch: pytest.Monke
     assert values(get(site, "/topics/t/partitions/0/records?key=k&offset=20")) == ["mine"]
 
 
-def test_large_values_are_cut_unless_asked_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_are_truncated_by_default(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     store(site, "t", ["ä".encode() * 3000] * 3)
     (first, *_) = get(site, "/topics/t/partitions/0/records").json["records"]
     assert first["value"] == {"text": "ä" * 2048, "bytes": 6000, "cut": True}
@@ -130,7 +130,7 @@ def test_large_values_are_cut_unless_asked_for(site: Site, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=501", "limit=x", "offset=-1", "offset=" + "9" * 30, "tail=501", "time=soon", "limit=٣"]
 )
-def test_queries_that_make_no_sense(site: Site, query: str) -> None:
+def test_invalid_queries_are_rejected(site: Site, query: str) -> None:
     store(site, "t", [b"v"])
 
     assert get(site, f"/topics/t/partitions/0/records?{quote(query, safe='=')}").status == 400
@@ -149,12 +149,12 @@ def test_queries_that_make_no_sense(site: Site, query: str) -> None:
     ],
     ids=str,
 )
-def test_bodies_that_make_no_sense(site: Site, body: Any) -> None:
+def test_invalid_bodies_are_rejected(site: Site, body: Any) -> None:
     store(site, "t", [b"v"])
     assert post(site, "/topics/t/records", body).status == 400
 
 
-def test_a_body_that_is_no_json_is_refused(site: Site) -> None:
+def test_a_body_that_is_not_json_is_rejected(site: Site) -> None:
     store(site, "t", [b"v"])
     for content in (b"{", b"[" * 100_000, b"\xff", b'{"value": "\xc3\x28"}'):
         assert site.ask("POST", f"{PREFIX}/topics/t/records", CHANGE, content).status == 400
@@ -163,12 +163,12 @@ def test_a_body_that_is_no_json_is_refused(site: Site) -> None:
 
 
 @pytest.mark.parametrize("number", ["2", "-1", "x", "99999999999"])
-def test_partitions_that_are_not_there(site: Site, number: str) -> None:
+def test_missing_partitions_are_rejected(site: Site, number: str) -> None:
     store(site, "t", [b"v"])
     assert get(site, f"/topics/t/partitions/{number}/records").code == "partition_missing"
 
 
-def test_a_group_is_moved_after_a_preview(site: Site) -> None:
+def test_offsets_are_reset_after_a_preview(site: Site) -> None:
     store(site, "t", [b"v"] * 5)
     site.broker.commit_position("t", 0, PositionKind.GROUP, "g", 4)
     preview = post(site, "/topics/t/groups/g/reset", {"to": "earliest", "dry_run": True}).json
@@ -187,20 +187,20 @@ def test_a_group_is_moved_after_a_preview(site: Site) -> None:
 @pytest.mark.parametrize(
     "name", ["g\r\nlevel=error", "\x1b[31m\x85", "a/b", "%2F", "\N{RIGHT-TO-LEFT OVERRIDE}", "漢" * 85]
 )
-def test_groups_of_all_names_are_found(site: Site, name: str) -> None:
+def test_any_group_name_works_in_paths(site: Site, name: str) -> None:
     store(site, "t", [b"v"])
     path = "/topics/t/groups/" + "".join(f"%{byte:02X}" for byte in name.encode())
     assert post(site, f"{path}/reset", {"to": "latest"}).json["group"] == name
     assert get(site, path).json["group"] == name
 
 
-def test_a_group_with_members_is_not_moved(site: Site) -> None:
+def test_offsets_of_a_group_with_members_are_not_reset(site: Site) -> None:
     store(site, "t", [b"v"])
     site.broker.groups.join("g", "t", "m", wire="flux")
     assert post(site, "/topics/t/groups/g/reset", {"to": "latest"}).code == "group_not_empty"
 
 
-def test_lists_have_limits_and_say_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_have_limits_and_set_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TOPICS_MAX", "GROUPS_MAX", "CONNECTIONS_MAX"):
         monkeypatch.setattr(api, name, 2)
     for number in range(3):
@@ -212,7 +212,7 @@ def test_lists_have_limits_and_say_so(site: Site, monkeypatch: pytest.MonkeyPatc
         assert (len(found[name]), found["more"]) == (2, True)
 
 
-def test_the_overview_tells_of_the_bucket(site: Site) -> None:
+def test_the_overview_contains_the_bucket(site: Site) -> None:
     assert get(site, "/overview").json["bucket"] is None
     site.process.view = bucket_view()
     told = get(site, "/overview").json["bucket"]
@@ -222,7 +222,7 @@ def test_the_overview_tells_of_the_bucket(site: Site) -> None:
     assert told["charges"][0] == {"kind": "put", "requests": 2000, "price": 0.005, "cost": 0.01}
 
 
-def test_overview_settings_and_users_hold_no_secret(site: Site) -> None:
+def test_overview_settings_and_users_contain_no_secret(site: Site) -> None:
     site.configure(alice=EVERYTHING)
     login = basic("alice", "alice")
     assert get(site, "/overview", **login).json["ready"] is True
@@ -255,7 +255,7 @@ def named(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize("endpoint", OWN, ids=named)
-def test_what_is_ones_own_takes_a_login_and_no_permission(endpoint: Endpoint) -> None:
+def test_own_user_and_tokens_need_only_a_login(endpoint: Endpoint) -> None:
     site = Site()
     try:
         site.configure(nothing=parse_grants(["transaction@other"]))
@@ -268,7 +268,7 @@ def test_what_is_ones_own_takes_a_login_and_no_permission(endpoint: Endpoint) ->
 
 
 @pytest.mark.parametrize("endpoint", [endpoint for endpoint in ENDPOINTS if endpoint not in OWN], ids=named)
-def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
+def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
     """Who has every permission but those of the action is refused, who has one of them is not; without a login nobody is heard."""
     site = Site()
     try:
@@ -289,7 +289,7 @@ def test_every_endpoint_asks_for_its_permission(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.method != "GET"], ids=named)
-def test_no_foreign_page_changes_anything(site: Site, endpoint: Endpoint) -> None:
+def test_a_foreign_page_changes_nothing(site: Site, endpoint: Endpoint) -> None:
     """A form has no such header, a script of another page is another origin, and a name of its own is another host."""
     body = json.dumps(BODY).encode()
     foreign = [
@@ -302,7 +302,7 @@ def test_no_foreign_page_changes_anything(site: Site, endpoint: Endpoint) -> Non
         assert (answer.status, answer.code) == (403, "denied"), headers
 
 
-def test_lists_show_what_may_be_seen(site: Site) -> None:
+def test_lists_contain_only_permitted_topics(site: Site) -> None:
     store(site, "shop.t", [b"v"])
     store(site, "secret.t", [b"v"])
     for topic in ("shop.t", "secret.t"):
@@ -314,7 +314,7 @@ def test_lists_show_what_may_be_seen(site: Site) -> None:
     assert get(site, "/topics/secret.t", **login).status == get(site, "/topics/missing", **login).status == 403
 
 
-def test_the_console_is_served_and_nothing_beside_it(site: Site) -> None:
+def test_only_files_of_the_console_are_served(site: Site) -> None:
     page = site.ask("GET", "/")
     assert page.headers["content-type"].startswith("text/html")
     assert b"<script>" not in page.body

@@ -1,4 +1,4 @@
-"""The console's scripts: what they import, and that all of them are served."""
+"""Tests of the console's scripts: imports, and that all of them are served."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SCRIPTS = {
 }
 
 
-def test_no_scripts_import_each_other_in_a_circle() -> None:
+def test_scripts_have_no_import_cycles() -> None:
     order = list(TopologicalSorter({name: IMPORTED.findall(text) for name, text in SCRIPTS.items()}).static_order())
     assert order[-1] == "console.js", "everything is loaded by it"
 
 
-def test_every_import_is_seen_and_served() -> None:
+def test_every_imported_script_is_served() -> None:
     for name, text in SCRIPTS.items():
         assert len(re.findall(r"^import ", text, re.MULTILINE)) == len(IMPORTED.findall(text)), name
     assert SCRIPTS.keys() == {name for name in FILES if name.endswith(".js")}

@@ -1,4 +1,4 @@
-"""What the shipped dashboard and alerts ask for is what a broker tells."""
+"""Tests that the shipped dashboard and alerts use existing metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(site: Site) -> set[str]:
 
 
 @pytest.mark.parametrize("expression", [*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])
-def test_an_expression_names_metrics_that_there_are(site: Site, expression: str) -> None:
+def test_expressions_use_existing_metrics(site: Site, expression: str) -> None:
     asked = set(NAME.findall(expression))
     assert asked or expression.startswith("up{")
     assert asked <= names(site)
@@ -40,20 +40,20 @@ def test_an_expression_names_metrics_that_there_are(site: Site, expression: str)
         assert expression.count(opening) == expression.count(closing)
 
 
-def test_states_of_brokers_are_those_that_there_are() -> None:
+def test_expressions_use_existing_states_of_brokers() -> None:
     expressions = " ".join([*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])
     states = set(re.findall(r'\bstate="([^"]+)"', expressions))
     assert states
     assert states <= {state.value for state in NodeState}
 
 
-def test_every_rule_and_panel_is_looked_at() -> None:
+def test_every_rule_and_panel_is_checked() -> None:
     assert len(RULE_EXPRESSIONS) == RULES.count("- alert:") > 0
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert all(panel["targets"] for panel in DASHBOARD["panels"])
 
 
-def test_the_page_names_every_metric(site: Site) -> None:
+def test_the_reference_page_lists_every_metric(site: Site) -> None:
     page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text("utf-8")
     suffixes = ("_bucket", "_count", "_sum", "_created")
     missing = {

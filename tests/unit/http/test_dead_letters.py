@@ -1,4 +1,4 @@
-"""Dead letters go back to where they were: once, all together, and nowhere that was not named."""
+"""Tests of the redrive of dead letters: once, in one transaction, to named topics only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def values(site: Site, topic: str = ORDERS) -> list[bytes | None]:
     return sorted(record.value for partition in site.broker.topic(topic).partitions for record in stored_in(partition))  # type: ignore[type-var]
 
 
-def test_letters_go_back_as_they_were_and_only_once(dead: Site) -> None:
+def test_letters_are_redriven_unchanged_and_once(dead: Site) -> None:
     assert look(dead) == {
         "topic": DEAD,
         "waiting": 4,
@@ -90,7 +90,7 @@ def test_letters_go_back_as_they_were_and_only_once(dead: Site) -> None:
     assert not dead.broker.transactions.visible(by=dead.caller), "a redrive leaves no transactional id"
 
 
-def test_nothing_goes_where_it_was_not_told_to_go(dead: Site) -> None:
+def test_letters_go_only_to_topics_in_the_request(dead: Site) -> None:
     store(dead, DEAD, [letter(b"forged", "shop.other")])
     refused = redrive(dead, {"topics": [ORDERS]})
     assert refused.status == 400
@@ -101,7 +101,7 @@ def test_nothing_goes_where_it_was_not_told_to_go(dead: Site) -> None:
     assert values(dead, "shop.other") == [b"forged"]
 
 
-def test_what_fails_in_between_sends_and_moves_nothing(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_redrive_sends_and_commits_nothing(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dead.broker.transactions.put_offsets
 
     def full(*_: Any, **__: Any) -> None:
@@ -117,7 +117,7 @@ def test_what_fails_in_between_sends_and_moves_nothing(dead: Site, monkeypatch: 
     assert len(values(dead)) == 3
 
 
-def test_two_at_once_send_once(dead: Site) -> None:
+def test_concurrent_redrives_send_letters_once(dead: Site) -> None:
     """Both have looked before either sends."""
     sent = request("POST", f"{PREFIX}/topics/{DEAD}/redrive", CHANGE, b'{"topics": ["shop.orders"]}')
     peers = [Peer(), Peer()]
@@ -130,13 +130,13 @@ def test_two_at_once_send_once(dead: Site) -> None:
     assert values(dead) == [b"a", b"b", b"c"]
 
 
-def test_a_topic_that_is_gone_takes_nothing_with_it(dead: Site) -> None:
+def test_a_deleted_target_stops_the_whole_redrive(dead: Site) -> None:
     store(dead, DEAD, [letter(b"x", "shop.gone")])
     assert redrive(dead, {"topics": [ORDERS, "shop.gone"]}).code == "topic_missing"
     assert values(dead) == []
 
 
-def test_redrives_have_a_size(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redrives_have_a_size_limit(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_MAX", 2)
     first = redrive(dead, {"topics": [ORDERS]}).json
     assert (first["letters"], first["more"]) == (2, True)
@@ -149,7 +149,7 @@ def test_redrives_have_a_size(dead: Site, monkeypatch: pytest.MonkeyPatch) -> No
     assert redrive(dead, {"topics": [ORDERS]}).json["letters"] == 1, "one letter is always taken"
 
 
-def test_one_letter_is_sent_and_the_position_stays(dead: Site) -> None:
+def test_redriving_one_letter_commits_no_offset(dead: Site) -> None:
     sent = redrive(dead, {"topics": [ORDERS], "partition": 0, "offset": 1}).json
     assert sent["letters"] == 1
     assert values(dead) == [b"b"]
@@ -165,11 +165,11 @@ def test_one_letter_is_sent_and_the_position_stays(dead: Site) -> None:
 
 
 @pytest.mark.parametrize("topics", ["shop.orders", [1], [[]], ["t"] * 101], ids=str)
-def test_targets_that_make_no_sense(dead: Site, topics: Any) -> None:
+def test_invalid_targets_are_rejected(dead: Site, topics: Any) -> None:
     assert redrive(dead, {"topics": topics}).status == 400
 
 
-def test_it_takes_the_right_to_write_where_letters_go(dead: Site) -> None:
+def test_a_redrive_needs_produce_for_its_targets(dead: Site) -> None:
     words = ["consume@shop", "group@shop"]
     dead.configure(boss=EVERYTHING, reader=parse_grants(words), writer=parse_grants([*words, "produce@shop/orders"]))
     assert redrive(dead, {"topics": [ORDERS]}, basic("reader", "reader")).status == 403
@@ -178,7 +178,7 @@ def test_it_takes_the_right_to_write_where_letters_go(dead: Site) -> None:
     assert len(values(dead)) == 3
 
 
-def test_no_client_can_hold_the_id_of_a_redrive(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_cannot_use_the_transactional_id_of_a_redrive(dead: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     transactions, used = dead.broker.transactions, []
     number_producer = type(transactions).number_producer
 

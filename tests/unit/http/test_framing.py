@@ -1,4 +1,4 @@
-"""Where a request ends, and what is refused before anybody looks at it."""
+"""Tests of where a request ends, and of requests that are rejected without parsing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def size(data: bytes) -> int | Refusal:
     return request_bytes(memoryview(data))
 
 
-def test_a_request_ends_behind_its_head_and_its_body() -> None:
+def test_a_request_ends_after_its_head_and_body() -> None:
     head = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     assert size(head) == size(head + head) == len(head)
     posted = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n"
@@ -38,16 +38,16 @@ def test_a_request_ends_behind_its_head_and_its_body() -> None:
         ("X: y\r\n" * HEADERS_MAX + "Host: a", Refusal.HEAD_TOO_LARGE),
     ],
 )
-def test_what_is_refused(lines: str, refusal: Refusal) -> None:
+def test_requests_that_are_rejected(lines: str, refusal: Refusal) -> None:
     assert size(f"POST / HTTP/1.1\r\n{lines}\r\n\r\n".encode()) is refusal
 
 
-def test_a_head_without_an_end_is_not_gathered_for_ever() -> None:
+def test_a_head_without_an_end_has_a_limit() -> None:
     assert size(b"GET /" + b"x" * (HEAD_BYTES_MAX - 5)) == 0
     assert size(b"GET /" + b"x" * HEAD_BYTES_MAX) is Refusal.HEAD_TOO_LARGE
 
 
 @pytest.mark.parametrize("refusal", Refusal)
-def test_a_refusal_ends_the_connection(refusal: Refusal) -> None:
+def test_a_rejection_closes_the_connection(refusal: Refusal) -> None:
     assert refusal.answer.startswith(f"HTTP/1.1 {refusal.value}\r\n".encode())
     assert b"Connection: close" in refusal.answer

@@ -1,4 +1,4 @@
-"""Who asks, and whether a foreign page made a browser ask."""
+"""Tests of logins, and of requests that a foreign page causes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def basic(name: str, password: str) -> dict[str, str]:
         "broker.example:9080",
     ],
 )
-def test_addresses_and_known_names_are_answered(host: str) -> None:
+def test_addresses_and_allowed_names_are_accepted(host: str) -> None:
     site = Site(names=["broker.example"])
     assert site.ask("GET", "/metrics", {"Host": host}).status == 200
     site.close()
@@ -53,7 +53,7 @@ def test_addresses_and_known_names_are_answered(host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/metrics", "/livez", "/nothing"])
-def test_another_name_for_our_address_is_refused(site: Site, host: str, path: str) -> None:
+def test_other_host_names_are_rejected(site: Site, host: str, path: str) -> None:
     """A page of evil.example has its name answered with our address: the browser takes us for it."""
     answer = site.ask("GET", path, {"Host": host})
     assert (answer.status, answer.code) == (403, "denied")
@@ -78,7 +78,7 @@ def test_another_name_for_our_address_is_refused(site: Site, host: str, path: st
     ids=str,
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_requests_of_foreign_pages_are_refused(site: Site, headers: dict[str, str], method: str) -> None:
+def test_requests_of_foreign_pages_are_rejected(site: Site, headers: dict[str, str], method: str) -> None:
     answer = site.ask(method, "/metrics", headers | CHANGE)
     assert (answer.status, answer.code) == (403, "denied")
     assert "access-control-allow-origin" not in answer.headers
@@ -94,7 +94,7 @@ def test_requests_of_foreign_pages_are_refused(site: Site, headers: dict[str, st
     ],
     ids=str,
 )
-def test_our_own_pages_and_links_to_them_are_answered(site: Site, headers: dict[str, str]) -> None:
+def test_own_pages_and_links_to_them_are_accepted(site: Site, headers: dict[str, str]) -> None:
     assert site.ask("GET", "/metrics", headers).status == 200
 
 
@@ -122,7 +122,7 @@ def test_a_preflight_is_never_granted(site: Site) -> None:
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_every_answer_says_what_browsers_may_do_with_it(site: Site) -> None:
+def test_every_response_has_security_headers(site: Site) -> None:
     for answer in (
         site.ask("GET", "/livez"),
         site.ask("GET", "/nothing"),
@@ -137,7 +137,7 @@ def users(site: Site) -> Site:
     return site
 
 
-def test_with_users_everybody_logs_in(users: Site) -> None:
+def test_a_broker_with_users_requires_a_login(users: Site) -> None:
     answer = users.ask("GET", "/metrics")
     assert (answer.status, answer.code) == (401, "login_required")
     assert answer.headers["www-authenticate"].startswith("Basic ")
@@ -158,7 +158,7 @@ def test_a_token_logs_in(users: Site) -> None:
     assert users.ask("GET", "/metrics", {"Authorization": "Bearer nothing"}).status == 401
 
 
-def test_who_may_not_see_the_server_sees_no_metrics(users: Site) -> None:
+def test_metrics_need_permission(users: Site) -> None:
     answer = users.ask("GET", "/metrics", basic("reader", "reader"))
     assert (answer.status, answer.code) == (403, "denied")
 
@@ -167,7 +167,7 @@ def test_health_needs_no_login(users: Site) -> None:
     assert users.ask("GET", "/livez").status == users.ask("GET", "/readyz").status == 200
 
 
-def test_a_slash_at_the_end_changes_nothing() -> None:
+def test_a_trailing_slash_is_ignored() -> None:
     site = Site()
     site.configure(boss=EVERYTHING)
     for path in ("/livez", "/readyz", "/metrics", "/api/v1/topics", "/static/console.js"):

@@ -1,4 +1,4 @@
-"""Ready is what the write path says."""
+"""Tests of the health checks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from polywire.http import health
 from tests.unit.http.site import Site
 
 
-def test_a_broker_that_takes_records_is_ready(site: Site) -> None:
+def test_a_broker_that_accepts_records_is_ready(site: Site) -> None:
     assert site.ask("GET", "/livez").body == site.ask("GET", "/livez/").body == b"alive\n"
     answer = site.ask("GET", "/readyz")
     assert (answer.status, answer.body) == (200, b"ready\n")
 
 
-def test_a_full_disk_is_not_ready_and_lives(site: Site) -> None:
+def test_a_full_disk_is_alive_but_not_ready(site: Site) -> None:
     site.memory.log.disk_full = True
     answer = site.ask("GET", "/readyz")
     assert answer.status == 503
@@ -36,12 +36,12 @@ def test_failed_storage_is_not_ready(site: Site) -> None:
     assert site.ask("GET", "/readyz").status == 503
 
 
-def test_a_broker_that_stops_is_not_ready(site: Site) -> None:
+def test_a_stopping_broker_is_not_ready(site: Site) -> None:
     site.process.stopping = True
     assert site.ask("GET", "/readyz").body == b"not ready: the broker is stopping\n"
 
 
-def test_asking_stores_nothing(site: Site) -> None:
+def test_the_readiness_check_stores_nothing(site: Site) -> None:
     before = site.broker.appended
     assert site.ask("GET", "/readyz").status == 200
     assert site.broker.appended == before
@@ -49,7 +49,7 @@ def test_asking_stores_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/api/v1/topics", "/api/v1/topics/none"])
-def test_head_is_answered_as_get_without_a_body(site: Site, path: str) -> None:
+def test_head_returns_the_headers_of_get(site: Site, path: str) -> None:
     asked, looked = site.ask("GET", path), site.ask("HEAD", path)
     assert (looked.status, looked.body) == (asked.status, b"")
     assert looked.headers["content-type"] == asked.headers["content-type"]

@@ -1,4 +1,4 @@
-"""Answers that are made from what users have named and stored are bounded in bytes, whatever that is."""
+"""Tests that responses have a limit in bytes, whatever users have stored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def many(site: Site) -> Site:
         ("POST", "t/resend", b'{"partition": 0, "offset": 0}'),
     ],
 )
-def test_many_headers_take_little_memory(many: Site, method: str, path: str, body: bytes) -> None:
+def test_many_headers_use_little_memory(many: Site, method: str, path: str, body: bytes) -> None:
     tracemalloc.start()
     try:
         answer = many.ask(method, f"{PREFIX}/topics/{path}", CHANGE, body)
@@ -69,7 +69,7 @@ def test_many_headers_take_little_memory(many: Site, method: str, path: str, bod
     assert answer.status == 200, answer.body
 
 
-def test_a_record_says_how_many_headers_it_has(many: Site) -> None:
+def test_a_record_has_its_header_count(many: Site) -> None:
     (record,) = many.ask("GET", f"{PAGE}?limit=1").json["records"]
     assert record["header_count"] == MANY_HEADERS > len(record["headers"]) > 100
     assert len(json.dumps(record["headers"], separators=(",", ":"))) <= records.HEADERS_BYTES_MAX
@@ -77,7 +77,7 @@ def test_a_record_says_how_many_headers_it_has(many: Site) -> None:
     assert len(whole["headers"]) > 100 * len(record["headers"])
 
 
-def test_what_is_sent_again_and_back_keeps_all_headers(many: Site) -> None:
+def test_resent_and_redriven_records_have_all_headers(many: Site) -> None:
     assert post(many, "t/resend", {"partition": 0, "offset": 0}) == {"partition": 0, "offset": 1}
     assert post(many, "t/redrive", {"topics": ["orders"]})["letters"] == 1
     (sent,) = stored_in(many, "orders", 2)
@@ -106,7 +106,7 @@ def test_pages_count_keys_values_and_headers(site: Site) -> None:
     assert found == list(range(len(stored)))
 
 
-def test_one_record_is_shown_however_large(site: Site) -> None:
+def test_a_page_has_one_record_of_any_size(site: Site) -> None:
     store(site, Record(b"\xff" * 5_000_000, b"k" * 3_000_000), Record(b"next"))
     page = site.ask("GET", f"{PAGE}?whole=1").json
     (record,) = page["records"]
@@ -115,7 +115,7 @@ def test_one_record_is_shown_however_large(site: Site) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\0" * 1_000_000, "\N{PILE OF POO}\0".encode() * 200_000, b"a" * 999_999 + b"\xff"])
-def test_no_value_is_spelled_longer_than_base64(site: Site, value: bytes) -> None:
+def test_no_value_is_longer_than_base64(site: Site, value: bytes) -> None:
     store(site, Record(value))
     answer = site.ask("GET", f"{PAGE}?whole=1")
     assert len(answer.body) < len(value) * 4 // 3 + 1_000
@@ -138,7 +138,7 @@ def test_a_search_reads_a_limited_number_of_bytes(site: Site, monkeypatch: pytes
     assert 3 <= page["next_offset"] < 10, "the next request goes on there"
 
 
-def test_a_client_that_goes_frees_its_turn_when_its_thread_ends(site: Site) -> None:
+def test_a_disconnected_client_holds_its_slot_until_its_thread_ends(site: Site) -> None:
     store(site, Record(b"v"))
     began, may_end = threading.Event(), threading.Event()
 
@@ -162,7 +162,7 @@ def test_a_client_that_goes_frees_its_turn_when_its_thread_ends(site: Site) -> N
     site.loop.run_until_complete(played())
 
 
-def test_headers_that_are_numbers_are_shown_as_numbers(site: Site) -> None:
+def test_numeric_headers_are_shown_as_numbers(site: Site) -> None:
     header = Header(b"\2\0", b"\7\0\0\0", HeaderKind.INT16, HeaderKind.INT32)
     text = Header(b"s", b"7", value_kind=HeaderKind.STRING)
     misfits = [Header(b"m", b"1" * size, value_kind=HeaderKind.FLOAT32) for size in (3, 5_000)]
@@ -175,7 +175,7 @@ def test_headers_that_are_numbers_are_shown_as_numbers(site: Site) -> None:
 
 
 @pytest.mark.parametrize("part", [b"\xff", b"\0", b"a"])
-def test_headers_have_a_limit_even_where_the_whole_is_asked_for(site: Site, part: bytes) -> None:
+def test_headers_have_a_limit_even_with_whole_values(site: Site, part: bytes) -> None:
     store(site, Record(b"v", None, (Header(part * 3_000_000, part * 3_000_000), Header(b"next", b"x"))))
     answer = site.ask("GET", f"{PAGE}?whole=1")
     (record,) = answer.json["records"]
@@ -187,7 +187,7 @@ def test_headers_have_a_limit_even_where_the_whole_is_asked_for(site: Site, part
 # Dead letters
 
 
-def test_a_letter_whose_partition_is_a_number_goes_there(site: Site) -> None:
+def test_a_numeric_partition_header_is_used(site: Site) -> None:
     site.broker.create_topic(TopicName.parse("orders"), 3)
     number = Header(b"dead.partition", (2).to_bytes(8, "little"), value_kind=HeaderKind.INT64)
     store(site, Record(b"v", None, (Header(b"dead.topic", b"orders"), number)), topic="dead")
@@ -205,7 +205,7 @@ def test_redrives_count_headers(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(stored_in(site, "orders", 0)) == 5
 
 
-def test_a_name_that_no_topic_has_is_no_target(site: Site) -> None:
+def test_an_invalid_topic_name_is_not_a_target(site: Site) -> None:
     store(site, Record(b"v", None, (Header(b"dead.topic", b"t" * 1_000_000),)), topic="dead")
     found = site.ask("GET", f"{PREFIX}/topics/dead/dead-letters").json
     assert (found["letters"], found["others"], found["targets"]) == (0, 1, [])
@@ -226,7 +226,7 @@ def test_lists_have_a_limit_in_bytes(site: Site, monkeypatch: pytest.MonkeyPatch
         assert len(answer.body) < 11_000
 
 
-def test_the_widest_groups_are_left_out_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_the_widest_topics_are_dropped_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "LAGS_MAX", 5)
     for name, count in (("a.wide", 100), ("b.small", 2), ("c.small", 2)):
         site.broker.create_topic(TopicName.parse(name), count)
@@ -239,7 +239,7 @@ def test_the_widest_groups_are_left_out_first(site: Site, monkeypatch: pytest.Mo
     assert "a.wide" not in "".join(line for line in text.split("\n") if "group_lag" in line)
 
 
-def test_names_in_metrics_hold_no_control_characters(site: Site) -> None:
+def test_labels_contain_no_control_characters(site: Site) -> None:
     names = [
         "esc\x1b[31m",
         "esc\\x1b[31m",
@@ -257,6 +257,6 @@ def test_names_in_metrics_hold_no_control_characters(site: Site) -> None:
     assert len(labels) == len(names), "no two names become one"
 
 
-def test_labels_are_names_as_far_as_they_can_be() -> None:
+def test_labels_equal_names_without_control_characters() -> None:
     for name in ("orders", 'a"b\\c', "größe"):
         assert metrics.label_of(name) == name

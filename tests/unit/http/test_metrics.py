@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Tests of the metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fill(site: Site, topic: str, count: int, *, partitions: int = 1) -> None:
     site.broker.commit()
 
 
-def test_topics_and_what_they_hold(site: Site) -> None:
+def test_topics_have_metrics(site: Site) -> None:
     fill(site, "orders", 5, partitions=3)
     found = told(site)
     assert found["polywire_topic_partitions", "orders"] == 3
@@ -63,7 +63,7 @@ def test_a_partition_without_a_commit_has_no_lag(site: Site) -> None:
     assert found["polywire_group_lag_seconds", "billing", "orders"] == 0
 
 
-def test_series_have_limits_and_what_is_left_out_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_have_limits_and_the_rest_is_summed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "TOPICS_MAX", 2)
     monkeypatch.setattr(metrics, "GROUPS_MAX", 2)
     for number in range(5):
@@ -81,7 +81,7 @@ def test_series_have_limits_and_what_is_left_out_is_told(site: Site, monkeypatch
     assert found["polywire_groups_left_out",] == 1
 
 
-def test_what_is_wide_is_gathered_in_slices(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_metrics_are_collected_in_slices(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(site, "wide", 1, partitions=50)
     monkeypatch.setattr("polywire.http.slices.SLICE_S", -1.0)
     rests = []
@@ -97,13 +97,13 @@ def test_what_is_wide_is_gathered_in_slices(site: Site, monkeypatch: pytest.Monk
     assert len(rests) == 50
 
 
-def test_names_of_peers_do_not_break_a_line(site: Site) -> None:
+def test_names_do_not_break_a_line(site: Site) -> None:
     name = 'a"b\\c'
     fill(site, name, 1)
     assert told(site)["polywire_topic_records_total", name] == 1
 
 
-def test_a_bucket_is_told_where_there_is_one(site: Site) -> None:
+def test_a_broker_with_a_bucket_has_its_metrics(site: Site) -> None:
     assert not [name for name, *_ in told(site) if name.startswith("polywire_bucket_")]
     site.process.view = bucket_view()
     found = told(site)
@@ -122,14 +122,14 @@ def test_a_bucket_is_told_where_there_is_one(site: Site) -> None:
     assert found[f"{name}_cost_total", "put"] == pytest.approx(0.01)
 
 
-def test_without_prices_nothing_is_said_of_cost(site: Site) -> None:
+def test_without_prices_there_is_no_cost(site: Site) -> None:
     site.process.view = bucket_view(priced=False)
     names = {name for name, *_ in told(site)}
     assert "polywire_bucket_requests_total" in names
     assert "polywire_bucket_cost_total" not in names
 
 
-def test_quantiles_are_bounds() -> None:
+def test_quantiles_are_upper_bounds() -> None:
     durations = Durations((0.1, 1.0))
     assert durations.quantile(0.99) == 0.0
     for seconds in (0.05, 0.06, 0.5):

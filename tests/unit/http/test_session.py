@@ -1,4 +1,4 @@
-"""One connection: whole requests, one at a time, in order; who says nothing is let go."""
+"""Tests of one connection: complete requests, executed one at a time and in order."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def talk() -> Iterator[Conversation]:
     talk.loop.close()
 
 
-def test_pipelined_requests_are_carried_out_one_after_the_other(talk: Conversation) -> None:
+def test_pipelined_requests_are_executed_in_order(talk: Conversation) -> None:
     first, second = request("POST", "/a", body=b"xyz"), request("GET", "/b")
     assert talk.receive(first + second) == len(first)
     assert talk.session.paused()
@@ -89,7 +89,7 @@ def test_pipelined_requests_are_carried_out_one_after_the_other(talk: Conversati
     assert not talk.peer.closed
 
 
-def test_a_request_is_cut_anywhere_and_waited_for(talk: Conversation) -> None:
+def test_a_request_may_arrive_in_any_pieces(talk: Conversation) -> None:
     whole = request("POST", "/a", body=b"xyz")
     for end in range(len(whole)):
         assert talk.receive(whole[:end]) == 0
@@ -100,7 +100,7 @@ def test_a_request_is_cut_anywhere_and_waited_for(talk: Conversation) -> None:
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * 20_000, b"\x16\x03\x01" * 9_000]
 )
-def test_what_cannot_be_framed_is_told_and_ends_the_connection(talk: Conversation, data: bytes) -> None:
+def test_a_request_without_a_length_is_rejected_and_closed(talk: Conversation, data: bytes) -> None:
     with pytest.raises(PeerError) as refused:
         talk.receive(data)
     assert refused.value.fatal
@@ -115,7 +115,7 @@ def test_what_cannot_be_framed_is_told_and_ends_the_connection(talk: Conversatio
         b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxy",
     ],
 )
-def test_what_is_no_http_is_answered_so_and_ends_the_connection(talk: Conversation, data: bytes) -> None:
+def test_malformed_http_is_rejected_and_closed(talk: Conversation, data: bytes) -> None:
     assert talk.receive(data) == len(data)
     talk.run()
     assert not talk.app.ended
@@ -123,13 +123,13 @@ def test_what_is_no_http_is_answered_so_and_ends_the_connection(talk: Conversati
     assert talk.peer.closed
 
 
-def test_a_peer_that_asks_for_it_is_closed_behind_the_answer(talk: Conversation) -> None:
+def test_connection_close_closes_after_the_response(talk: Conversation) -> None:
     talk.receive(request("GET", "/a", {"Connection": "close"}))
     talk.run()
     assert talk.peer.closed
 
 
-def test_a_peer_that_has_finished_gets_its_answer(talk: Conversation) -> None:
+def test_a_half_closed_client_gets_its_response(talk: Conversation) -> None:
     talk.app.held.clear()
     talk.receive(request("GET", "/a"))
     talk.run()
@@ -141,7 +141,7 @@ def test_a_peer_that_has_finished_gets_its_answer(talk: Conversation) -> None:
     assert talk.peer.closed
 
 
-def test_what_a_peer_that_has_finished_left_is_carried_out(talk: Conversation) -> None:
+def test_pipelined_requests_of_a_half_closed_client_are_executed(talk: Conversation) -> None:
     first, rest = request("GET", "/a"), request("POST", "/b", body=b"x") + request("GET", "/c")
     talk.receive(first + rest)
     talk.session.finish(memoryview(rest + b"GET /half"))
@@ -150,7 +150,7 @@ def test_what_a_peer_that_has_finished_left_is_carried_out(talk: Conversation) -
     assert talk.peer.closed
 
 
-def test_a_peer_that_is_gone_takes_its_request_along(talk: Conversation) -> None:
+def test_a_disconnect_cancels_the_request(talk: Conversation) -> None:
     talk.app.held.clear()
     talk.receive(request("GET", "/a"))
     talk.run()
@@ -160,7 +160,7 @@ def test_a_peer_that_is_gone_takes_its_request_along(talk: Conversation) -> None
     assert not talk.peer.sent
 
 
-def test_an_answer_waits_for_a_peer_that_does_not_read(talk: Conversation) -> None:
+def test_a_response_waits_for_a_client_that_does_not_read(talk: Conversation) -> None:
     talk.peer.backlog = talk.peer.backlog_max + 1
     talk.receive(request("GET", "/abc"))
     talk.run(200)
@@ -174,13 +174,13 @@ def test_an_answer_waits_for_a_peer_that_does_not_read(talk: Conversation) -> No
     assert talk.app.ended == ["/abc"]
 
 
-def test_an_application_that_breaks_ends_the_connection(talk: Conversation) -> None:
+def test_an_internal_error_closes_the_connection(talk: Conversation) -> None:
     talk.receive(request("GET", "/broken"))
     talk.run()
     assert talk.peer.closed
 
 
-def test_who_sends_no_whole_request_in_time_is_let_go(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_complete_request_is_closed(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "IDLE_S", 0.0)
     slow = HttpSession(talk.app, talk.peer, talk._resume)
     slow.receive(memoryview(b"GET / HTTP/1.1\r\n"))

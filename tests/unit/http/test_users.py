@@ -1,4 +1,4 @@
-"""Users and tokens over the admin API."""
+"""Tests of users and tokens in the admin API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask(site: Site, method: str, path: str, body: Any = b"", login: dict[str, st
     return site.ask(method, PREFIX + path, CHANGE | login, body)
 
 
-def test_a_user_is_made_changed_and_ended(closed: Site) -> None:
+def test_a_user_is_created_changed_and_deleted(closed: Site) -> None:
     made = ask(closed, "POST", "/users/carol", {"password": "first", "permissions": ["consume@shop", "produce@shop/a"]})
     assert made.json["permissions"] == ["consume@shop", "produce@shop/a"]
     assert not made.json["everything"]
@@ -45,14 +45,14 @@ def test_a_user_is_made_changed_and_ended(closed: Site) -> None:
     assert ask(closed, "GET", "/self", login=carol).status == 401
 
 
-def test_whose_password_is_reset_need_not_know_the_old_one(closed: Site) -> None:
+def test_a_password_reset_needs_no_old_password(closed: Site) -> None:
     ask(closed, "POST", "/users/carol", {"password": "first"})
     assert ask(closed, "POST", "/users/carol/password", {"password": "second"}).status == 200
     assert ask(closed, "GET", "/self", login=basic("carol", "first")).status == 401
     assert ask(closed, "GET", "/self", login=basic("carol", "second")).status == 200
 
 
-def test_ones_own_password_takes_the_old_one_and_no_permission(closed: Site) -> None:
+def test_changing_the_own_password_needs_the_old_one_only(closed: Site) -> None:
     ask(closed, "POST", "/users/carol", {"password": "first"})
     ask(closed, "POST", "/users/dave", {"password": "first", "permissions": ["manage_users"]})
     for name in ("carol", "dave"):
@@ -66,7 +66,7 @@ def test_ones_own_password_takes_the_old_one_and_no_permission(closed: Site) -> 
     assert ask(closed, "POST", "/users/dave/password", {"password": "x"}, basic("carol", "second")).status == 403
 
 
-def test_nobody_acts_upon_who_may_do_more(closed: Site) -> None:
+def test_users_with_more_permissions_cannot_be_changed(closed: Site) -> None:
     clerk = basic("clerk", "clerk")
     ask(closed, "POST", "/users/reader", {"password": "x", "permissions": ["consume@shop"]})
     for path, body in (
@@ -80,7 +80,7 @@ def test_nobody_acts_upon_who_may_do_more(closed: Site) -> None:
     assert ask(closed, "POST", "/users/late", {"password": "x", "permissions": ["read_users"]}, clerk).status == 200
 
 
-def test_configured_users_are_changed_where_they_were_configured(closed: Site) -> None:
+def test_users_of_the_users_file_cannot_be_changed(closed: Site) -> None:
     for path, body in (("permissions", {}), ("active", {"active": False}), ("password", {"password": "x"})):
         assert ask(closed, "POST", f"/users/clerk/{path}", body).code == "denied"
     assert ask(closed, "DELETE", "/users/clerk").code == "denied"
@@ -102,12 +102,12 @@ def test_configured_users_are_changed_where_they_were_configured(closed: Site) -
     ],
     ids=str,
 )
-def test_what_makes_no_sense(closed: Site, path: str, body: Any) -> None:
+def test_invalid_fields_are_rejected(closed: Site, path: str, body: Any) -> None:
     assert ask(closed, "POST", path, body).status == 400
     assert ask(closed, "GET", "/users/late").status == 404
 
 
-def test_tokens_are_ones_own_and_shown_once(closed: Site) -> None:
+def test_tokens_are_private_and_shown_once(closed: Site) -> None:
     made = ask(closed, "POST", "/tokens/prometheus", {"expires_in_s": 60}).json
     login = {"Authorization": f"Bearer {made['token']}"}
     assert ask(closed, "GET", "/self", login=login).json["tokens"] == ["prometheus"]
@@ -117,13 +117,13 @@ def test_tokens_are_ones_own_and_shown_once(closed: Site) -> None:
     assert ask(closed, "GET", "/self", login=login).status == 401
 
 
-def test_an_open_broker_says_that_it_is_open(site: Site) -> None:
+def test_an_open_broker_reports_that_it_is_open(site: Site) -> None:
     assert ask(site, "GET", "/self", login={}).json["open"] is True
     assert ask(site, "GET", "/self", login={}).json["everything"] is True
     assert ask(site, "POST", "/tokens/new", {}, {}).code == "denied"
 
 
-def test_no_answer_holds_a_hash(closed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_response_contains_a_hash(closed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ask(closed, "POST", "/users/carol", {"password": "first"})
     monkeypatch.setattr(users, "USERS_MAX", 2)
     listed = ask(closed, "GET", "/users")

@@ -1,8 +1,7 @@
-"""HTTP where several processes share a data directory: requests about a topic go to the process that has it, lists and sums are those of all
-(decision 0076).
+"""HTTP of several processes that share a data directory (decision 0076).
 
-Promises: whichever process is asked, the answer is that of one broker with all topics; metrics say of which shard they are; who asks proves
-who it is where the request is carried out, too. Must not know: sockets, what the endpoints do.
+Requests about a topic are forwarded to the process that has it. Lists, sums and metrics are merged from all processes. A forwarded request
+keeps its credentials, and the other process checks them again.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.http import errors
-from polywire.http.endpoints import NOT_KEPT, PREFIX, segments_of
-from polywire.http.gathering import MERGES, merged_json, merged_metrics
+from polywire.http.endpoints import NO_STORE, PREFIX, segments_of
 from polywire.http.health import READY_S
+from polywire.http.merging import MERGES, merged_json, merged_metrics
 from polywire.http.metrics import CONTENT_TYPE
 from polywire.http.shard_requests import ANSWER_S, ask_shard
 from polywire.protocols.runtime.shards import Shards
 
-LOOK_S: Final = READY_S + 1.0  # for it to tell how it is
+CHECK_S: Final = READY_S + 1.0  # for another process to report its health
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
 
 
-class CarryingApp:
-    """An application before the one of this process."""
+class ForwardingApp:
+    """Forwards requests to other processes, and passes the rest to the application of this process."""
 
     def __init__(self, app: ASGIApp, broker: Broker, shards: Shards) -> None:
         self._app: Final = app
@@ -39,15 +38,15 @@ class CarryingApp:
         self._shards: Final = shards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry a request out, wherever that is."""
+        """Execute a request here or in other processes."""
         try:
-            answer = await self._elsewhere(Request(scope, receive))
+            response = await self._forward(Request(scope, receive))
         except BrokerError as error:
-            answer = errors.answer(error)
-        await (answer or self._app)(scope, receive, send)
+            response = errors.error_response(error)
+        await (response or self._app)(scope, receive, send)
 
-    async def _elsewhere(self, request: Request) -> Response | None:
-        """The answer of other processes, None for what this one answers alone. Raises BrokerError."""
+    async def _forward(self, request: Request) -> Response | None:
+        """Return the response of other processes; None if this process responds alone. Raises BrokerError."""
         path = request.scope["raw_path"].decode("ascii", "replace")
         match path:
             case "/metrics":
@@ -57,12 +56,12 @@ class CarryingApp:
         if not path.startswith(f"{PREFIX}/"):
             return None
         match segments_of(path):
-            case ["topics", name, *behind]:
-                creates = request.method == "POST" and not behind
-                shard = self._place(name, creates=creates)
+            case ["topics", name, *further]:
+                creates = request.method == "POST" and not further
+                shard = self._shard_of(name, creates=creates)
                 return None if shard == self._shards.own else await self._ask(shard, request)
-            case [("topics" | "groups" | "connections" | "overview") as what]:
-                return await self._gathered(request, MERGES[what])
+            case [("topics" | "groups" | "connections" | "overview") as endpoint]:
+                return await self._merged(request, MERGES[endpoint])
             case ["users" | "self", _, *_] if request.method not in ("GET", "HEAD"):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
@@ -70,7 +69,7 @@ class CarryingApp:
                 )
         return None
 
-    def _place(self, name: str, *, creates: bool) -> int:
+    def _shard_of(self, name: str, *, creates: bool) -> int:
         own = self._shards.own
         if self._broker.find_topic(name) is not None:
             return own
@@ -79,10 +78,10 @@ class CarryingApp:
             return self._shards.least_loaded() if creates else own
         return shard
 
-    # Several
+    # Requests to all processes
 
     async def _all(self, request: Request, limit_s: float) -> Sequence[Response | BrokerError]:
-        """What each shard says, or why it says nothing."""
+        """Return the response of each shard, or its error."""
 
         async def one(shard: int) -> Response | BrokerError:
             try:
@@ -92,7 +91,7 @@ class CarryingApp:
 
         return await asyncio.gather(*map(one, range(self._shards.count)))
 
-    async def _gathered(self, request: Request, merge: Callable[[Sequence[Any]], Any]) -> Response:
+    async def _merged(self, request: Request, merge: Callable[[Sequence[Any]], Any]) -> Response:
         found = []
         for answer in await self._all(request, ANSWER_S):
             if isinstance(answer, BrokerError):
@@ -101,10 +100,10 @@ class CarryingApp:
                 return answer
             found.append(bytes(answer.body))
         merged = await asyncio.to_thread(merged_json, merge, found)
-        return Response(merged, media_type="application/json", headers=NOT_KEPT)
+        return Response(merged, media_type="application/json", headers=NO_STORE)
 
     async def _ready(self, request: Request) -> Response | None:
-        for answer in await self._all(request, LOOK_S):
+        for answer in await self._all(request, CHECK_S):
             if isinstance(answer, BrokerError):
                 return Response(f"not ready: {answer.message}\n", 503, media_type="text/plain")
             if answer.status_code != 200:
@@ -112,9 +111,9 @@ class CarryingApp:
         return None
 
     async def _metrics(self, request: Request) -> Response:
-        """Those of all processes; one that does not answer is left out, and told."""
+        """Return the metrics of all processes. ``polywire_shard_up`` shows those that did not respond."""
         texts: dict[int, bytes] = {}
-        for shard, answer in enumerate(await self._all(request, LOOK_S)):
+        for shard, answer in enumerate(await self._all(request, CHECK_S)):
             if isinstance(answer, BrokerError):
                 continue
             if answer.status_code != 200:
@@ -123,15 +122,15 @@ class CarryingApp:
         text = await asyncio.to_thread(merged_metrics, texts, self._shards.count)
         return Response(text, media_type=CONTENT_TYPE)
 
-    # One
+    # Requests to one process
 
     async def _ask(self, shard: int, request: Request, limit_s: float = ANSWER_S) -> Response:
-        """What a shard's process answers. Raises Unavailable."""
+        """Return the response of a shard's process. Raises Unavailable."""
         return await ask_shard(self._shards, shard, await _encoded(request), limit_s)
 
 
 async def _encoded(request: Request) -> bytes:
-    """A request for another process: the same, on a connection of its own."""
+    """Encode a request for another process, on a connection that is closed after it."""
     body = await request.body()
     headers = [(name, value) for name, value in request.scope["headers"] if name.lower() not in _HOP_BY_HOP]
     query = request.scope["query_string"]

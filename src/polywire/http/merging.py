@@ -1,6 +1,6 @@
-"""Answers of several processes made into one: lists, sums, metrics (decision 0076).
+"""Merges the responses of several processes: lists, sums and metrics (decision 0076).
 
-Promises: nothing is told twice; a metric keeps its name, and says of which shard it is. Must not know: who was asked, and how.
+A metric keeps its name and gets the label ``shard``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "
 UP: Final = "polywire_shard_up"
 
 
-def _joined(name: str, answers: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None) -> Any:
-    """One list of the lists that all shards have answered, within the limits of one."""
+def _merge_lists(
+    name: str, answers: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None
+) -> Any:
+    """Merge the lists of all shards into one, within the limits of one list."""
     found = [row for answer in answers for row in answer[name]]
     if order is not None:
         found.sort(key=order)
@@ -32,19 +34,19 @@ def _joined(name: str, answers: Sequence[Any], *, count_max: int, order: Callabl
 
 
 def _topics(answers: Sequence[Any]) -> Any:
-    return _joined("topics", answers, count_max=TOPICS_MAX, order=itemgetter("name"))
+    return _merge_lists("topics", answers, count_max=TOPICS_MAX, order=itemgetter("name"))
 
 
 def _groups(answers: Sequence[Any]) -> Any:
-    return _joined("groups", answers, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
+    return _merge_lists("groups", answers, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
 
 
 def _connections(answers: Sequence[Any]) -> Any:
-    return _joined("connections", answers, count_max=CONNECTIONS_MAX)
+    return _merge_lists("connections", answers, count_max=CONNECTIONS_MAX)
 
 
 def _overview(answers: Sequence[Any]) -> Any:
-    """The first's words, and everybody's numbers; what is not ready tells why."""
+    """Sum the numbers of all processes. Texts are those of the first process, or of one that is not ready."""
     first = min(answers, key=lambda answer: answer["ready"])
     sums = {name: sum(answer[name] for answer in answers) for name in SUMMED}
     wires: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -57,7 +59,7 @@ def _overview(answers: Sequence[Any]) -> Any:
 
 
 def merged_json(merge: Callable[[Sequence[Any]], Any], answers: Sequence[bytes]) -> bytes:
-    """The answers of all shards as one, in JSON."""
+    """Merge the responses of all shards into one, as JSON."""
     return msgspec.json.encode(merge([msgspec.json.decode(answer) for answer in answers]))
 
 
@@ -67,11 +69,11 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "connections": _connections,
     "overview": _overview,
 }
-"""By the endpoint that all shards are asked."""
+"""By endpoint."""
 
 
 def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
-    """What Prometheus is told of so many shards, of whom these have answered: samples of one metric stand together."""
+    """Merge metrics; samples of one metric are adjacent. texts: of the shards that responded. count: number of shards."""
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = defaultdict(list)
     for shard, text in texts.items():
@@ -80,13 +82,13 @@ def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
             heads.setdefault(name, head)
             samples[name] += [_labelled(line, label) for line in own]
     lines = [line for name, head in heads.items() for line in (*head, *samples[name])]
-    lines += [b"# HELP %b 1 where the process of a shard answers." % UP.encode(), b"# TYPE %b gauge" % UP.encode()]
+    lines += [b"# HELP %b 1 if the process of the shard responds." % UP.encode(), b"# TYPE %b gauge" % UP.encode()]
     lines += [b'%b{shard="%04x"} %d' % (UP.encode(), shard, shard in texts) for shard in range(count)]
     return b"\n".join(lines) + b"\n"
 
 
 def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
-    """Name, comments and samples of each metric. The first of the two comments says what it is, the other of which kind."""
+    """Yield name, comments (HELP and TYPE) and samples of each metric."""
     lines = deque(line for line in text.splitlines() if line)
     while lines:
         head = [lines.popleft(), lines.popleft()]
@@ -97,11 +99,11 @@ def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:
-    """A sample with one label more, unless it has it already. A metric's name has neither blanks nor braces."""
-    name, brace, behind = line.partition(b"{")
-    if behind.startswith(label):
+    """Add a label to a sample unless it has it already. The name of a metric contains no spaces or braces."""
+    name, brace, labels = line.partition(b"{")
+    if labels.startswith(label):
         return line
     if brace and b" " not in name:
-        return name + brace + label + b"," + behind
+        return name + brace + label + b"," + labels
     name, _, value = line.partition(b" ")
     return name + b"{" + label + b"} " + value

@@ -1,4 +1,4 @@
-"""HTTP over several brokers that have topics between them: whichever is asked, the answer is that of one."""
+"""Tests of HTTP with several processes: each responds like one broker with all topics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polywire.broker.changes import TransactionDecided
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError, PeerError
-from polywire.http import carrying, gathering, shard_requests
+from polywire.http import forwarding, merging, shard_requests
 from polywire.http.application import HttpApplication
-from polywire.http.gathering import merged_metrics
 from polywire.http.link import MAGIC, HttpLinkFactory
+from polywire.http.merging import merged_metrics
 from polywire.http.redrive import STAGING_PATH
 from polywire.http.session import Application
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
@@ -172,7 +172,7 @@ def make(shards: Shards, *names: str) -> None:
         assert shards.ask("POST", f"/api/v1/topics/{name}", {"partitions": 1}).json == {"name": name}
 
 
-def test_topics_are_spread_and_every_endpoint_finds_them(shards: Shards) -> None:
+def test_every_process_finds_the_topics_of_all(shards: Shards) -> None:
     names = ("a", "b", "c", "sp%2Fac%20e")
     for name in names:
         assert shards.ask("POST", f"/api/v1/topics/{name}", {"partitions": 1}).status == 200
@@ -189,7 +189,7 @@ def test_topics_are_spread_and_every_endpoint_finds_them(shards: Shards) -> None
     assert shards.ask("GET", "/api/v1/topics/b").status == 404
 
 
-def test_sums_are_those_of_all(shards: Shards) -> None:
+def test_sums_include_all_processes(shards: Shards) -> None:
     make(shards, "a", "b", "c")
     shown = shards.ask("GET", "/api/v1/overview").json
     assert (shown["topics"], shown["ready"], shown["refused"]) == (3, True, 9)
@@ -199,7 +199,7 @@ def test_sums_are_those_of_all(shards: Shards) -> None:
     assert shards.ask("GET", "/api/v1/settings").status == 200
 
 
-def test_metrics_of_all_are_one_page(shards: Shards) -> None:
+def test_metrics_of_all_processes_are_merged(shards: Shards) -> None:
     make(shards, "a", "b", "c")
     text = shards.ask("GET", "/metrics").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -210,7 +210,7 @@ def test_metrics_of_all_are_one_page(shards: Shards) -> None:
     assert [s.value for s in families["polywire_shard_up"].samples] == [1.0, 1.0, 1.0]
 
 
-def test_a_process_that_is_gone_is_told_and_makes_the_broker_not_ready(shards: Shards) -> None:
+def test_a_lost_process_is_reported_and_the_broker_not_ready(shards: Shards) -> None:
     make(shards, "a", "b", "c")
     assert shards.ask("GET", "/readyz").body == b"ready\n"
     shards.lost.add(1)
@@ -224,14 +224,14 @@ def test_a_process_that_is_gone_is_told_and_makes_the_broker_not_ready(shards: S
     assert shards.ask("GET", "/api/v1/topics/a").status == 200
 
 
-def test_one_that_says_nothing_is_not_waited_for(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_times_out(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b")
-    monkeypatch.setattr(carrying, "ANSWER_S", 0.01)
+    monkeypatch.setattr(forwarding, "ANSWER_S", 0.01)
     monkeypatch.setattr(_Link, "write", lambda self, data: None)
     assert shards.ask("GET", "/api/v1/topics").code == "stopping"
 
 
-def test_who_asks_proves_it_everywhere(shards: Shards) -> None:
+def test_every_process_checks_the_login(shards: Shards) -> None:
     make(shards, "a", "b")
     for site in shards.sites:
         site.configure(root=EVERYTHING)
@@ -254,14 +254,14 @@ def test_a_foreign_page_reaches_no_shard(shards: Shards) -> None:
     assert shards.links == links
 
 
-def test_a_link_without_the_key_is_turned_away() -> None:
+def test_a_link_without_the_key_is_rejected() -> None:
     factory = HttpLinkFactory(None, bytes(KEY_BYTES))  # type: ignore[arg-type]
     assert factory.recognise(MAGIC[:2]) is None
     assert factory.recognise(MAGIC)
     assert not factory.recognise(b"GET /")
 
 
-def test_an_opening_comes_first(shards: Shards) -> None:
+def test_a_link_starts_with_its_preamble(shards: Shards) -> None:
     session = HttpLinkFactory(_FarSite(shards.asked), shards.key).open(Peer(), lambda: None)
     assert session.receive(memoryview(MAGIC)) == 0
     with pytest.raises(PeerError):
@@ -278,7 +278,7 @@ def values(shards: Shards, topic: str) -> list[str]:
     return [record["value"]["text"] for record in page["records"]]
 
 
-def test_letters_go_back_to_topics_of_every_shard(shards: Shards) -> None:
+def test_letters_are_redriven_to_topics_of_every_shard(shards: Shards) -> None:
     shards.join_transactions()
     make(shards, "a", "b", "c", "x.dead", "y.dead", "z.dead")
     assert len({shards.shard_of(name) for name in ("x.dead", "y.dead", "z.dead")}) == SHARDS
@@ -292,7 +292,7 @@ def test_letters_go_back_to_topics_of_every_shard(shards: Shards) -> None:
         assert values(shards, topic) == [f"{dead} {topic}" for dead in ("x.dead", "y.dead", "z.dead")]
 
 
-def test_a_redrive_that_one_shard_does_not_take_sends_nothing(shards: Shards) -> None:
+def test_a_redrive_that_one_shard_rejects_sends_nothing(shards: Shards) -> None:
     shards.join_transactions()
     make(shards, "a", "b", "c", "x.dead")
     assert shards.shard_of("x.dead") == 0
@@ -307,7 +307,7 @@ def test_a_redrive_that_one_shard_does_not_take_sends_nothing(shards: Shards) ->
     assert [values(shards, topic) for topic in ("a", "b", "c")] == [["a"], ["b"], ["c"]]
 
 
-def test_two_redrives_over_shards_send_once(shards: Shards) -> None:
+def test_concurrent_redrives_over_shards_send_letters_once(shards: Shards) -> None:
     shards.join_transactions()
     make(shards, "a", "b", "c", "x.dead")
     for topic in ("b", "c", "a"):
@@ -324,7 +324,7 @@ def test_two_redrives_over_shards_send_once(shards: Shards) -> None:
     assert [values(shards, topic) for topic in ("a", "b", "c")] == [["a"], ["b"], ["c"]]
 
 
-def test_letters_go_only_where_their_user_may_write(shards: Shards) -> None:
+def test_letters_go_only_to_topics_the_user_may_produce_to(shards: Shards) -> None:
     shards.join_transactions()
     make(shards, "a", "b", "c", "x.dead")
     for topic in ("a", "b", "c"):
@@ -342,20 +342,20 @@ def test_only_a_link_stages_letters(shards: Shards) -> None:
     assert shards.ask("POST", STAGING_PATH, {}).status == 404
 
 
-def test_an_answer_that_is_too_large_is_an_error(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_too_large_is_an_error(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b")
     monkeypatch.setattr(shard_requests, "ANSWER_BYTES_MAX", 100)
     assert shards.ask("GET", "/api/v1/topics/b").status == 503
 
 
-def test_joined_lists_have_the_limits_of_one(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_lists_have_the_limits_of_one(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b", "c")
-    monkeypatch.setattr(gathering, "TOPICS_MAX", 2)
+    monkeypatch.setattr(merging, "TOPICS_MAX", 2)
     found = shards.ask("GET", "/api/v1/topics").json
     assert ([topic["name"] for topic in found["topics"]], found["more"]) == (["a", "b"], True)
 
 
-def test_labels_are_added_whatever_a_value_holds() -> None:
+def test_labels_are_added_to_any_sample() -> None:
     text = b'# HELP x X.\n# TYPE x gauge\nx{topic="a{ b}"} 1.0\n# HELP y Y.\n# TYPE y gauge\ny 2.0\n'
     merged = merged_metrics({0: text, 2: text}, 3).splitlines()
     assert merged[:4] == [
