@@ -1,7 +1,6 @@
-"""Logins: SaslHandshake and SaslAuthenticate, with PLAIN and SCRAM (spec: kafka#sasl).
+"""Logins: SaslHandshake and SaslAuthenticate with PLAIN and SCRAM (spec: kafka#sasl).
 
-Promises: a login that failed is answered, and ends the connection; nothing tells whether a user exists. Must not know: frames, how passwords
-are verified.
+A failed login gets an error response, then the connection closes. The response does not reveal whether the user exists.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> An
 
 
 def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """SaslAuthenticate: one message of the mechanism."""
+    """SaslAuthenticate: process one message of the mechanism."""
     response = schema.response(Api.SASL_AUTHENTICATE)
     conversation, token = session.sasl, bytes(request.auth_bytes)
     try:
@@ -59,12 +58,12 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
         session.end(answer)
         return response(error=refused.error, message=refused.message)
     except Busy as busy:
-        raise PeerError(busy.message, fatal=True) from None  # clients come back, as they would not after an error
+        raise PeerError(busy.message, fatal=True) from None  # clients reconnect then, but not after an error response
     return None
 
 
 def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
-    """Hold a proof against the verifier that its challenge was made from. Raises Refused, Busy."""
+    """Verify a SCRAM proof against the verifier of its challenge. Raises Refused, Busy."""
     challenge, session.sasl.challenge = session.sasl.challenge, None
     assert challenge is not None, "who proves something was challenged"
     messages, proof = challenge.read(token)
@@ -74,7 +73,10 @@ def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
 
 
 def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal | BrokerError) -> None:
-    """It is known who this is. last: what the peer is then answered."""
+    """Finish a login with the user or the error.
+
+    last: the last message of the mechanism.
+    """
     if session.closed:
         return
     response = schema.response(Api.SASL_AUTHENTICATE)
@@ -83,7 +85,7 @@ def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal
         try:
             session.logged_in(who)
         except BrokerError as error:
-            who = error.with_traceback(None)  # its frames hold this name
+            who = error.with_traceback(None)  # its frames refer to this local variable: a reference cycle
     if isinstance(who, Busy):
         session.fail(PeerError(who.message, fatal=True))
     elif isinstance(who, BrokerError):

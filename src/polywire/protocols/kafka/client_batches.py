@@ -1,7 +1,6 @@
-"""Record batches from the client's side: records as values into a batch that is produced, fetched batches into records.
+"""The client's side of record batches: encode records into a batch and decode fetched batches.
 
-Promises: what is written here is taken by ``decoder``, what ``encoder`` writes is read here; slow and plain. Must not know: sockets, the
-broker.
+Simple rather than fast: for tests and tools.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from polywire.protocols.kafka.messages import Codec, Refused
 from polywire.records.columns import Header, Record
 from polywire.types import Buffer
 
-TIME_APPEND: Final = 8  # attributes of a batch
+TIME_APPEND: Final = 8  # batch attributes
 TRANSACTIONAL: Final = 16
 CONTROL: Final = 32
 
 _FRONT: Final = Struct(">qiibI")  # base offset, length, leader epoch, magic, CRC
 _REST: Final = Struct(
     ">hiqqqhii"
-)  # attributes, last offset delta, first and greatest time, producer, epoch, sequence, count
+)  # attributes, last offset delta, first and greatest time, producer id, epoch, sequence, record count
 _LOG_BYTES: Final = 12
 _MAGIC: Final = 2
 _NO_TIME_MS: Final = -1
@@ -40,7 +39,7 @@ def encode_batch(
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytes:
-    """One batch of the records, in order; their offsets do not matter."""
+    """Return one batch of the records in order; their offsets are ignored."""
     times = [_NO_TIME_MS if record.origin_time_us is None else record.origin_time_us // 1000 for record in records]
     body = b"".join(
         _encode_record(record, time - times[0], number)
@@ -60,9 +59,9 @@ def encode_batch(
 
 
 def decode_batches(data: Buffer, *, offset: int = 0) -> list[Record]:
-    """The records of fetched batches from ``offset`` on; a last batch that was cut is left out, and so are control batches.
+    """Return the records of fetched batches from ``offset`` on, without control batches and a truncated last batch.
 
-    Raises PeerError for bytes that are none.
+    Raises PeerError for malformed batches.
     """
     view = memoryview(data).cast("B")
     found: list[Record] = []
@@ -131,21 +130,21 @@ def _decode_batch(rest: memoryview, base: int) -> Iterator[Record]:
 
 
 class _Reader:
-    """The parts of records, one after the other. Raises PeerError at the end."""
+    """A reader of records. Raises PeerError at the end of the data."""
 
     def __init__(self, data: Buffer) -> None:
         self._view = memoryview(data).cast("B")
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next ``size`` bytes."""
         if size > len(self._view) - self._at:
             raise PeerError("batch ends early", fatal=True)
         self._at += size
         return bytes(self._view[self._at - size : self._at])
 
     def varint(self) -> int:
-        """The next zigzag number."""
+        """Return the next zigzag varint."""
         found = shift = 0
         while True:
             (byte,) = self.take(1)
@@ -157,6 +156,6 @@ class _Reader:
                 raise PeerError("varint is too long", fatal=True)
 
     def sized(self) -> bytes | None:
-        """The next bytes behind their length."""
+        """Return the next length-prefixed bytes, None for null."""
         size = self.varint()
         return None if size < 0 else self.take(size)

@@ -1,7 +1,4 @@
-"""Kafka's wire from the client's side: requests encoded, answers decoded, from the same table as the other direction.
-
-Promises: what is written here is read back the same by ``codec``. Must not know: sockets, the broker.
-"""
+"""The client's side of the Kafka protocol: encode requests and decode responses from the table that the server uses."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from polywire.protocols.kafka.structure_decoder import decode, skip_tags
 from polywire.protocols.kafka.structure_encoder import encode
 from polywire.types import Buffer
 
-ANSWER_ELEMENTS_MAX: Final = 10_000_000  # of all arrays of one answer
+ANSWER_ELEMENTS_MAX: Final = 10_000_000  # of all arrays of one response
 
 _HEAD: Final = Struct(">hhi")
 _I16: Final = Struct(">h")
@@ -23,7 +20,7 @@ _I32: Final = Struct(">i")
 
 
 def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, client_id: str | None = None) -> bytes:
-    """A whole request, its length in front."""
+    """Return a whole request with its length prefix."""
     name = b"" if client_id is None else client_id.encode()
     head = _HEAD.pack(api, version, correlation_id) + _I16.pack(-1 if client_id is None else len(name)) + name
     if schema.is_flexible(api, version):
@@ -32,7 +29,9 @@ def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, cl
 
 
 def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
-    """The correlation id and the body of an answer, without its length. Raises PeerError for bytes that are none."""
+    """Return the correlation id and the body of a response without its length prefix. Raises PeerError if it is
+    malformed.
+    """
     view = memoryview(frame)
     if len(view) < _I32.size:
         raise PeerError(f"response ends early bytes={len(view)}", fatal=True)

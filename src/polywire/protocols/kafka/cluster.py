@@ -1,7 +1,7 @@
-"""What is asked of the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs, and what only a broker among others
-would have more to say to (spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
+"""Requests about the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs and others
+(spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
 
-Promises: the broker is the only node, leads everything and coordinates everything. Must not know: frames, records.
+The broker appears as the only node, the leader of all partitions and the coordinator of all groups and transactions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slic
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-SOFTWARE_CHARS_MAX: Final = 100  # kept of what the client's software calls itself
-NAMED_SINCE: Final = 3  # version of ApiVersions that tells the client's software
-KEYS_SINCE: Final = 4  # version of FindCoordinator that asks for many
+SOFTWARE_CHARS_MAX: Final = 100  # of the client software's name that are stored
+NAMED_SINCE: Final = 3  # first version of ApiVersions with the client software's name
+KEYS_SINCE: Final = 4  # first version of FindCoordinator for several keys
 COORDINATED: Final = frozenset({0, 1})  # groups and transactions
 BROKERS: Final = 1  # type of endpoint
-FEATURES: Final = {"transaction.version": 2}  # how clients may speak of transactions (spec: kafka#transaction-dialects)
-FEATURES_EPOCH: Final = 0  # they never change
-LOG_DIR: Final = "polywire-data"  # where nobody says where the data is
+FEATURES: Final = {"transaction.version": 2}  # the transaction protocol (spec: kafka#transaction-dialects)
+FEATURES_EPOCH: Final = 0  # features never change
+LOG_DIR: Final = "polywire-data"  # if no data directory is configured
 _EDGES: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _WORDS: Final = _EDGES | {"-", "."}
 CLUSTER_OPERATIONS: Final = (
@@ -48,11 +48,11 @@ TOPIC_OPERATIONS: Final = (
     (10, Action.TOPIC_DESCRIBE),
     (11, Action.TOPIC_ALTER),
 )
-"""Numbers of Kafka's operations, and what each takes here."""
+"""Kafka's operations on a topic and the actions they require here."""
 
 
 def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ApiVersions: what there is a handler for."""
+    """ApiVersions: list the requests with a handler."""
     response = schema.response(Api.API_VERSIONS)
     names = (request.client_software_name, request.client_software_version)
     if answer.request.version >= NAMED_SINCE and not all(map(_is_software, names)):
@@ -76,12 +76,12 @@ def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _is_software(word: str) -> bool:
-    """Whether software may be called so."""
+    """Return whether this is a valid software name."""
     return bool(word) and _WORDS.issuperset(word) and word[0] in _EDGES and word[-1] in _EDGES
 
 
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """FindCoordinator: this broker, for every key."""
+    """FindCoordinator: return this broker for every key."""
     response = schema.response(Api.FIND_COORDINATOR)
     host, port = session.address
     found: dict[str, Any] = {"error": WireError.NONE, "node_id": session.shared.node_id, "host": host, "port": port}
@@ -93,11 +93,11 @@ def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> 
     if answer.request.version < KEYS_SINCE:
         return response(**found)
     entries = (response.Coordinators(key=key, **found) for key in request.coordinator_keys)
-    return answer_in_slices(session.broker, answer, entries, lambda told: response(coordinators=told))
+    return answer_in_slices(session.broker, answer, entries, lambda found: response(coordinators=found))
 
 
 def _may_know(session: KafkaSession) -> bool:
-    """Whether the peer is somebody."""
+    """Return whether the client has logged in, or need not."""
     try:
         session.authorize(Action.CLUSTER_DESCRIBE)
     except BrokerError:
@@ -130,12 +130,12 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def topic_operations(session: KafkaSession, topic: Topic) -> int:
-    """What the peer may do with a topic, as bits of Kafka's operations."""
+    """Return what the client may do with a topic as a bit set of Kafka's operations."""
     return sum({1 << bit for bit, action in TOPIC_OPERATIONS if session.permits(action, topic)})
 
 
 def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeLogDirs: one directory, in which every partition has its bytes."""
+    """DescribeLogDirs: one directory with the bytes of every partition."""
     response = schema.response(Api.DESCRIBE_LOG_DIRS)
     try:
         session.authorize(Action.SERVER_DESCRIBE)
@@ -149,35 +149,37 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
     name = LOG_DIR if directory is None else str(directory.absolute())
 
     def made(topics: list[Any]) -> Any:
-        told = response.Results(log_dir=name, topics=topics, total_bytes=total, usable_bytes=usable)
-        return response(results=[told])
+        directory = response.Results(log_dir=name, topics=topics, total_bytes=total, usable_bytes=usable)
+        return response(results=[directory])
 
     entries = _sizes(session, request, response.Results.Topics)
     return answer_in_slices(session.broker, answer, entries, made)
 
 
 def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Bytes of the partitions asked for, of all when none are named; None while a topic's are gathered."""
+    """Yield the sizes of the requested partitions, all if none are named, and None as a pause."""
     if request.topics is None:
         asked = {topic: range(len(topic.partitions)) for topic in session.broker.topics()}
     else:
         named = ((session.broker.find_topic(entry.topic), entry.partitions) for entry in request.topics)
         asked = {topic: numbers for topic, numbers in named if topic is not None}
     for topic, numbers in asked.items():
-        told = []
+        partitions = []
         for step, number in enumerate(numbers):
             if 0 <= number < len(topic.partitions):
-                told.append(made.Partitions(index=number, partition_size=topic.partitions[number].log.stored_bytes))
+                partitions.append(
+                    made.Partitions(index=number, partition_size=topic.partitions[number].log.stored_bytes)
+                )
             if not step % PARTITIONS_PER_STEP:
                 yield None
-        yield made(name=topic.name.full, partitions=told)
+        yield made(name=topic.name.full, partitions=partitions)
 
 
-# What a lone broker has nothing to tell of
+# Requests that only matter in a cluster of Kafka brokers
 
 
 def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ElectLeaders: every partition has the one leader that there is."""
+    """ElectLeaders: every partition already has its only leader."""
     response = schema.response(Api.ELECT_LEADERS)
     try:
         session.authorize(Action.CLUSTER_ALTER)
@@ -186,17 +188,18 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     made = response.ReplicaElectionResults
 
     def entries() -> Iterator[Any]:
-        for asked in request.topic_partitions or ():  # with none named, those that need no election are left out
+        # with no partitions named, only those that need an election are reported
+        for asked in request.topic_partitions or ():
             topic = session.broker.find_topic(asked.topic)
             count = 0 if topic is None else len(topic.partitions)
-            told: list[Any] = []
+            partitions: list[Any] = []
             for number in asked.partitions:
                 there = 0 <= number < count
                 error = WireError.ELECTION_NOT_NEEDED if there else WireError.UNKNOWN_TOPIC_OR_PARTITION
-                told.append(made.PartitionResult(partition_id=number, error=error))
-                if len(told) % PARTITIONS_PER_STEP == 0:
+                partitions.append(made.PartitionResult(partition_id=number, error=error))
+                if len(partitions) % PARTITIONS_PER_STEP == 0:
                     yield None
-            yield made(topic=asked.topic, partition_result=told)
+            yield made(topic=asked.topic, partition_result=partitions)
 
     return answer_in_slices(
         session.broker, answer, entries(), lambda results: response(replica_election_results=results)
@@ -204,25 +207,25 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def list_partition_reassignments(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListPartitionReassignments: nothing is on its way to another broker."""
+    """ListPartitionReassignments: none are in progress."""
     del answer, request
     return _nothing(session, Api.LIST_PARTITION_REASSIGNMENTS)
 
 
 def describe_client_quotas(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeClientQuotas: there are none."""
+    """DescribeClientQuotas: none are defined."""
     del answer, request
     return _nothing(session, Api.DESCRIBE_CLIENT_QUOTAS, entries=[])
 
 
 def list_config_resources(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListConfigResources: nothing but topics and the broker has settings, and these are listed elsewhere."""
+    """ListConfigResources: empty, because topics and the broker are the only resources with settings."""
     del answer, request
     return _nothing(session, Api.LIST_CONFIG_RESOURCES)
 
 
 def _nothing(session: KafkaSession, api: Api, **fields: Any) -> Any:
-    """An empty list, for who has logged in."""
+    """Return an empty response for a client that has logged in."""
     if not session.permits(Action.CLUSTER_DESCRIBE):
         return schema.response(api)(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
     return schema.response(api)(**fields)

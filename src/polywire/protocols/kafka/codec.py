@@ -1,7 +1,7 @@
-"""Frames of Kafka's wire: requests decoded, answers encoded.
+"""Decode the frames of requests and encode the frames of responses.
 
-Promises: what makes no sense raises PeerError, which ends the connection, as peers of this wire expect; bytes behind a complete body are
-ignored, because widespread clients send some. Must not know: sockets, the broker, what a request is for.
+A malformed request raises PeerError, which closes the connection. Bytes behind a complete body are ignored, because
+common clients send some.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polywire.protocols.kafka.structure_decoder import AT_ONCE_MAX, decode, deco
 from polywire.protocols.kafka.structure_encoder import encode, encode_entries, encode_entry
 from polywire.types import Buffer
 
-HEAD_BYTES_MIN: Final = 10  # api, version, correlation, length of the client id
+HEAD_BYTES_MIN: Final = 10  # api key, version, correlation id, length of the client id
 
-BARE: Final = -1  # version of a token that comes without a header, and is answered so (spec: kafka#sasl)
+BARE: Final = -1  # version of a SASL token without a header; its response has none, either (spec: kafka#sasl)
 
 _HEAD: Final = Struct(">hhih")
 _I32: Final = Struct(">i")
@@ -27,9 +27,10 @@ _APIS: Final = {int(api): api for api in Api}
 
 
 def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
-    """A request without its body, and where that begins; 0 for a version of API_VERSIONS that nobody here knows.
+    """Return a request without its body, and the position of the body.
 
-    Raises PeerError for bytes that are none and for versions that are not served.
+    The position is 0 for an unknown version of API_VERSIONS. Raises PeerError for malformed requests and unsupported
+    versions.
     """
     api, version, correlation_id, client_id, at = _head(frame, served)
     return Request(api, version, correlation_id, client_id, None), at
@@ -58,9 +59,10 @@ def _head(frame: Buffer, served: Mapping[Api, Served]) -> tuple[Api, int, int, s
 
 
 def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
-    """The request in a frame, without its length.
+    """Decode the request in a frame without its length prefix.
 
-    Raises PeerError for bytes that are none and for versions that are not served, and Wide where there is more than is read at once.
+    Raises PeerError for malformed requests and unsupported versions, and Wide if the request has too many elements to
+    decode without a pause.
     """
     api, version, correlation_id, client_id, at = _head(frame, served)
     body = decode(schema.request_program(api, version), frame, at, elements_max=AT_ONCE_MAX) if at else None
@@ -68,18 +70,18 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
 
 
 def decode_wide_body(frame: Buffer, head: Request, start: int) -> Iterator[Any]:
-    """The body of a request of any width, at last; None now and then before. Raises PeerError."""
+    """Decode a body of any size in steps: yield None between steps, then the body. Raises PeerError."""
     return decode_with_pauses(schema.request_program(head.api, head.version), frame, start)
 
 
 def bare_token(frame: Buffer) -> Request:
-    """A message of a login that comes without a header."""
+    """Return the request for a SASL token that has no header."""
     body = schema.request(Api.SASL_AUTHENTICATE)(auth_bytes=bytes(frame))
     return Request(Api.SASL_AUTHENTICATE, BARE, 0, None, body)
 
 
 def encode_response(request: Request, body: Any) -> list[Buffer]:
-    """The answer to a request as parts to be sent one behind the other, its length in front."""
+    """Encode a response as buffers to send one after the other; the first begins with the length prefix."""
     api, version = request.api, request.version
     if version == BARE:
         return [] if body.error else [_I32.pack(len(body.auth_bytes)) + body.auth_bytes]
@@ -92,17 +94,19 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
 
 
 def encode_response_entries(request: Request, body: Any) -> Iterator[None]:
-    """Put bytes in place of the entries of an answer without records, one after the other, before ``encode_response``."""
+    """Encode the entries of a response without records in steps and replace them by bytes for ``encode_response``."""
     return encode_entries(schema.response_program(request.api, request.version), body)
 
 
 def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None]:
-    """The bytes of one entry of such an answer, and None now and then before."""
+    """Encode one entry of a response in steps: yield None between steps, then the bytes."""
     return encode_entry(schema.response_program(request.api, request.version), entry)
 
 
 def unknown_version() -> Any:
-    """The answer to API_VERSIONS of an unknown version: it names the versions of itself, and the peer asks again."""
+    """Return the response to an unknown version of API_VERSIONS: it lists the supported ones, and the client asks
+    again.
+    """
     answer = schema.response(Api.API_VERSIONS)
     first, last, _ = SERVED[Api.API_VERSIONS]
     own = answer.ApiKeys(api_key=int(Api.API_VERSIONS), min_version=first, max_version=last)

@@ -1,9 +1,9 @@
-"""The codecs of record batches, opened under a limit and written.
+"""Compress and decompress record batches.
 
-Promises: whatever the bytes claim, no more than the limit is expanded; other threads go on meanwhile. Must not know: what is in there.
+Decompression never produces more than its limit, whatever the input claims, and releases the GIL.
 
-lz4 comes in frames: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks: (plain 1 bit,
-size 31), bytes, checksum 0-4 | 0 (4 bytes) | content checksum 0-4.
+lz4 comes in frames: magic 4 | flags 1 | block size 1 | content size 0-8 | dictionary 0-4 | header checksum 1 | blocks:
+(plain 1 bit, size 31), bytes, checksum 0-4 | 0 (4 bytes) | content checksum 0-4.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from polywire.records.inflate import (
 from polywire.records.unzstd import unzstd
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = BATCH_BYTES_MAX  # of the records of a batch: what a stored batch may have at most
+EXPANDED_BYTES_MAX: Final = BATCH_BYTES_MAX  # of a batch's records: the maximum of a stored batch
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_BLOCK_BYTES: Final = {4: 64 * 1024, 5: 256 * 1024, 6: 1024 * 1024, 7: 4 * 1024 * 1024}
@@ -39,7 +39,10 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = True) -> tuple[BatchHead, Built]:
-    """The batch of a partition of a PRODUCE request, as a stored one. bytes_max: of the batch as it was sent. Raises Refused."""
+    """Decode the batch of a partition of a PRODUCE request into a stored batch. Raises Refused.
+
+    bytes_max: limit of the batch as it was sent.
+    """
     head = check_batch(records, bytes_max=bytes_max)
     assert records is not None, "there is a batch"
     if not head.codec:
@@ -49,7 +52,10 @@ def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = T
 
 
 def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
-    """What was compressed. Raises Refused: INVALID_RECORD for bytes that are damaged, MESSAGE_TOO_LARGE above ``limit``."""
+    """Decompress bytes.
+
+    Raises Refused: INVALID_RECORD for damaged bytes, MESSAGE_TOO_LARGE above ``limit``.
+    """
     try:
         match codec:
             case Codec.NONE:
@@ -72,7 +78,7 @@ def expand(packed: Buffer, codec: Codec, limit: int = EXPANDED_BYTES_MAX) -> Buf
 
 
 def compress(plain: Buffer, codec: Codec) -> Buffer:
-    """Records compressed as clients write them."""
+    """Compress records as clients do."""
     match codec:
         case Codec.NONE:
             return plain
@@ -91,7 +97,7 @@ def compress(plain: Buffer, codec: Codec) -> Buffer:
 
 
 def _unlz4(packed: Buffer, limit: int) -> Buffer:
-    """One frame, or several in a row. Raises Damaged, TooFar."""
+    """Decompress consecutive frames. Raises Damaged, TooFar."""
     view = memoryview(packed).cast("B")
     frames: list[tuple[int, int, int]] = []
     at, parts = 0, parts_max(limit)
@@ -116,7 +122,10 @@ def _unlz4(packed: Buffer, limit: int) -> Buffer:
 
 
 def _lz4_frame(view: memoryview, start: int, parts: int) -> tuple[int, int, int]:
-    """Where a frame ends, the most that it expands to, and how many blocks it has. Raises Damaged, TooFar for more blocks than ``parts``."""
+    """Return the end of a frame, its maximal decompressed size and its number of blocks.
+
+    Raises Damaged, or TooFar for more blocks than ``parts``.
+    """
     if len(view) - start < 7 or bytes(view[start : start + 4]) != _LZ4_MAGIC:
         raise Damaged("no frame begins here")
     flags, block_bytes = view[start + 4], _LZ4_BLOCK_BYTES.get(view[start + 5] >> 4 & 7, 0)

@@ -1,7 +1,6 @@
-"""Members of consumer groups: ConsumerGroupHeartbeat (spec: kafka#consumer-groups).
+"""ConsumerGroupHeartbeat: members of consumer groups (spec: kafka#consumer-groups).
 
-Promises: who may not use a group's topics may not be a member; a pattern names what its peer may read.
-Must not know: frames, who gets which partitions.
+A member must have permission for all topics of its group. A pattern matches only topics that its user may read.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
-HEARTBEAT_MS: Final = 3_000  # between two signs of life of a member that has what it should
-UNSEEN: Final = -1  # version of a list of topics that nobody has seen all of
-UNSETTLED_HEARTBEAT_MS: Final = 500  # of one that has to let go, or waits for others to
+HEARTBEAT_MS: Final = 3_000  # heartbeat interval of a member with a settled assignment
+UNSEEN: Final = -1  # version of a list of topics that was not searched completely
+UNSETTLED_HEARTBEAT_MS: Final = 500  # of a member that must revoke partitions, or waits for others to do so
 ASSIGNORS: Final = {None: None, "uniform": Assignor.ROUND_ROBIN, "range": Assignor.RANGE}
 _ERRORS: Final = {
     ErrorCode.GENERATION_STALE: WireError.FENCED_MEMBER_EPOCH,
@@ -35,18 +34,21 @@ _ERRORS: Final = {
 
 
 Found = Callable[[PatternError | None, bool], None]
-"""Told when topics of a pattern were looked for: what is wrong with it, and whether all were seen."""
+"""Called after a search for topics by pattern, with the pattern's error and whether all topics were searched."""
 Looking = Callable[[Pattern, set[str], Found], None]
-"""Looks for the topics that a pattern names, and adds them to what is found."""
+"""Searches the topics that a pattern matches and adds them to a set."""
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat: topics that a pattern names are looked for when it is said, and when topics have begun or ended since."""
+    """ConsumerGroupHeartbeat: topics are matched when a pattern is new, and when topics were created or deleted since."""
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
 
 def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
-    """Carry out a ConsumerGroupHeartbeat; look: for the topics of a pattern."""
+    """Process a ConsumerGroupHeartbeat.
+
+    look: searches for the topics of a pattern.
+    """
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     wrong = _wrong(request)
     if wrong:
@@ -67,7 +69,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
     def done(refused: PatternError | None, saw_all: bool) -> None:
         if refused is not None:
             reply.ok(response(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(refused)))
-        else:  # where not all were seen the next sign of life looks again
+        else:  # after an incomplete search the next heartbeat searches again
             known = said if saw_all else replace(said, version=UNSEEN)
             reply.ok(_beat(peer, request, replace(beat, topics=frozenset(found), subscription=known)))
 
@@ -88,7 +90,7 @@ def _wrong(request: Any) -> str:
 
 
 def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then: Found) -> None:
-    """Look for the topics of a pattern among those of this broker, with others' requests in between."""
+    """Search this broker's topics for those of a pattern, in slices."""
 
     def done(looked: list[Topic | PatternError] | BrokerError) -> None:
         assert not isinstance(looked, BrokerError), "a pattern has an error of its own"
@@ -99,7 +101,7 @@ def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then:
 
 
 def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | None]:
-    """The topics that a pattern names, of those that the peer may read, step by step; a step may be what ends this."""
+    """Yield the readable topics that a pattern matches, None as a pause, or the error that ends the search."""
     for topic in peer.broker.topics():
         try:
             matches = pattern.matches(topic.name.full)
@@ -110,7 +112,7 @@ def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | No
 
 
 def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
-    """Give the sign of life; returns what it is answered with."""
+    """Apply the heartbeat and return the response."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     try:
         consumers = peer.broker.consumers
@@ -131,7 +133,7 @@ def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
 
 
 def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
-    """What a request says, in the broker's words."""
+    """Convert the request to the broker's terms."""
     owned, timeout_ms = request.topic_partitions, request.rebalance_timeout_ms
     subscription = _subscription(peer, request)
     return Beat(
@@ -151,10 +153,10 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
 
 
 def _subscription(peer: Peer, request: Any) -> Subscription | None:
-    """What a member reads by what it says now and has said before; None where nothing is new in that."""
+    """Return the subscription after this heartbeat, None if it did not change."""
     names, pattern = request.subscribed_topic_names, request.subscribed_topic_regex
     if request.member_epoch < JOINING or (request.member_epoch == JOINING and names is None and not pattern):
-        return None  # it leaves, or says too little
+        return None  # it leaves, or names no topics
     known = Subscription()
     if request.member_epoch != JOINING:
         known = peer.broker.consumers.subscription_of(request.group_id, request.member_id)
@@ -167,7 +169,7 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
 
 
 def _assignment(made: Any, beaten: Beaten) -> Any:
-    """What a member may read; nothing where that is as before."""
+    """Return the assignment for the response, None if it did not change."""
     if beaten.assignment is None:
         return None
     return made(

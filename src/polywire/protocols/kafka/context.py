@@ -1,6 +1,6 @@
-"""What the sessions of one Kafka listener share: settings, what is served, and what a lone broker says of itself.
+"""State that the sessions of one Kafka listener share: settings, supported versions, the cluster id and node addresses.
 
-Promises: the cluster's id is made once and kept with the data. Must not know: bytes, sockets.
+The cluster id is generated once and stored with the data.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import Level
 
-NODE_ID: Final = 1  # of the broker, or of the first shard
-_CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
+NODE_ID: Final = 1  # of a single broker, or of the first shard
+_CLUSTER_ID: Final = "cluster_id"  # key of the protocol's stored state
 
 
 class KafkaBroker(
@@ -49,36 +49,37 @@ class KafkaBroker(
     WireBroker,
     Protocol,
 ):
-    """What this wire calls of the broker."""
+    """The broker as the Kafka protocol uses it."""
 
     @property
     def epoch(self) -> int:
-        """Number of its start."""
+        """Number of starts of the broker."""
 
     @property
     def branches(self) -> Branches:
-        """Transactions that other shards have parts of, too."""
+        """Transactions that span shards."""
 
     @property
     def classic(self) -> ClassicGroups:
-        """Groups whose members assign partitions themselves."""
+        """Classic groups, whose members compute assignments."""
 
     @property
     def consumers(self) -> ConsumerGroups:
-        """Groups whose members are told their partitions by heartbeats."""
+        """Groups whose members get assignments in heartbeat responses."""
 
     @property
     def transactions(self) -> Transactions:
-        """Records and positions that become true at once."""
+        """Transactions over records and committed offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Settings of the Kafka wire.
+    """Settings of the Kafka protocol.
 
-    host, port: by which clients reach this broker; empty and 0: by what each has connected to. acks_all: what acks=all means.
-    answer_bytes_max: bytes of records in one answer, unless a single batch has more. replication_factor_max: how many copies topics may ask
-    for, of which one is kept. data_dir: where the broker's files are, for what tools ask about disks.
+    host, port: the advertised address; empty and 0: the address that each client connected to. acks_all: the durability
+    level for acks=all. answer_bytes_max: limit of record bytes in a response; a single batch may exceed it.
+    replication_factor_max: the highest accepted replication factor; one copy is stored. data_dir: the data directory,
+    which DescribeLogDirs reports.
     """
 
     host: str = ""
@@ -90,8 +91,11 @@ class KafkaSettings:
 
 
 class Shared:
-    """Invariant: ``served`` has only what there is a handler for. ``places``: where brokers of shards were last said to be, by the listener
-    and host that the client has come to, and the shard."""
+    """State shared by the sessions of a listener.
+
+    Invariant: ``served`` has only requests with a handler. ``places``: last known addresses of the shards' brokers, by
+    listener and host that the client connected to, and shard.
+    """
 
     __slots__ = (
         "_cluster_id",
@@ -115,7 +119,7 @@ class Shared:
         off_loop: OffLoopQueue,
         shards: ReachedShards | None = None,
     ) -> None:
-        """shards: those that several processes have between them, of which one is ours."""
+        """shards: the other processes of the broker, if there are any."""
         self.broker: Final = broker
         self.shards: Final = shards
         self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
@@ -130,7 +134,7 @@ class Shared:
 
     @property
     def cluster_id(self) -> str:
-        """22 characters that stay the same as long as the data directory is there (spec: kafka#metadata)."""
+        """The cluster id: 22 characters, fixed for the lifetime of the data directory (spec: kafka#metadata)."""
         if not self._cluster_id:
             kept = self.broker.wire_state(WIRE).get(_CLUSTER_ID)
             if kept is None:
@@ -140,36 +144,36 @@ class Shared:
         return self._cluster_id
 
     def _keep(self, cluster_id: bytes) -> None:
-        with suppress(BrokerError):  # the disk is full: it is as good for as long as the broker runs
+        with suppress(BrokerError):  # the disk is full: keep the id in memory until the next start
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
 
     def is_home(self, name: str) -> bool:
-        """Whether a group or transactional id of this name is at home in our shard; all are where there is one."""
+        """Return whether this shard coordinates the group or transactional id; with one shard it coordinates all."""
         return self.shards is None or self.shards.home(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
-        """All shards go by the id of the first."""
+        """Adopt the cluster id of the first shard."""
         if cluster_id and cluster_id != self._cluster_id:
             self._keep(cluster_id.encode())
             self._cluster_id = cluster_id
 
     def address(self, local: tuple[str, int]) -> tuple[str, int]:
-        """Host and port by which a client that has connected to ``local`` reaches this broker."""
+        """Return the host and port by which a client connected to ``local`` reaches this broker."""
         if self.shards is not None:
             return self.own_address(local[0], self.shards.listener_of(local[1]))
         return self.settings.host or local[0], self.settings.port or local[1]
 
     def own_address(self, host: str, listener: str) -> tuple[str, int]:
-        """Host and port by which a client that has connected to a listener of this host reaches this one of several processes."""
+        """Return the host and port of this process for a client that connected to a listener of this host."""
         assert self.shards is not None, "it is one of several"
         return self.settings.host or host, self.shards.port_of(listener)
 
 
 def node_of(shard: int) -> int:
-    """What the broker of a shard is called: a shard keeps its number, whoever leads it."""
+    """Return the node id of a shard; it does not depend on which process leads the shard."""
     return NODE_ID + shard
 
 
 def epoch_of(partition: Partition) -> int:
-    """The leader epoch that clients are told: the number of the broker's start (spec: kafka#words-and-ours)."""
+    """Return the leader epoch for clients: the number of the broker's starts (spec: kafka#words-and-ours)."""
     return partition.log.epoch_at(partition.log.next_offset)

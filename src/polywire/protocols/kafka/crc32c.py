@@ -1,8 +1,7 @@
 # mypy: disable-error-code="no-any-return"
 """CRC-32C (Castagnoli), the checksum of Kafka's record batches.
 
-Promises: the same compiled and uncompiled; by the processor's own instruction where it has one, otherwise by tables. Compiled code assumes a
-little-endian machine. Must not know: where in a batch the bytes lie.
+It uses the processor's instruction if there is one, otherwise tables. Compiled code assumes a little-endian machine.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PURE_TABLE: list[int] = []
 
 @cython.cfunc
 def _fill_tables() -> cython.void:
-    """Table 0 advances the CRC over one byte, table k over that byte and k zero bytes (slicing by 8)."""
+    """Fill the tables: table k advances the CRC over one byte and k zero bytes (slicing by 8)."""
     i: cython.int
     crc: cython.uint
     for i in range(256):
@@ -47,7 +46,7 @@ def _fill_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """The CRC where there is no instruction for it."""
+    """Compute the CRC on machines without the instruction."""
     crc: cython.uint = _ONES
     low: cython.uint
     high: cython.uint
@@ -80,7 +79,7 @@ def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 @cython.nogil
 @cython.exceptval(check=False)
 def crc32c_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """CRC-32C of ``size`` bytes at ``at``; the caller has checked the range."""
+    """Return the CRC-32C of ``size`` bytes at ``at``. The caller has checked the range."""
     if cython.compiled and _HAS_INSTRUCTION:
         crc: cython.uint = crc32c_chains(p + at, size)
     else:
@@ -89,13 +88,13 @@ def crc32c_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 
 def crc32c(data: Lendable) -> int:
-    """CRC-32C of a whole buffer."""
+    """Return the CRC-32C of a whole buffer."""
     lent: Lent = lend(data)
     return crc32c_raw(lent.p, 0, lent.size)
 
 
 def crc32c_by_tables(data: Lendable) -> int:
-    """The same, as it is computed on machines without the instruction."""
+    """Return the CRC-32C of a whole buffer, computed without the processor's instruction."""
     lent: Lent = lend(data)
     return _by_tables(lent.p, 0, lent.size)
 

@@ -1,16 +1,15 @@
-"""The messages of Kafka's wire, field by field, for every version that is in use: data that ``schema`` reads.
+"""The table of Kafka's messages: every field in every supported version, read by ``schema``.
 
-A message is its number, name, versions, and from which version on it is flexible; then its request (``>``) and its answer (``<``)::
+A message is its number, name, versions, and from which version on it is flexible; then its request (``>``) and its
+response (``<``)::
 
     name type       a field. Types: b (bool), i8 to i64, f64, id (16 bytes), s (text), bytes, recs (record batches, as bytes)
     name []type     an array of plain values
     name[ ... ]     an array of structures; name{ ... } is one structure
     type?           may be null; ``?2+`` from version 2 on
-    type=-1         what it is where a version does not have it, or a tag is missing; otherwise 0, empty or null
-    @5+ @2-4 @3     the versions that have it, within those of what encloses it
+    type=-1         the value if the version lacks the field or the tag is missing; otherwise 0, empty or null
+    @5+ @2-4 @3     the versions with this field, within those of the enclosing structure
     name#0          a tagged field
-
-Promises: one place for every field of the wire. Must not know: how fields are encoded, who serves what.
 """
 
 from __future__ import annotations

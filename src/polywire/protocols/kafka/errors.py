@@ -1,6 +1,6 @@
-"""What each error of the broker is called on Kafka's wire.
+"""The Kafka error for each error of the broker.
 
-Promises: the table names every ``ErrorCode``; clients try again by themselves exactly where that can help. Must not know: sessions, sockets.
+The table covers every ``ErrorCode``. A code is retriable for clients if and only if a retry can help.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
     ErrorCode.BUSY: WireError.THROTTLING_QUOTA_EXCEEDED,
     ErrorCode.STAGE_FULL: WireError.POLICY_VIOLATION,
     ErrorCode.DISK_FULL: WireError.KAFKA_STORAGE_ERROR,
-    ErrorCode.STOPPING: WireError.NOT_LEADER_OR_FOLLOWER,  # clients ask again, and find the broker that follows
+    # clients refresh their metadata and find the broker after its restart
+    ErrorCode.STOPPING: WireError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.UNREACHABLE: WireError.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.REPLICATION_TIMEOUT: WireError.REQUEST_TIMED_OUT,
     ErrorCode.STORAGE_FAILED: WireError.KAFKA_STORAGE_ERROR,
@@ -60,5 +61,8 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
 
 
 def wire_error(error: BrokerError, *, denied: WireError = WireError.TOPIC_AUTHORIZATION_FAILED) -> WireError:
-    """The code for an error of the broker. denied: what was asked for may be a group, the cluster, a transaction."""
+    """Return the Kafka error for an error of the broker.
+
+    denied: the error for a missing permission, which depends on the resource: topic, group, cluster, transactional id.
+    """
     return denied if error.code is ErrorCode.DENIED else WIRE_ERRORS[error.code]

@@ -1,6 +1,6 @@
-"""The Kafka wire as the server sees it: recognises its connections and opens sessions for them.
+"""The entry point of the Kafka protocol: recognise connections and open sessions.
 
-Promises: only what there is a handler for is served, and advertised; no other wire's opening is taken for this one's. Must not know: sockets.
+Only requests with a handler are supported and advertised. No connection of another protocol is recognised as Kafka.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
 
-API_MAX: Final = 92  # what connections are recognised by (spec: kafka#recognition)
+API_MAX: Final = 92  # highest api key in a first request (spec: kafka#recognition)
 VERSION_MAX: Final = 20
-HEAD_BYTES: Final = 14  # length, api, version, correlation, length of the client id
-KAFKA07_TYPE_MAX: Final = 4  # Kafka 0.7 has so many types of requests, with numbers that are used here, too
+HEAD_BYTES: Final = 14  # length, api key, version, correlation id, length of the client id
+KAFKA07_TYPE_MAX: Final = 4  # request types of Kafka 0.7, whose numbers Kafka uses, too
 
 COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True),
@@ -69,7 +69,8 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.CREATE_TOPICS, topics.create_topics, (Action.TOPIC_CREATE,)),
     Command(Api.DELETE_TOPICS, topics.delete_topics, (Action.TOPIC_DELETE,)),
     Command(Api.DELETE_RECORDS, offsets.delete_records, (Action.TOPIC_PURGE,)),
-    Command(Api.INIT_PRODUCER_ID, producers.init_producer_id, (Action.STAGED_PUBLISH,)),  # who may produce somewhere
+    # for users who may write to any topic
+    Command(Api.INIT_PRODUCER_ID, producers.init_producer_id, (Action.STAGED_PUBLISH,)),
     Command(Api.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch, (Action.TOPIC_DESCRIBE,)),
     Command(Api.ADD_PARTITIONS_TO_TXN, transactions.add_partitions, (Action.TRANSACTION, Action.PRODUCE)),
     Command(Api.ADD_OFFSETS_TO_TXN, transactions.add_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
@@ -105,7 +106,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 
 
 TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
-"""What one process can do and several cannot."""
+"""Commands for a broker with a single process."""
 
 CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
@@ -119,7 +120,7 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
         if api not in TODAY_ONLY
     )
 )
-"""What clients ask of one of several processes."""
+"""Commands for clients of a broker with several processes."""
 
 LINK_COMMANDS: Final[Mapping[Api, Command]] = {
     **COMMANDS,
@@ -129,13 +130,13 @@ LINK_COMMANDS: Final[Mapping[Api, Command]] = {
     ),
     Api.BETWEEN_SHARDS: Command(
         Api.BETWEEN_SHARDS, between_shards, (Action.CONNECT,)
-    ),  # what it asks for a client is checked
+    ),  # the client's permissions are checked inside
 }
-"""What processes ask of each other."""
+"""Commands for other processes of the broker."""
 
 
 class KafkaFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Opens sessions for Kafka clients. Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_elsewhere", "shared")
 
@@ -147,7 +148,9 @@ class KafkaFactory:
         off_loop: OffLoopQueue | None = None,
         shards: ReachedShards | None = None,
     ) -> None:
-        """off_loop: the process's, where it has one. shards: those that several processes have between them."""
+        """off_loop: the process's queue for work in threads, if it has one. shards: the processes of the broker, if
+        several.
+        """
         commands = COMMANDS if shards is None else CARRYING_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
         off_loop = off_loop or OffLoopQueue(broker.loop)
@@ -163,11 +166,11 @@ class KafkaFactory:
 
     @property
     def wire(self) -> str:
-        """Name of the wire."""
+        """Name of the protocol."""
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether a request begins that none of Kafka 0.7 can be (spec: kafka#recognition)."""
+        """Return whether a Kafka request begins that cannot be one of Kafka 0.7 (spec: kafka#recognition)."""
         length = int.from_bytes(prefix[:4].ljust(4, b"\0"), "big")
         if length > REQUEST_BYTES_MAX or (len(prefix) >= 4 and length < HEAD_BYTES - 4):
             return False
@@ -183,26 +186,29 @@ class KafkaFactory:
         return api > KAFKA07_TYPE_MAX or not _names_a_topic(prefix, api)
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
-        """A session for a new connection."""
+        """Return a session for a new connection."""
         if self._elsewhere is not None:
             return CarryingKafkaSession(self.shared, self._elsewhere, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
 
 
 class KafkaLinkFactory(LinkFactory[KafkaFactory]):
-    """For what other processes of this broker carry here."""
+    """Opens sessions for links from other processes of this broker."""
 
     __slots__ = ()
 
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
-        """A session for a new connection."""
+        """Return a session for a new link."""
         return LinkedKafkaSession(self._key, self._inside.shared, LINK_COMMANDS, output, resume)
 
 
 def _names_a_topic(prefix: bytes, api: int) -> bool:
-    """Whether what begins so may be a request of Kafka 0.7: a topic is where the correlation id would be, which begins with zeros."""
+    """Return whether these bytes may be a request of Kafka 0.7.
+
+    It has a topic name at the place of Kafka's correlation id, which begins with zero bytes.
+    """
     if api in (2, 3):
         return prefix[8:10] != b"\0\0" and prefix[10] >= 0x20
     return prefix[8] >= 0x20

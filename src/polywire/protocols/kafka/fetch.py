@@ -1,7 +1,7 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-Promises: in a session, what a request costs depends on what has changed and on what there is to read, not on how much is wanted; whether the
-peer may read is asked whenever something is read. Must not know: frames, how records are read.
+In a fetch session the cost of a request depends on changes and on data to read, not on the number of partitions.
+Permissions are checked for every read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-BEGINNING: Final = 0  # epoch of a request that wants a session
-SESSIONLESS: Final = -1  # of one that wants none, or no longer
-IDS_SINCE: Final = 13  # the version from which on topics are named by their ids
+BEGINNING: Final = 0  # epoch of a request that opens a session
+SESSIONLESS: Final = -1  # epoch of a request without a session, or that closes it
+IDS_SINCE: Final = 13  # first version that names topics by id
 
 
 def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
@@ -51,7 +51,7 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
-    """Why a request cannot be one of the connection's session."""
+    """Return why a request does not fit the connection's session."""
     if kept is None:
         return WireError.FETCH_SESSION_ID_NOT_FOUND
     if kept.epoch != request.session_epoch:
@@ -60,7 +60,7 @@ def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) 
 
 
 def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
-    """The connection's session from now on, instead of the one that it had."""
+    """Open a session in place of the connection's current one."""
     if session.fetch_session is not None:
         session.fetch_session.end()
     session.fetch_session = session.shared.fetch_sessions.open(names_ids=names_ids)
@@ -68,23 +68,23 @@ def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
 
 
 class IncrementalFetching(Fetching):
-    """One request in a session: it names what has changed, and the answer tells of partitions that have news.
+    """One request in a session: it names changes, and the response has only partitions with news.
 
-    Invariant: besides that of its base, ``_refused`` are partitions that cannot be read, and ``_topics`` what was found of the topics
-    of those that were looked at.
+    Invariant: beside those of the base class, ``_refused`` has partitions that cannot be read, and ``_topics`` caches
+    the topics of the partitions looked at.
     """
 
-    __slots__ = ("_in_session", "_refused", "_told", "_topics")
+    __slots__ = ("_in_session", "_refused", "_topic_entries", "_topics")
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, kept: FetchSession) -> None:
         super().__init__(session, answer, request, kept)
         self._in_session: Final = kept
         self._refused: list[tuple[Wanted, Any]] = []
         self._topics: dict[WantedTopic, Topic | BrokerError] = {}
-        self._told: dict[WantedTopic, Any] = {}
+        self._topic_entries: dict[WantedTopic, Any] = {}
 
     def begin(self, request: Any) -> None:
-        """Change what is wanted, and read what is ready."""
+        """Apply changes to the session and read what is ready."""
         self._with_pauses(self._change(request), self._look)
 
     def _change(self, request: Any) -> Iterator[None]:
@@ -98,13 +98,13 @@ class IncrementalFetching(Fetching):
                 yield None
 
     def _look(self) -> None:
-        """See what of that which may have something to read can be fetched, and read it."""
+        """Check which ready partitions can be fetched, and read them."""
         kept = self._in_session
         if kept.is_over:
             self._answer.ok(schema.response(Api.FETCH)(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[]))
             return
         if kept.is_empty:
-            kept.end()  # the answer says so
+            kept.end()  # the response reports the error
         kept.has_news = False
         self._asked, self._refused, self._topics = [], [], {}
         self._with_pauses(self._look_at_each(), self.run)
@@ -119,13 +119,14 @@ class IncrementalFetching(Fetching):
             yield None
 
     def _topic(self, named: WantedTopic) -> Topic | BrokerError:
-        """The topic as it is now, or why it cannot be read, found once for all its partitions."""
+        """Return the topic or why it cannot be read, looked up once for all its partitions."""
         found = self._topics.get(named)
         if found is None:
             try:
                 found = topic_of(self._session, Action.FETCH, named.name, named.topic_id)
             except BrokerError as error:
-                found = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+                # its frames refer to this connection, which would refer to the error
+                found = error.with_traceback(None)
             self._topics[named] = found
         return found
 
@@ -138,19 +139,19 @@ class IncrementalFetching(Fetching):
         return True
 
     def _hear_of(self, partition: Partition, wanted: Wanted, offset: int) -> None:
-        """Have the session know of the partition's next record. Raises BrokerError."""
+        """Register the session for the partition's next record. Raises BrokerError."""
         if wanted.wait is None:
             wanted.wait = self._session.broker.wait(partition, offset, wanted.woken)
 
     # Waiting
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Be woken by what rests, too."""
+        """Also wait for partitions that had nothing to read."""
         self._in_session.news = wake
         return self._in_session.has_news
 
     def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
-        """The session wakes it."""
+        """Do nothing: the session waits for all of its partitions."""
         self._hear_of(partition, asked, offset)
 
     def _woken(self, ticket: int) -> None:
@@ -165,7 +166,7 @@ class IncrementalFetching(Fetching):
         self._in_session.news = None
         super()._stop_waiting()
 
-    # The answer
+    # The response
 
     def _finish(self) -> None:
         self._ticket += 1
@@ -174,7 +175,7 @@ class IncrementalFetching(Fetching):
         self._with_pauses(self._tell_each(), self._tell)
 
     def _tell_each(self) -> Iterator[None]:
-        """Put what has news into the answer."""
+        """Add partitions with news to the response."""
         for _, wanted, entry in self._asked:
             if entry.records:
                 self._in_session.served(wanted)
@@ -191,11 +192,11 @@ class IncrementalFetching(Fetching):
 
     def _tell_of(self, wanted: Wanted, entry: Any) -> None:
         topic = wanted.topic
-        told = self._told.get(topic)
-        if told is None:
+        topic_entry = self._topic_entries.get(topic)
+        if topic_entry is None:
             made = schema.response(Api.FETCH).Responses
-            told = self._told[topic] = made(topic=topic.name, topic_id=topic.topic_id, partitions=[])
-            self._body.responses.append(told)
-        told.partitions.append(entry)
+            topic_entry = self._topic_entries[topic] = made(topic=topic.name, topic_id=topic.topic_id, partitions=[])
+            self._body.responses.append(topic_entry)
+        topic_entry.partitions.append(entry)
         wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
         self._count += 1

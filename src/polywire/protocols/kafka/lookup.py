@@ -1,6 +1,6 @@
-"""The topics and partitions that requests name (spec: kafka#metadata, kafka#errors).
+"""Look up the topics and partitions that requests name (spec: kafka#metadata, kafka#errors).
 
-Promises: who may not do it with a topic is told the same whether or not it exists. Must not know: frames, what is asked for.
+A client without permission gets the same error whether or not the topic exists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from polywire.protocols.kafka.peer import Peer
 
 
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
-    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER), Denied."""
+    """Return the topic that a request names, by id if it gives one.
+
+    Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER), Denied.
+    """
     broker = peer.broker
     if topic_id != NO_ID:
         topic = broker.topic_of_id(topic_id)
@@ -30,14 +33,14 @@ def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> 
 
 
 def partition_of(topic: Topic, number: int) -> Partition:
-    """A partition of a topic. Raises Missing(PARTITION_MISSING)."""
+    """Return a partition of a topic. Raises Missing(PARTITION_MISSING)."""
     if not 0 <= number < len(topic.partitions):
         raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number}")
     return topic.partitions[number]
 
 
 def missing_error(error: BrokerError, topic_id: bytes) -> WireError:
-    """The wire's error for a topic that cannot be used: one that is missing by its id has another."""
+    """Return the Kafka error for an unusable topic; a missing topic has a code of its own if it was named by id."""
     if topic_id != NO_ID and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)

@@ -1,6 +1,7 @@
-"""Offsets: ListOffsets, OffsetForLeaderEpoch, DeleteRecords (spec: kafka#listoffsets, kafka#offsetforleaderepoch, kafka#deleterecords).
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords (spec: kafka#listoffsets, kafka#offsetforleaderepoch,
+kafka#deleterecords).
 
-Promises: a time finds the first record that is not older, wherever it lies; partitions fail one by one. Must not know: frames.
+Partitions fail independently.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING: Final = -6
 SINCE: Final = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11}
-"""The first version that knows each special time."""
-READABLE_END: Final = -1  # of DeleteRecords: everything
+"""The first version that supports each special timestamp."""
+READABLE_END: Final = -1  # of DeleteRecords: delete all readable records
 
 
 def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -59,7 +60,7 @@ def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None
 def _list(
     session: KafkaSession, gathering: Gathering, version: int, partition: Partition, asked: Any, entry: Any
 ) -> None:
-    """Answer for one partition, or begin to look. Raises BrokerError."""
+    """Fill the entry of one partition, or start a search by time. Raises BrokerError."""
     log, time_ms = partition.log, asked.timestamp
     stale = leader_error(partition, asked.current_leader_epoch)
     if stale is not None:
@@ -88,20 +89,20 @@ def _list(
 
 
 def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None) -> None:
-    """A record was looked for by its time."""
+    """Fill an entry with the result of a search by time."""
     if isinstance(found, BrokerError):
         refuse(entry, found)
     elif found is not None:
         entry.offset, entry.timestamp = found
         try:
             entry.leader_epoch = partition.log.epoch_at(entry.offset)
-        except BrokerError:  # trimmed meanwhile
+        except BrokerError:  # the record was trimmed meanwhile
             entry.leader_epoch = NO_EPOCH
     gathering.settled()
 
 
 def leader_error(partition: Partition, epoch: int) -> WireError | None:
-    """What is wrong with the leader epoch that a client believes in, None: nothing (spec: kafka#fetch)."""
+    """Return the error for a client's leader epoch, None if it is current (spec: kafka#fetch)."""
     current = epoch_of(partition)
     if epoch in (NO_EPOCH, current):
         return None
@@ -112,14 +113,14 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 
 
 def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """OffsetForLeaderEpoch: where epochs end."""
+    """OffsetForLeaderEpoch: return where epochs end."""
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
     entries = _ends(session, request, response.Topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))
 
 
 def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Topics with the ends that are asked for; None while a topic's are gathered."""
+    """Yield topics with the requested epoch ends, and None as a pause."""
     for asked in request.topics:
         partitions: list[Any] = []
         for one in asked.partitions:
@@ -130,7 +131,7 @@ def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 
 
 def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
-    """Where an epoch of one partition ends."""
+    """Return where an epoch of one partition ends."""
     entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
         partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, name), asked.partition)
@@ -146,7 +147,7 @@ def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
 
 
 def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
-    """The largest epoch that is not above this one, and where it ends; -1 and -1 when it is older than what is kept."""
+    """Return the largest epoch up to this one and its end, or -1 and -1 if it is older than the log."""
     log, current = partition.log, epoch_of(partition)
     if not 0 < epoch <= current:
         return NO_EPOCH, NO_OFFSET
@@ -156,11 +157,11 @@ def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
     return (log.epoch_at(end - 1), end) if end > log.first_offset else (NO_EPOCH, NO_OFFSET)
 
 
-# The end of records
+# Deletion
 
 
 def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """DeleteRecords: what lies below an offset."""
+    """DeleteRecords: delete records below an offset."""
     response = schema.response(Api.DELETE_RECORDS)
     body = response(topics=[])
     gathering = Gathering(answer, body)
@@ -184,7 +185,7 @@ def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> No
 
 
 def _trim(session: KafkaSession, partition: Partition, offset: int, done: Completion[int]) -> None:
-    """Remove what lies below an offset. Raises BrokerError."""
+    """Delete records below an offset. Raises BrokerError."""
     if offset == READABLE_END:
         offset = partition.log.next_offset
     if offset < 0:

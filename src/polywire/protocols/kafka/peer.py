@@ -1,7 +1,4 @@
-"""What the commands of groups ask of a conversation.
-
-Promises: nothing but names. Must not know: frames, sockets, how answers are kept in order.
-"""
+"""What the handlers of group requests need from a session."""
 
 from __future__ import annotations
 
@@ -16,39 +13,39 @@ from polywire.protocols.kafka.messages import Request
 
 
 class Peer(Protocol):
-    """Who asks."""
+    """The client that sent a request."""
 
     @property
     def broker(self) -> KafkaBroker:
-        """Whose verbs they are."""
+        """The broker."""
 
     @property
     def peer_address(self) -> str:
-        """Where it is."""
+        """The client's address."""
 
     def check_here(self, topic: str) -> None:
-        """Refuse a topic that is not here because another process has it. Raises NotOwner(NOT_OWNER)."""
+        """Refuse a topic that another process owns. Raises NotOwner(NOT_OWNER)."""
 
     @property
     def principal(self) -> Principal:
-        """Who it is. Raises Denied(LOGIN_REQUIRED)."""
+        """Return the client's user. Raises Denied(LOGIN_REQUIRED)."""
 
     @property
     def caller(self) -> Caller:
-        """Whose it is what the peer makes."""
+        """The owner of what the client creates."""
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse what the peer may not do. Raises Denied."""
+        """Refuse an action that the client may not perform. Raises Denied."""
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Whether the peer may do it."""
+        """Return whether the client may perform an action."""
 
 
 class Reply(Protocol):
-    """The answer to one request, which is filled once."""
+    """The response to one request. It is filled once."""
 
     request: Request
     cancel: Callable[[], None] | None
 
     def ok(self, body: Any) -> None:
-        """The body of the answer is known."""
+        """Fill the response with its body."""

@@ -1,6 +1,7 @@
-"""Producers of partitions: InitProducerId, what sequences stand for, DescribeProducers (spec: kafka#idempotent-producers).
+"""InitProducerId, sequence numbers, DescribeProducers (spec: kafka#idempotent-producers).
 
-Promises: an id is never given twice; sequences that wrap around are stored as ones that count on. Must not know: frames, windows.
+* A producer id is never assigned twice.
+* Kafka's sequences wrap around; stored ones continue to grow.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from polywire.records.header import stamp_producer
 
 NO_SEQUENCE: Final = -1
 EPOCH_MAX: Final = 32_767
-_IDENTITY: Final = Struct(">cq")  # the letter tells ids of this wire from those of others
+_IDENTITY: Final = Struct(">cq")  # the letter marks ids of this protocol
 
 
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId: a new id, whatever the producer had before, unless it is one of transactions."""
+    """InitProducerId: assign a new id to a producer without a transactional id."""
     response = schema.response(Api.INIT_PRODUCER_ID)
     if request.transactional_id is not None:
         return transactions.hold(session, answer, request)
@@ -47,24 +48,29 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def stamp_sequence(
     broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
-    """Have a batch of a producer, before it is produced, say which of all sequences it begins with. Raises Invalid(SEQUENCE_GAP)."""
+    """Write the unwrapped sequence of its first record into a batch before it is produced. Raises
+    Invalid(SEQUENCE_GAP).
+    """
     producer = _IDENTITY.pack(b"k", producer_id)
     unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
     stamp_producer(batch, 0, producer_epoch, unwrapped)
 
 
-# Who writes to a partition
+# Producers of a partition
 
 
 def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeProducers: those that are remembered, and those that have an open transaction; each partition is told once."""
+    """DescribeProducers: list remembered producers and those with an open transaction, each partition once."""
     response = schema.response(Api.DESCRIBE_PRODUCERS)
     entries = _Active(session, response.Topics).gather(request.topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics), at_once=8)
 
 
 class _Active:
-    """Invariant: ``_by_partition`` has the part of the answer of each partition that was asked for, by its incarnation."""
+    """The active producers of the requested partitions.
+
+    Invariant: ``_by_partition`` maps incarnations of requested partitions to their entries in the response.
+    """
 
     __slots__ = ("_by_partition", "_made", "_session")
 
@@ -74,21 +80,22 @@ class _Active:
         self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}
 
     def gather(self, topics: list[Any]) -> Iterator[Any]:
-        """The topics that are asked for, with the producers of their partitions; None now and then before."""
-        told = []
+        """Yield the requested topics with the producers of their partitions, and None as a pause."""
+        found = []
         for asked in topics:
             entry = self._made(name=asked.name, partitions=[])
-            told.append(entry)
+            found.append(entry)
             try:
                 topic: Topic | BrokerError = topic_of(self._session, Action.FETCH, asked.name)
             except BrokerError as error:
-                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+                # its frames refer to this connection, which would refer to the error
+                topic = error.with_traceback(None)
             for number in asked.indexes:
                 self._ask(topic, number, entry.partitions)
                 yield None
         yield from self._gather_remembered()
         yield from self._gather_transactional()
-        yield from told
+        yield from found
 
     def _ask(self, topic: Topic | BrokerError, number: int, entries: list[Any]) -> None:
         made = self._made.Partitions(index=number, active_producers=[])
@@ -104,7 +111,7 @@ class _Active:
         entries.append(made)
 
     def _gather_remembered(self) -> Iterator[None]:
-        """Idempotent producers of this wire."""
+        """Add the idempotent producers of this protocol."""
         for state in self._session.broker.producers_of(self._by_partition):
             if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
                 self._by_partition[state.incarnation][1].append(self._remembered(state))
@@ -121,7 +128,10 @@ class _Active:
         )
 
     def _gather_transactional(self) -> Iterator[None]:
-        """Holders of transactional ids: their sequences go on over transactions; the records of one that is open come behind the end."""
+        """Add the holders of transactional ids.
+
+        Their sequences continue across transactions, and records of an open one are not in the log yet.
+        """
         for known in self._session.broker.transactions.visible(by=ITSELF, branches=True):
             if known.producer is not None:
                 self._add_holder(known)
@@ -146,6 +156,6 @@ class _Active:
         )
 
     def _time_ms(self, elapsed_us: int) -> int:
-        """By the clock on the wall."""
+        """Convert the broker's time to wall-clock time."""
         broker = self._session.broker
         return (broker.clock.now_us() - (broker.elapsed.now_us() - elapsed_us)) // 1000

@@ -1,6 +1,6 @@
-"""Answers that become known piece by piece: many topics, or many partitions, of one request.
+"""Build responses in steps: many topics, or many partitions of one request.
 
-Promises: an answer is filled once, when everything that it waits for is known. Must not know: what is asked for.
+A response is filled once, when all of its entries are known.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from polywire.protocols.runtime.slices import Slices
 if TYPE_CHECKING:
     from polywire.protocols.kafka.context import KafkaBroker
 
-AT_ONCE_MAX: Final = 64  # entries that are made without a pause
-PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are made without a pause
+AT_ONCE_MAX: Final = 64  # entries without a pause
+PARTITIONS_PER_STEP: Final = 16  # partitions of one entry without a pause
 
 
 class Gathering:
-    """Invariant: the answer is filled when ``settled`` was called once more than ``expect``."""
+    """A response that waits for several results.
+
+    Invariant: the response is filled after one more call of ``settled`` than of ``expect``.
+    """
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
 
     def __init__(self, answer: Reply, body: Any) -> None:
         self._answer: Final = answer
         self._body: Final = body
-        self._broker: KafkaBroker | None = None  # set when the answer is wide
+        self._broker: KafkaBroker | None = None  # set if the response has many entries
         self._cancels: list[Callable[[], None]] = []
         self._left = 1
-        self._is_over = False  # nobody waits for the answer any more
+        self._is_over = False  # the connection closed
         answer.cancel = self._cancel
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
-        """Have this called when the connection ends before everything is known."""
+        """Call this if the connection closes before the response is complete."""
         self._cancels.append(cancel)
 
     def _cancel(self) -> None:
@@ -47,8 +50,11 @@ class Gathering:
             cancel()
 
     def ask(self, broker: KafkaBroker, entries: Iterator[None], *, at_once: int = AT_ONCE_MAX) -> None:
-        """Ask for all that the answer tells of, an entry in each step: at once where they are few, else with others' requests in between
-        until the connection ends."""
+        """Process one entry in each step.
+
+        A few entries are processed immediately. Otherwise other connections get their turn in between; the steps end
+        when the connection closes.
+        """
         for _ in zip(range(at_once), entries, strict=False):
             pass
         if next(entries, _END) is _END:
@@ -63,11 +69,11 @@ class Gathering:
         self.on_cancel(Slices(broker, entries, done).cancel)
 
     def expect(self) -> None:
-        """One more thing has to become known."""
+        """Wait for one more result."""
         self._left += 1
 
     def settled(self) -> None:
-        """One of them is known, or all were asked for."""
+        """Count one result, or the end of the steps."""
         self._left -= 1
         if self._left:
             return
@@ -77,14 +83,14 @@ class Gathering:
             encode_in_slices(self._broker, self._answer, self._body)
 
     def changed(self, entry: Any, result: int | BrokerError) -> None:
-        """A completion of the broker's: what an entry of the answer asked for was done, or not."""
+        """Set the outcome of an operation in an entry: a completion for calls of the broker."""
         if isinstance(result, BrokerError):
             refuse(entry, result)
         self.settled()
 
 
 def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> None:
-    """An entry of an answer says that it failed, and why where its version has words for that."""
+    """Set the error of an entry, and its message if the version has one."""
     entry.error = wire_error(error) if code is None else code
     if hasattr(entry, "message"):
         entry.message = error.message
@@ -98,8 +104,10 @@ def answer_in_slices(
     *,
     at_once: int = AT_ONCE_MAX,
 ) -> Any:
-    """The body that ``made`` makes of entries, None are left out: at once where they are few, else with others' requests in between, and then
-    None now. What is long gives None now and then while it is made."""
+    """Return the body that ``made`` builds from the entries, or None if it is built later in slices.
+
+    Entries that are None are pauses and not part of the body. A few entries are processed immediately.
+    """
     first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
     following = next(entries, _END)
     if following is _END:
@@ -115,8 +123,10 @@ def answer_in_slices(
 
 
 def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
-    """Entries as they are written: bytes are all that is kept of each, where records and lists by the hundred thousand would be garbage to
-    look through."""
+    """Encode entries as soon as they are built.
+
+    Only bytes stay in memory: hundreds of thousands of records and lists would slow down garbage collection.
+    """
     for entry in entries:
         if entry is None:
             yield None
@@ -125,7 +135,7 @@ def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
 
 
 def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
-    """The body of a wide answer is known: fill the answer when its entries are encoded, unless the connection ends before."""
+    """Encode the entries of a large response in slices, then fill the response unless the connection closed."""
 
     def done(encoded: list[None] | BrokerError) -> None:
         del encoded
@@ -134,4 +144,4 @@ def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
     answer.cancel = Slices(broker, encode_response_entries(answer.request, body), done).cancel
 
 
-_END: Final = object()  # behind the last entry
+_END: Final = object()  # follows the last entry

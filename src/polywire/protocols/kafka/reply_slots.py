@@ -1,7 +1,6 @@
-"""Reply slots: the order of answers of one Kafka connection, and how what fills them is framed (spec: kafka#framing, kafka#headers).
+"""Reply slots: they keep the responses of one connection in order (spec: kafka#framing, kafka#headers).
 
-Promises: an answer is filled once, at once or by a callback of the broker, in the version of its request. Must not know: how requests are
-carried out, sockets.
+A slot is filled once, immediately or by a callback of the broker. The response has the version of its request.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from polywire.protocols.runtime.pipelined import ReplyOwner, ReplySlot
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """A slot in the order of answers. request: what it answers."""
+    """The slot of one response in the order of responses.
+
+    request: the request that it answers.
+    """
 
     __slots__ = ("request",)
 
@@ -27,20 +29,20 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, body: Any) -> None:
-        """The body of the answer is known."""
+        """Fill the slot with the body of the response."""
         self.fill(() if self.session.closed else encode_response(self.request, body))
 
     def large(self, body: Any) -> None:
-        """The same for a body whose parts are not worth a copy."""
+        """Fill the slot with a body whose record buffers are sent without a copy."""
         if self.session.closed:
             self.fill(())
         else:
             self.fill(encode_response(self.request, body), _nothing)
 
     def nothing(self) -> None:
-        """This request has no answer; those behind it wait no longer."""
+        """Leave the request without a response and release the responses behind it."""
         self.fill(())
 
 
 def _nothing() -> None:
-    """Nobody waits for the parts to be sent."""
+    """Do nothing when the parts were sent."""

@@ -1,6 +1,6 @@
-"""What is said to log in: the steps of a conversation, PLAIN's token, and the messages of SCRAM (spec: kafka#sasl).
+"""SASL: the states of a login, PLAIN tokens and SCRAM messages (spec: kafka#sasl).
 
-Promises: pure; what cannot be read raises Refused; a step that is not in the table is refused. Must not know: users, frames, sockets.
+Malformed messages and steps that are not in the table raise Refused.
 
     PLAIN   client  authzid NUL name NUL password
     SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE NONCE,s=SALT,i=ITERATIONS
@@ -20,22 +20,22 @@ from polywire.protocols.kafka.messages import Refused, WireError
 
 PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, *(mechanism.value for mechanism in Mechanism))
-BARE_SINCE: Final = 1  # version of SaslHandshake from which on tokens come in requests of their own
+BARE_SINCE: Final = 1  # first version of SaslHandshake whose tokens come in SaslAuthenticate requests
 NONCE_BYTES: Final = 24
 _NO_BINDING: Final = frozenset({"n", "y"})
 
 
 class Step(IntEnum):
-    """How far a login has come; each may be the last of the connection."""
+    """State of a login; a connection may close in any of them."""
 
     IDLE = 0
-    """None is under way: before one, or after it."""
+    """No login is in progress."""
     AGREED = 1
-    """A mechanism is chosen, whose first message is next."""
+    """A mechanism is chosen; its first message is next."""
     CHALLENGED = 2
-    """The proof is next (SCRAM)."""
+    """The client's proof is next (SCRAM)."""
     VERIFYING = 3
-    """What was said is verified; nothing else is taken meanwhile."""
+    """Credentials are being verified; no other message is accepted."""
 
 
 TRANSITIONS: Final[Mapping[Step, frozenset[Step]]] = {
@@ -47,14 +47,17 @@ TRANSITIONS: Final[Mapping[Step, frozenset[Step]]] = {
 
 
 class Words(NamedTuple):
-    """A name, and what proves it: a password or an access token."""
+    """A name and a credential: a password or an access token."""
 
     name: str
     secret: str
 
 
 class Introduction(NamedTuple):
-    """The first message of SCRAM: who it is, and the nonce; header and bare are what both sides prove to have seen."""
+    """The first message of SCRAM: user name and nonce.
+
+    header, bare: the parts that both signatures cover.
+    """
 
     header: str
     bare: str
@@ -63,7 +66,7 @@ class Introduction(NamedTuple):
 
 
 class Challenge:
-    """What a client was answered that wants to prove its password by SCRAM."""
+    """The server's challenge in a SCRAM login."""
 
     __slots__ = ("_introduction", "_nonce", "name", "text", "verifier")
 
@@ -75,7 +78,7 @@ class Challenge:
         self.text: Final = f"r={self._nonce},s={b64encode(verifier.salt).decode()},i={verifier.iterations}"
 
     def read(self, token: bytes) -> tuple[bytes, bytes]:
-        """What both have said, and the proof. Raises Refused for what does not answer this challenge."""
+        """Return the signed messages and the proof. Raises Refused if the message does not match this challenge."""
         text = _text(token)
         without_proof, comma, proof = text.rpartition(",p=")
         binding, nonce, *extensions = [*without_proof.split(","), ""]
@@ -85,12 +88,15 @@ class Challenge:
         return f"{self._introduction.bare},{self.text},{without_proof}".encode(), _from_base64(proof)
 
     def accepted(self, messages: bytes) -> bytes:
-        """The last message, which proves to the client that this is its server."""
+        """Return the last message, which proves the server's identity to the client."""
         return b"v=" + b64encode(self.verifier.signature(messages))
 
 
 class Conversation:
-    """The login of one connection. Invariant: ``step`` goes on as ``TRANSITIONS`` says; ``mechanism`` is what was agreed on last."""
+    """The login of one connection.
+
+    Invariant: ``step`` changes only as ``TRANSITIONS`` allows. ``mechanism``: the one agreed on last.
+    """
 
     __slots__ = ("_step", "challenge", "is_bare", "mechanism")
 
@@ -102,23 +108,23 @@ class Conversation:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether what comes next is a token without a header."""
+        """Whether the next message is a token without a header."""
         return self.is_bare and self._step in (Step.AGREED, Step.CHALLENGED)
 
     @property
     def step(self) -> Step:
-        """How far it has come."""
+        """The state of the login."""
         return self._step
 
     def enter(self, step: Step) -> None:
-        """Go on. Raises Refused for what is out of order."""
+        """Enter a state. Raises Refused if it may not follow the current one."""
         if step not in TRANSITIONS[self._step]:
             raise Refused(WireError.ILLEGAL_SASL_STATE, "a login is in another step")
         self._step = step
 
 
 def read_words(token: bytes) -> Words:
-    """PLAIN's token. Raises Refused; who acts for somebody else has no words for that here."""
+    """Read a PLAIN token. Raises Refused, also for an authorization id other than the user's."""
     parts = _text(token).split("\0")
     if len(parts) != 3 or not parts[1] or parts[0] not in ("", parts[1]):
         raise _unreadable()
@@ -126,7 +132,7 @@ def read_words(token: bytes) -> Words:
 
 
 def read_introduction(token: bytes) -> Introduction:
-    """SCRAM's first message. Raises Refused."""
+    """Read SCRAM's first message. Raises Refused."""
     text = _text(token)
     binding, _, rest = text.partition(",")
     authzid, _, bare = rest.partition(",")
@@ -145,12 +151,12 @@ def read_introduction(token: bytes) -> Introduction:
 
 
 def _is_mandatory(extensions: Sequence[str]) -> bool:
-    """Whether one of these has to be understood, which none is (RFC 5802, section 5.1)."""
+    """Return whether a mandatory extension is among these; none is supported (RFC 5802, section 5.1)."""
     return any(extension.startswith("m=") for extension in extensions)
 
 
 def _unescaped(name: str) -> str:
-    """A name as it is, of one in which ``=2C`` and ``=3D`` stand for what separates fields. Raises Refused."""
+    """Replace ``=2C`` and ``=3D`` in a user name. Raises Refused."""
     first, *others = name.split("=")
     found = [first]
     for other in others:

@@ -1,6 +1,6 @@
-"""What a structure of Kafka's wire is made of: the kinds of values, records that hold them, and programs that say how they are written.
+"""The data model of messages: kinds of values, records of fields, and programs that describe how a version is encoded.
 
-Promises: values only; a program is made once for each version of a structure and never changed. Must not know: bytes, which message it is.
+A program is made once for each version of a structure and never changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import cython
 
 
 class Kind(IntEnum):
-    """What a field's value is; numbers up to I64 are as many bytes."""
+    """The type of a field; kinds up to I64 have the number of bytes as their value."""
 
     BOOL = 0
     I8 = 1
@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 class Record:
-    """Base of the types made from the table: fields by keyword, the others have their defaults."""
+    """Base class of the types made from the table. Fields are set by keyword and have defaults."""
 
     __slots__ = ()
     DEFAULTS: ClassVar[dict[str, object]] = {}
@@ -56,7 +56,7 @@ class Record:
 
 
 def _values(record: Record) -> list[object]:
-    """The values of a record; an array is the same as a list and as a tuple."""
+    """Return the values of a record; lists and tuples compare equal."""
     values = [getattr(record, name) for name in record.DEFAULTS]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
@@ -64,13 +64,13 @@ def _values(record: Record) -> list[object]:
 @cython.final
 @cython.cclass
 class Program:
-    """How one version of a structure is written.
+    """How one version of a structure is encoded.
 
-    record: the type of what is read. steps: its fields in order. tagged: those behind tags. defaults: names and values of the fields that
-    are not always read. bytes_min: the fewest bytes it has.
+    record: the type to create. steps: its fields in order. tagged: its tagged fields. defaults: names and values of
+    fields that may be absent. bytes_min: its minimal size.
     """
 
-    if not cython.compiled:  # compiled, structures.pxd declares them
+    if not cython.compiled:  # structures.pxd declares these for compiled code
         __slots__ = ("bytes_min", "defaults", "flexible", "record", "steps", "tagged")
 
     def __init__(
@@ -95,10 +95,13 @@ class Program:
 @cython.final
 @cython.cclass
 class Step:
-    """What is done for one field of a structure. tag: -1 for a field without. bytes_min: the fewest bytes of the field, element_bytes_min: of
-    one element of its array, at least one."""
+    """How one field of a structure is encoded.
 
-    if not cython.compiled:  # compiled, structures.pxd declares them
+    tag: -1 for a field without one. bytes_min: minimal size of the field. element_bytes_min: minimal size of one
+    element of its array, at least 1.
+    """
+
+    if not cython.compiled:  # structures.pxd declares these for compiled code
         __slots__ = (
             "bytes_min",
             "default",
@@ -138,7 +141,7 @@ class Step:
 
 
 def _bytes_min(kind: int, flexible: bool) -> int:
-    """The fewest bytes of one value that is no structure."""
+    """Return the minimal size of one value that is not a structure."""
     if kind <= Kind.I64:
         return max(kind, 1)
     if kind == Kind.F64:

@@ -1,6 +1,7 @@
-"""What consumers write when they join a group, and what its leader assigns to them (spec: kafka#subscription-bytes).
+"""The consumer protocol's metadata and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
 
-Promises: bytes that are no consumer's name no topics, so nobody is kept from joining by what only its leader reads. Must not know: groups.
+Bytes that cannot be read as a subscription count as one without topics: such a member can still join, because only the
+leader has to understand them.
 
     subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions
     assignment: i16 version | topics with partitions | i32 length, user data
@@ -13,14 +14,14 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from struct import Struct, error
 from typing import Final, NamedTuple
 
-CONSUMER: Final = "consumer"  # the type of protocols whose members write this
-TOPICS_MAX: Final = 10_000  # of one member: as many as a broker has
+CONSUMER: Final = "consumer"  # the protocol type of consumers
+TOPICS_MAX: Final = 10_000  # of one member: the broker's maximum
 PARTITIONS_MAX: Final = 100_000  # of one topic
-OWNED_SINCE: Final = 1  # version of a subscription that names what the member reads
+OWNED_SINCE: Final = 1  # first version of a subscription that names the partitions a member owns
 EAGER: Final = frozenset({"range", "roundrobin", "RoundRobinAssigner", "sticky"})
-"""Protocols whose members read nothing while they join."""
+"""Assignment protocols whose members stop reading while they rejoin."""
 GRADUAL: Final = frozenset({"cooperative-sticky"})
-"""Those whose members go on reading what they have not been told to let go of."""
+"""Cooperative protocols: members continue to read partitions that are not revoked."""
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 
@@ -28,7 +29,10 @@ Partitions = Mapping[str, Collection[int]]
 
 
 class Subscription(NamedTuple):
-    """What a member wants to read. kept: what it goes on reading while it joins. is_known: the broker can write what is assigned to it."""
+    """The topics that a member subscribes to.
+
+    kept: the partitions that it reads while it joins. is_known: whether the broker can write its assignment.
+    """
 
     topics: frozenset[str]
     kept: Partitions
@@ -36,13 +40,13 @@ class Subscription(NamedTuple):
 
 
 Steps = Generator[None, None, Subscription]
-"""What is read, once all of its steps are done."""
+"""Reads in steps; the value of the generator is the result."""
 
 NO_SUBSCRIPTION: Final = Subscription(frozenset(), {}, is_known=False)
 
 
 def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Steps:
-    """What a member says in all of its protocols, a topic in each step."""
+    """Read a member's subscription from all of its protocols, one topic in each step."""
     found: list[Subscription] = []
     for _, metadata in protocols:
         found.append((yield from _subscription(metadata)))
@@ -75,7 +79,7 @@ def _subscription(metadata: bytes) -> Steps:
 
 
 class _Reader:
-    """Raises ValueError, struct.error for what ends too early or says too much."""
+    """A reader of big-endian values. Raises ValueError, struct.error for malformed bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -116,7 +120,7 @@ class _Writing:
     """Implements ``broker.groups.classic_members.Writing``."""
 
     def encode(self, partitions: Partitions) -> bytes:
-        """An assignment in the first version, which all consumers read."""
+        """Encode an assignment in the first version, which all consumers can read."""
         parts = [_I16.pack(0), _I32.pack(len(partitions))]
         for topic, numbers in partitions.items():
             name = topic.encode()
@@ -124,7 +128,7 @@ class _Writing:
         return b"".join([*parts, _I32.pack(-1)])
 
     def decode(self, assignment: bytes) -> Partitions:
-        """The partitions of an assignment; none where it cannot be read."""
+        """Return the partitions of an assignment, or none if it is malformed."""
         reader = _Reader(assignment)
         try:
             reader.number(_I16)

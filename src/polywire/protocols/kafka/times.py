@@ -1,10 +1,11 @@
-"""Looking for records by the time that clients gave them, or of their append where the topic has those (spec: kafka#listoffsets).
+"""Search records by timestamp: that of the producer, or of the append if the topic is configured so (spec:
+kafka#listoffsets).
 
-The log finds records by when they were appended. PRODUCE refuses times that are more than an hour ahead, or more than the topic's
-`message.timestamp.after.max.ms`, so the search begins that long before the time it looks for and reads on from there.
+The log finds records by append time. PRODUCE refuses timestamps more than an hour ahead, or more than the topic's
+`message.timestamp.after.max.ms`. So the search begins that long before the wanted time and scans from there.
 
-Promises: the first record by offset that qualifies is found, wherever times are out of order; others' requests are handled in between; at
-most one read is under way, and nothing is held between slices. Must not know: any frame.
+* It finds the first matching record by offset even if timestamps are out of order.
+* It runs in slices, has at most one read outstanding and holds nothing in between.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ Found = tuple[int, int]
 class TimeSearch:
     """One search.
 
-    Invariant: ``done`` is called once, unless ``cancel`` came first: with the first record that is not older than ``time_ms``, or, where
-    that is None, with the first of those with the greatest time; with None when there is none.
+    Invariant: ``done`` is called once, unless ``cancel`` came first. It gets the first record with a timestamp of at
+    least ``time_ms``. If that is None, it gets the first record with the greatest timestamp. It gets None if no record
+    matches.
     """
 
     __slots__ = ("_best", "_broker", "_done", "_end", "_offset", "_partition", "_time_us")
@@ -64,7 +66,7 @@ class TimeSearch:
             self._begin(start)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Stop the search; ``done`` is not called."""
         self._done = None
 
     def _begin(self, start: int | BrokerError) -> None:
@@ -75,7 +77,7 @@ class TimeSearch:
         self._broker.sliced.put(self._look)
 
     def _look(self, end: float) -> bool:
-        """Look through what is at hand for a while; whether to be called again."""
+        """Scan buffered data until ``end`` and return whether more is left."""
         now = self._broker.clock.monotonic
         while self._done is not None:
             if self._offset >= self._end:
@@ -104,7 +106,7 @@ class TimeSearch:
         self._broker.sliced.put(self._look)
 
     def _look_through(self, read: Read) -> None:
-        """Find the record in what was read, or go on behind it."""
+        """Search a read, or continue behind it."""
         try:
             found = next(
                 filter(None, (self._look_into(batch) for chunk in read.chunks for batch in _plain(chunk))), None
@@ -119,7 +121,7 @@ class TimeSearch:
             self._finish(found)
 
     def _look_into(self, batch: memoryview) -> Found | None:
-        """The record looked for, if this batch has it; remembers the greatest time."""
+        """Return the wanted record if this batch has it, and remember the greatest time."""
         header = read_header(batch)
         if self._time_us is None:
             for offset, time_us in self._times(batch, header):
@@ -131,7 +133,7 @@ class TimeSearch:
         return None if found is None else (found[0], found[1] // 1000)
 
     def _times(self, batch: memoryview, header: BatchHeader) -> Sequence[Found]:
-        """Offset of each record, and its time in microseconds."""
+        """Return the offset and the time in microseconds of each record."""
         places = layout(batch)
         at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
         offsets = _offsets(batch, header, places)
@@ -154,7 +156,7 @@ def _is_from(first_offset: int, time_us: int, found: tuple[int, int]) -> bool:
 
 
 def earliest_ms(batch: Buffer) -> int | None:
-    """Return the earliest timestamp in a batch in milliseconds, None where no record has one."""
+    """Return the earliest timestamp in a batch in milliseconds, None if no record has one."""
     places = layout(batch)
     at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
     if at < 0:
@@ -165,7 +167,7 @@ def earliest_ms(batch: Buffer) -> int | None:
 
 
 def _plain(chunk: memoryview) -> Sequence[memoryview]:
-    """The batches of a chunk, their bodies plain."""
+    """Return the batches of a chunk, decompressed."""
     batches = []
     for at in walk(chunk):
         batches.append(memoryview(expand_body(chunk[at : at + read_header(chunk, at).length])))
@@ -173,7 +175,6 @@ def _plain(chunk: memoryview) -> Sequence[memoryview]:
 
 
 def _offsets(batch: memoryview, header: BatchHeader, places: Any) -> Sequence[int]:
-    """The offset of each record."""
     at, size = places[2 * Column.OFFSET_DELTAS], places[2 * Column.OFFSET_DELTAS + 1]
     if at < 0:
         return range(header.base_offset, header.base_offset + header.record_count)

@@ -1,6 +1,6 @@
-"""Transactional ids as tools see them: ListTransactions, DescribeTransactions (spec: kafka#transactions).
+"""ListTransactions and DescribeTransactions (spec: kafka#transactions).
 
-Promises: nobody is told of what is another user's. Must not know: how transactions begin and end.
+Users see only transactional ids that they may use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORDS: Final = {
     TransactionState.ABORTED: "CompleteAbort",
 }
 _PASSING: Final = frozenset({"PrepareCommit", "PrepareAbort", "Dead", "PrepareEpochFence"})
-"""What the reference calls transactions as well; none is ever so here."""
+"""States of Kafka that transactions never have here; as filters they are known and match nothing."""
 
 
 def _number(transaction: Transaction) -> int:
@@ -39,7 +39,7 @@ def _number(transaction: Transaction) -> int:
 
 
 def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ListTransactions: those that the peer may use and that no filter leaves out."""
+    """ListTransactions: list the transactional ids that the client may use and that match the filters."""
     response = schema.response(Api.LIST_TRANSACTIONS)
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
@@ -54,7 +54,7 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     def listed(known: Transaction) -> Any:
         left_out = (
-            not session.shared.is_home(known.id)  # Cursus has its ids in all shards
+            not session.shared.is_home(known.id)  # Cursus registers its ids in all shards
             or (states and _WORDS[known.state] not in states)
             or (numbers and _number(known) not in numbers)
             or (pattern is not None and not _matches(pattern, known.id))
@@ -76,14 +76,14 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _matches(pattern: Pattern, id_: str) -> bool:
-    """Whether a transactional id is described; one that takes too long to compare is not."""
+    """Return whether a pattern matches a transactional id; False if the comparison takes too long."""
     with suppress(PatternError):
         return pattern.matches(id_)
     return False
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTransactions: each with the partitions that it writes to while it is open."""
+    """DescribeTransactions: describe each id, with its partitions while a transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
@@ -99,7 +99,7 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
         missing = WireError.TRANSACTIONAL_ID_NOT_FOUND
         return made(transactional_id=id_, error=missing, producer_id=NO_PRODUCER)
     broker, began_at_us = session.broker, -_US_PER_MS
-    if known.is_open:  # by the clock on the wall
+    if known.is_open:  # in wall-clock time
         began_at_us = broker.clock.now_us() - (broker.elapsed.now_us() - known.began_at_us)
     return made(
         transactional_id=id_,
@@ -113,7 +113,7 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
 
 
 def _written(session: KafkaSession, made: Any, known: Transaction) -> Iterator[Any]:
-    """The topics and partitions that a transaction writes to, of those that the peer may know."""
+    """Yield the topics and partitions that a transaction writes to and that the client may see."""
     for topic in session.broker.transactions.topics(known):
         if session.permits(Action.TOPIC_DESCRIBE, topic):
             held = known.partitions or known.sequences
