@@ -1,7 +1,8 @@
-"""Settings by the names that Kafka's tools know (spec: kafka#describeconfigs, kafka#alterconfigs).
+"""Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-Promises: a setting that acts here is the topic's own, whichever protocol has set it; every other setting of Kafka is stored and returned,
-without effect; unknown names and values out of range are refused by every request. Must not know: frames.
+* A setting with an effect is the topic's own, whichever protocol set it.
+* Other settings of Kafka are stored and returned without an effect.
+* Every request refuses unknown names and values out of range.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import spell_address
 
-TOPIC: Final = 2  # resources that have settings
+TOPIC: Final = 2  # types of resources
 BROKER: Final = 4
-DELETE: Final = 1  # what is done with one
+DELETE: Final = 1  # operations
 APPEND: Final = 2
 
-DESCRIBED_AT_ONCE_MAX: Final = 8  # resources, of some thirty settings each, that are told without a pause
+DESCRIBED_AT_ONCE_MAX: Final = 8  # resources without a pause, each with some thirty settings
 
-TOPIC_CONFIG: Final = 1  # where a value comes from
+TOPIC_CONFIG: Final = 1  # source of a value
 STATIC_CONFIG: Final = 4
 DEFAULT_CONFIG: Final = 5
-BOOLEAN: Final = 1  # of what type it is
+BOOLEAN: Final = 1  # type of a value
 STRING: Final = 2
 INT: Final = 3
 LONG: Final = 5
@@ -46,18 +47,18 @@ TIME_TYPE: Final = "message.timestamp.type"
 TIME_OF_APPEND: Final = "LogAppendTime"
 BEFORE: Final = "message.timestamp.before.max.ms"
 AFTER: Final = "message.timestamp.after.max.ms"
-AHEAD_MS_MAX: Final = 3_600_000  # default of how far a timestamp may be ahead of the broker's clock
+AHEAD_MS_MAX: Final = 3_600_000  # default limit for timestamps ahead of the broker's clock
 _LONG_MAX: Final = 2**63 - 1
 _EVER: Final = str(_LONG_MAX)
 _NUMBERS: Final = {INT: range(2**31), LONG: range(2**63)}
 WITHOUT_EFFECT: Final = "no effect: the value is stored and returned"
-_DIGITS_MAX: Final = 20  # of a number: none of 64 bits has more
-_PARSED_MAX: Final = 256  # topics' settings, of up to 10 KiB each, that are parsed once
+_DIGITS_MAX: Final = 20  # of a number; 64 bits never have more
+_PARSED_MAX: Final = 256  # settings of topics whose parsed form is cached; a stored one has up to 10 KiB
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A setting of a topic: its type, its default and its effect, which is empty for a setting without one.
+    """A topic setting: its type, its default, and its effect, which is empty if it has none.
 
     words: allowed words, None for any. numbers: allowed numbers, None for all of the type.
     """
@@ -189,7 +190,7 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 
 def given_of(settings: TopicSettings) -> dict[str, str]:
-    """What a topic was given over this wire, by name."""
+    """Return the values that clients set over this protocol, by name."""
     kept = settings.wire_options.get(WIRE)
     return {} if kept is None else msgspec.json.decode(kept, type=dict[str, str])
 
@@ -203,7 +204,7 @@ def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
-    """The settings that these make of a topic's; None takes the default. Raises Invalid(INVALID_REQUEST)."""
+    """Apply values to the settings of a topic; None restores a default. Raises Invalid(INVALID_REQUEST)."""
     settings = base or TopicSettings()
     kept = given_of(settings)
     for name, value in given.items():
@@ -219,7 +220,7 @@ def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = No
 
 
 def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSettings:
-    """The settings with one that means something here; others change nothing."""
+    """Apply one setting; one without an effect changes nothing."""
     match name:
         case "cleanup.policy":
             return replace(settings, compaction=value is not None and "compact" in value)
@@ -235,7 +236,7 @@ def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSetting
 
 
 def _limit(value: str | None, name: str, scale: int) -> int | None:
-    """A limit as it is set here: 0 is none, where they say -1, and what they have as 0 is the least there is."""
+    """Convert a limit: Kafka's -1 (unlimited) is 0 here, and Kafka's 0 becomes 1, the smallest limit."""
     if value is None:
         return None
     number = int(value)
@@ -243,7 +244,7 @@ def _limit(value: str | None, name: str, scale: int) -> int | None:
 
 
 def _checked(name: str, value: str) -> str:
-    """A value that may be kept. Raises Invalid(INVALID_REQUEST)."""
+    """Return a valid value. Raises Invalid(INVALID_REQUEST)."""
     config = TOPIC_CONFIGS.get(name)
     if config is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic setting name={name[:255]!r}")
@@ -269,7 +270,7 @@ def _is_allowed(config: Config, value: str) -> bool:
 
 
 def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tuple[str, bool]:
-    """What a setting of a topic is, and whether it is the topic's own."""
+    """Return the effective value of a topic setting, and whether it is set for the topic."""
     given = given_of(settings).get(name)
     match name:
         case "cleanup.policy":
@@ -277,21 +278,21 @@ def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tupl
                 return ("compact", True) if settings.compaction else ("delete", False)
         case "retention.ms":
             age = settings.retention_age_us
-            return _told(broker.retention_age_us if age is None else age, 1000), age is not None
+            return _limit_text(broker.retention_age_us if age is None else age, 1000), age is not None
         case "retention.bytes":
             size = settings.retention_bytes
-            return _told(broker.retention_bytes if size is None else size, 1), size is not None
+            return _limit_text(broker.retention_bytes if size is None else size, 1), size is not None
     if given is not None:
         return given, True
     return TOPIC_CONFIGS[name].default, False
 
 
-def _told(limit: int, scale: int) -> str:
+def _limit_text(limit: int, scale: int) -> str:
     return FOREVER if limit == 0 else str(limit // scale)
 
 
 def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> list[Any]:
-    """Every setting of a topic, as records of this type."""
+    """Return every setting of a topic as records of this type."""
     entries = []
     for name in TOPIC_CONFIGS:
         value, is_own = value_of(name, settings, broker)
@@ -299,11 +300,11 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
     return entries
 
 
-# What is asked and changed
+# Requests
 
 
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeConfigs: settings of topics, and what tools ask of a broker."""
+    """DescribeConfigs: settings of topics and of the broker."""
     response = schema.response(Api.DESCRIBE_CONFIGS)
     entries = (_described(session, response.Results, asked, request) for asked in request.resources)
     made = partial(_answered, response)
@@ -315,16 +316,18 @@ def _answered(response: Any, results: list[Any]) -> Any:
 
 
 def _described(session: KafkaSession, made: Any, asked: Any, request: Any) -> Any:
-    """What one resource is told to be set to."""
-    told = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
+    """Return the response entry of one resource."""
+    result = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
     try:
         described = _describe(session, asked)
     except BrokerError as error:
-        refuse(told, error, _refusal(error, asked.resource_type))
-        return told
+        refuse(result, error, _refusal(error, asked.resource_type))
+        return result
     names = None if asked.configuration_keys is None else frozenset(asked.configuration_keys)
-    told.configs = [_told_config(made.Configs, one, request) for one in described if names is None or one.name in names]
-    return told
+    result.configs = [
+        _config_entry(made.Configs, one, request) for one in described if names is None or one.name in names
+    ]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +342,7 @@ class _Described:
 
 
 def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
-    """The settings of a resource. Raises BrokerError."""
+    """Return the settings of a resource. Raises BrokerError."""
     broker = session.broker
     if asked.resource_type == TOPIC:
         session.authorize(Action.TOPIC_DESCRIBE, broker.resource(asked.resource_name))
@@ -360,7 +363,7 @@ def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
 
 
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
-    """What tools ask of a broker, as it is here."""
+    """Yield the broker settings that tools ask for."""
     settings = session.broker.settings
     directory = session.shared.settings.data_dir
     listener = f"PLAINTEXT://{spell_address(*session.address)}"
@@ -374,8 +377,8 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "log.cleanup.policy", "delete", LIST
     yield "log.dirs", "" if directory is None else str(directory.absolute()), STRING
     yield "log.message.timestamp.type", "CreateTime", STRING
-    yield "log.retention.bytes", _told(settings.retention_bytes, 1), LONG
-    yield "log.retention.ms", _told(settings.retention_age_us, 1000), LONG
+    yield "log.retention.bytes", _limit_text(settings.retention_bytes, 1), LONG
+    yield "log.retention.ms", _limit_text(settings.retention_age_us, 1000), LONG
     yield "message.max.bytes", TOPIC_CONFIGS["max.message.bytes"].default, INT
     yield "min.insync.replicas", "1", INT
     yield "node.id", str(session.shared.node_id), INT
@@ -383,7 +386,7 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
 
 
-def _told_config(made: Any, one: _Described, request: Any) -> Any:
+def _config_entry(made: Any, one: _Described, request: Any) -> Any:
     named = []
     if request.include_synonyms:
         named.append(made.Synonyms(name=one.name, value=one.value, source=one.source))
@@ -401,7 +404,7 @@ def _told_config(made: Any, one: _Described, request: Any) -> Any:
 
 
 def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterConfigs: what is not named returns to its default."""
+    """AlterConfigs: settings that are not named return to their defaults."""
 
     def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
         del settings
@@ -411,12 +414,12 @@ def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """IncrementalAlterConfigs: setting by setting."""
+    """IncrementalAlterConfigs: change single settings."""
     _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
 
 
 def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
-    """What operations on settings make of them. Raises Invalid(INVALID_REQUEST)."""
+    """Return the values after the requested operations. Raises Invalid(INVALID_REQUEST)."""
     made: dict[str, str | None] = {}
     for one in asked.configs:
         if one.name in made or (one.value is None and one.config_operation != DELETE):
@@ -434,7 +437,7 @@ def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
 
 
 def _listed(asked: Any, settings: TopicSettings) -> str:
-    """A list with words added or taken out. Raises Invalid(INVALID_REQUEST)."""
+    """Return a list setting with words appended or removed. Raises Invalid(INVALID_REQUEST)."""
     config = TOPIC_CONFIGS.get(asked.name)
     if config is None or config.kind != LIST:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={asked.name[:255]!r}")
@@ -452,7 +455,7 @@ def _alter(
     response: Any,
     given: Callable[[Any, TopicSettings], dict[str, str | None]],
 ) -> None:
-    """Change settings of topics; the broker's cannot be changed over this wire."""
+    """Change topic settings; broker settings cannot be changed over this protocol."""
     body = response(responses=[])
     gathering = Gathering(answer, body)
 
@@ -501,7 +504,7 @@ def _alter_one(
 
 
 def _refusal(error: BrokerError, resource_type: int) -> WireError | None:
-    """The wire's error where it depends on what was asked for."""
+    """Return the Kafka error if it depends on the resource type, otherwise None."""
     if isinstance(error, Denied) and resource_type != TOPIC:
         return WireError.CLUSTER_AUTHORIZATION_FAILED
     return WireError.INVALID_CONFIG if resource_type == TOPIC and isinstance(error, Invalid) else None

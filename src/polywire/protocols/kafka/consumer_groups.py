@@ -40,7 +40,7 @@ Looking = Callable[[Pattern, set[str], Found], None]
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat: topics are matched when a pattern is new, and when topics were created or deleted since."""
+    """ConsumerGroupHeartbeat: a pattern is matched when it is new, and after topics were created or deleted."""
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
 

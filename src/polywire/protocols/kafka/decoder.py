@@ -1,17 +1,19 @@
-"""Record batches of Kafka, version 2, into stored batches: one call checks a batch, one builds it.
+"""Decode Kafka record batches, version 2, into stored batches: one call checks a batch, another one builds it.
 
-Promises: no Python object per record; every length is checked before it is followed; columns are sized before they are taken. Must not know:
-sockets, the broker, how records were compressed.
+* No Python object per record.
+* Every length is checked before use. Columns are measured before they are allocated.
 
-A batch, numbers big-endian; the CRC covers what is behind it::
+A batch, numbers big-endian; the CRC covers the bytes behind it::
 
-    i64 base offset | i32 length of what follows | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes | i32 last offset delta |
-    i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch | i32 base sequence | i32 record count | records
+    i64 base offset | i32 length of the rest | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes |
+    i32 last offset delta | i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch |
+    i32 base sequence | i32 record count | records
 
-Attributes: bits 0-2 codec, 3 times are those of appending, 4 transactional, 5 control. A record, all lengths and deltas zigzag varints::
+Attributes: bits 0-2 codec, 3 append times, 4 transactional, 5 control. A record, all lengths and deltas zigzag
+varints::
 
     length | u8 attributes | time delta | offset delta | key length, key | value length, value | header count | headers
-    header: name length, name | value length, value                                                  a length of -1 is null
+    header: name length, name | value length, value                                     a length of -1 is null
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ else:
     )
 
 BATCH_HEAD_BYTES: Final = 61
-BATCH_BYTES_MAX: Final = 1_048_588  # of a batch as it was sent, what the reference broker takes by default
+BATCH_BYTES_MAX: Final = 1_048_588  # limit of a batch as it was sent, Kafka's default
 
 _HEAD_BYTES = cython.declare(cython.Py_ssize_t, 61)
-_LOG_BYTES = cython.declare(cython.Py_ssize_t, 12)  # base offset and length, which the length does not count
+_LOG_BYTES = cython.declare(cython.Py_ssize_t, 12)  # base offset and length, which the length does not include
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 _RECORD_BYTES_MIN = cython.declare(cython.longlong, 7)
 _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)
@@ -74,8 +76,11 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class BatchHead(NamedTuple):
-    """What the head of a batch says. end: the position behind the batch. codec: how what follows the head is compressed. producer_id: -1 for
-    a batch that is not numbered."""
+    """The header of a batch.
+
+    end: the position behind the batch. codec: the compression of the records. producer_id: -1 for a batch that is not
+    idempotent.
+    """
 
     end: int
     codec: int
@@ -90,14 +95,17 @@ class BatchHead(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A stored batch, not numbered yet; the greatest time of its records in ms (-1: none has one), and how many have no key."""
+    """A stored batch without sequence numbers.
+
+    The greatest record time in ms is -1 if no record has one; the last field counts records without a key.
+    """
 
     batch: bytearray
     max_time_ms: int
     null_keys: int
 
 
-# The head
+# The header
 
 
 @cython.cfunc
@@ -105,7 +113,7 @@ class Built(NamedTuple):
 @cython.nogil
 @cython.exceptval(check=False)
 def _load(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.longlong:
-    """A signed number of ``size`` bytes."""
+    """Read a signed number of ``size`` bytes."""
     i: cython.int
     x: cython.longlong = p[at]
     x -= (x >> 7) << 8
@@ -122,10 +130,10 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
 
 
 def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
-    """The head of the one batch that the records of a partition are in a PRODUCE request.
+    """Return the header of the one batch of a partition in a PRODUCE request.
 
-    bytes_max: of the batch as it was sent. Raises Refused for a batch that is none, damaged, too large, or that a producer may not send.
-    Large ones are read without the GIL.
+    bytes_max: limit of the batch as it was sent. Raises Refused for a missing, damaged or too large batch, or one that
+    producers may not send. Large ones are checked without the GIL.
     """
     if records is None or len(records) == 0:
         raise Refused(WireError.INVALID_RECORD, "there is no batch")
@@ -194,7 +202,7 @@ def _varint(
     shift_max: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Put a zigzag number into ``found``; position behind it, -1 when it has no end before ``end`` or more bytes than it may have."""
+    """Read a zigzag varint into ``found``; return the position behind it, -1 if it is too long or crosses ``end``."""
     x: cython.ulonglong = 0
     byte: cython.ulonglong
     shift: cython.int = 0
@@ -220,7 +228,7 @@ def _varint(
 def _sized(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, found: cython.p_longlong
 ) -> cython.Py_ssize_t:
-    """Go over bytes behind their length, which is put into ``found``; position behind them, -1 when they do not fit."""
+    """Skip length-prefixed bytes and put the length into ``found``; return the position behind them, -1 on overflow."""
     at = _varint(p, at, end, 28, found)
     if at < 0 or found[0] < -1 or found[0] > end - at:
         return -1
@@ -238,7 +246,7 @@ def _measure_headers(
     sums: cython.p_longlong,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Add a record's headers to ``sums``; position behind them, -1 when they do not fit."""
+    """Add a record's headers to ``sums``; return the position behind them, -1 if they do not fit."""
     sums[4] += count
     while count > 0:
         at = _sized(p, at, end, found)
@@ -268,7 +276,9 @@ def _measure_payload(
     which: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Enter a key (``which`` 1) or a value (0) into ``span`` and the sums; position behind it, -1 when it does not fit."""
+    """Enter a key (``which`` 1) or a value (0) into ``span`` and ``sums``; return the position behind it, -1 on
+    overflow.
+    """
     at = _sized(p, at, end, found)
     if at < 0:
         return -1
@@ -288,7 +298,7 @@ def _measure_payload(
 def _measure_time(
     delta: cython.longlong, base_time: cython.longlong, timed: cython.bint, sums: cython.p_longlong
 ) -> cython.longlong:
-    """The time of a record in microseconds; one that nothing here can hold is counted."""
+    """Return the time of a record in microseconds; count times out of range."""
     time: cython.longlong = base_time
     if timed and -_DELTA_MAX <= delta <= _DELTA_MAX:
         time += delta
@@ -318,11 +328,11 @@ def _measure(
     spans: cython.p_uchar,
     sums: cython.p_longlong,
 ) -> cython.bint:
-    """Whether all records are sound. They are entered into ``spans``: i64 time, i32 position and length of key and of value, position and
-    count of headers.
+    """Return whether all records are valid, and enter them into ``spans``.
 
-    timed: the deltas of times count. sums: bytes of values and of keys, null values, null keys, headers, bytes of their names and of their
-    values, records without time, greatest time, times out of range.
+    A span is: i64 time, i32 position and length of key and of value, position and count of headers. timed: whether time
+    deltas are used. sums: bytes of values and of keys, null values, null keys, headers, bytes of their names and of
+    their values, records without time, greatest time, times out of range.
     """
     end: cython.Py_ssize_t
     place: cython.Py_ssize_t = 0
@@ -373,7 +383,7 @@ def _fill(
     spans: cython.p_const_uchar,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy the keys or the values (``spans`` begins at them) into their columns."""
+    """Copy the keys or values (``spans`` begins at them) into their columns."""
     length: cython.longlong
     end: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
@@ -441,7 +451,7 @@ def _arrange(
     has_producer: cython.bint,
     has_times: cython.bint,
 ) -> cython.void:
-    """Sizes of the columns."""
+    """Compute the sizes of the columns."""
     i: cython.int
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = -1
@@ -497,7 +507,7 @@ def _fill_all(
 
 @cython.cfunc
 def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cython.void:
-    """The producer of a batch: its id behind the letter that tells ids of this wire from others, its epoch and first sequence."""
+    """Write the producer: its id behind the letter that marks this protocol, its epoch and first sequence."""
     i: cython.int
     producer_id: cython.longlong = head.producer_id  # type: ignore[attr-defined]
     p[at] = 107  # k
@@ -508,9 +518,10 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
 
 
 def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
-    """A stored batch of the records of a batch, which lie between ``start`` and ``stop`` and are not compressed any more.
+    """Build a stored batch from decompressed records between ``start`` and ``stop``.
 
-    keep_times: records keep the time their producer gave them. Raises Refused for records that are broken, or too large when stored.
+    keep_times: whether records keep the producer's timestamps. Raises Refused for malformed records, or ones too large
+    to store.
     """
     source: Lent = lend(plain)
     at: cython.Py_ssize_t = start

@@ -1,14 +1,15 @@
-"""Stored batches as record batches of Kafka, version 2.
+"""Encode stored batches as Kafka record batches, version 2.
 
-Promises: one call per chunk that was read, whatever wire its records came over; nothing per record; a record is written whole or not at all.
-Batches must be sound. Must not know: sockets, the broker, who fetches.
+* One call per chunk that was read, whichever protocol wrote the records; no Python object per record.
+* A record is written completely or not at all.
+* Stored batches must be valid.
 
-Borders of batches mean nothing to a consumer, so a batch begins at the record that was asked for, a long one is split at ``SPLIT_BYTES``, and
-short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed and name no producer. Length, counts, greatest
-time and CRC are written back when a batch ends (``decoder`` draws the layout).
+Consumers do not depend on batch borders. So a batch begins at the requested record, a long one is split at
+``SPLIT_BYTES``, and short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed and name
+no producer. Length, counts, greatest time and CRC are filled in when a batch ends (layout: see ``decoder``).
 
-The ``state`` array, i64 words: next offset wanted, bytes of ``out`` that may be used, position in ``out``, position in the chunk of a
-compressed batch, bytes that are enough for the next record when it did not fit.
+The ``state`` array, i64 words: next offset wanted, bytes of ``out`` that may be used, position in ``out``, position in
+the chunk of a compressed batch, bytes that suffice for the next record when it did not fit.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ else:
         move,
     )
 
-DONE: Final = 0  # the chunk was used up
+DONE: Final = 0  # the chunk is finished
 FULL: Final = 1  # the next record does not fit
 COMPRESSED: Final = 2  # a compressed batch comes next
 
-NEXT: Final = 0  # places in the state
+NEXT: Final = 0  # indexes into the state
 CAP: Final = 1
 AT: Final = 2
 POSITION: Final = 3
@@ -62,7 +63,7 @@ STATE_WORDS: Final = 5
 
 SPLIT_BYTES: Final = (
     1024 * 1024 - 1024
-)  # of a batch with more than one record: clients ask for a megabyte of a partition
+)  # of a batch with more than one record: clients request a megabyte of a partition
 JOIN_BYTES: Final = 64 * 1024
 
 _SPLIT = cython.declare(cython.Py_ssize_t, 1024 * 1024 - 1024)
@@ -78,10 +79,13 @@ _EVENT_NAMES: Final = b"event.typeevent.schema_versionevent.aggregate_versioneve
 @cython.final
 @cython.cclass
 class _Out:
-    """Where writing stands. Guards: a batch is open exactly when ``start`` is not -1; then its head's bytes are reserved, and ``count`` of
-    its records are behind them.
+    """The output buffer.
 
-    next: the offset to write next. base, last: of the open batch's first and last record, or what it covers. first_time, max_time: ms.
+    Guards: a batch is open if and only if ``start`` is not -1; then its header is reserved and followed by ``count``
+    records.
+
+    next: the offset to write next. base, last: of the open batch's first and last record, or its range. first_time,
+    max_time: ms.
     """
 
     if cython.compiled:
@@ -152,7 +156,7 @@ def _varint_bytes(x: cython.longlong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_varint(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong) -> cython.Py_ssize_t:
-    """Write a zigzag number; position behind it."""
+    """Write a zigzag varint; return the position behind it."""
     z: cython.ulonglong = _zigzag(x)
     while z >= 128:
         p[at] = (z & 127) | 128
@@ -167,7 +171,7 @@ def _put_varint(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.longlong) ->
 @cython.nogil
 @cython.exceptval(check=False)
 def _to_ms(time_us: cython.longlong) -> cython.longlong:
-    """Whole milliseconds, rounded down."""
+    """Return whole milliseconds, rounded down."""
     if cython.compiled:
         return time_us // 1000 if time_us >= 0 else -((999 - time_us) // 1000)
     return time_us // 1000
@@ -189,7 +193,7 @@ def _begin(out: _Out, base: cython.longlong, time: cython.longlong) -> cython.vo
 @cython.nogil
 @cython.exceptval(check=False)
 def _end(out: _Out) -> cython.void:
-    """Write the head of the open batch."""
+    """Write the header of the open batch."""
     p: cython.p_uchar = out.p
     start: cython.Py_ssize_t = out.start
     if start < 0:
@@ -237,7 +241,7 @@ def _decimal_bytes(x: cython.ulonglong) -> cython.Py_ssize_t:
 @cython.nogil
 @cython.exceptval(check=False)
 def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> cython.longlong:
-    """Bytes of one entry of a column of offsets."""
+    """Return the size of one entry of a column with offsets."""
     return load_i32(p, offsets_at + 4 * row + 4) - load_i32(p, offsets_at + 4 * row)
 
 
@@ -246,7 +250,7 @@ def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py
 @cython.nogil
 @cython.exceptval(check=False)
 def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlong:
-    """Bytes of a header; a null value has the length -1."""
+    """Return the size of a header; a null value has the length -1."""
     return _varint_bytes(name) + name + _varint_bytes(value) + (value if value > 0 else 0)
 
 
@@ -254,7 +258,7 @@ def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlon
 @cython.nogil
 @cython.exceptval(check=False)
 def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t) -> cython.longlong:
-    """Bytes of a header's name: names that are no text are told in hexadecimal digits."""
+    """Return the size of a header's name; a name that is not text is written as hexadecimal digits."""
     size: cython.longlong = _size(p, places[26], entry)
     return size if p[places[24] + entry] == 2 else 2 * size
 
@@ -265,7 +269,7 @@ def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: 
 def _headers_bytes(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, count: cython.p_longlong
 ) -> cython.longlong:
-    """Bytes of a record's headers, whose number is put into ``count``, an event's fields among them."""
+    """Return the size of a record's headers, including an event's fields, and put their number into ``count``."""
     total: cython.longlong = 0
     i: cython.Py_ssize_t
     count[0] = 0
@@ -295,7 +299,7 @@ def _put_bytes(
     source_at: cython.Py_ssize_t,
     size: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write bytes behind their length, -1 for null; position behind them."""
+    """Write length-prefixed bytes, -1 for null; return the position behind them."""
     at = _put_varint(out, at, size)
     if size > 0:
         move(out, at, source, source_at, size)
@@ -307,7 +311,7 @@ def _put_bytes(
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_decimal(out: cython.p_uchar, at: cython.Py_ssize_t, x: cython.ulonglong) -> cython.Py_ssize_t:
-    """Write a number in decimal digits behind their length; position behind it."""
+    """Write a number as length-prefixed decimal digits; return the position behind it."""
     size: cython.Py_ssize_t = _decimal_bytes(x)
     i: cython.Py_ssize_t
     at = _put_varint(out, at, size)
@@ -350,7 +354,7 @@ def _put_headers(
     places: cython.p_const_longlong,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's headers; position behind them."""
+    """Write a record's headers; return the position behind them."""
     size: cython.longlong
     i: cython.Py_ssize_t
     if places[22] >= 0:
@@ -384,7 +388,7 @@ def _payload_size(
     validity_at: cython.Py_ssize_t,
     row: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Bytes of a key or a value, -1 for null."""
+    """Return the size of a key or value, -1 for null."""
     if offsets_at < 0 or (validity_at >= 0 and (p[validity_at + (row >> 3)] >> (row & 7)) & 1 == 0):
         return -1
     return _size(p, offsets_at, row)
@@ -397,7 +401,7 @@ def _payload_size(
 def _time(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
 ) -> cython.longlong:
-    """When a record was made, in ms; one that does not say so was made when it was appended."""
+    """Return a record's producer time in ms, or its append time if it has none."""
     time: cython.longlong = _NO_TIME
     if places[18] >= 0:
         time = load_i64(p, places[18] + 8 * row)
@@ -410,7 +414,7 @@ def _time(
 def _put_record(
     out: _Out, p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, offset: cython.longlong
 ) -> cython.bint:
-    """Write a record, into the open batch or a new one; False when it does not fit."""
+    """Write a record into the open batch or a new one; return False if it does not fit."""
     to: cython.p_uchar = out.p
     at: cython.Py_ssize_t
     time: cython.longlong = out.append_time if out.stamped else _time(p, places, row, out.append_time)
@@ -474,7 +478,7 @@ def _put_record(
 def _put_batch(
     out: _Out, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong
 ) -> cython.bint:
-    """Write the records of the batch at ``at`` from the offset wanted on; False when one does not fit."""
+    """Write the records of the batch at ``at`` from the wanted offset on; return False if one does not fit."""
     base: cython.longlong = load_i64(p, at + 32)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     behind: cython.longlong = base + load_u32(p, at + 84)
@@ -528,16 +532,15 @@ def _put_chunk(out: _Out, chunk: Lent, state: array[int]) -> cython.int:
 
 
 def begin(offset: int, *, at: int, limit: int) -> array[int]:
-    """The state of an answer that begins with the record at ``offset``, written from position ``at`` on, ``limit`` bytes at most."""
+    """Return the state for output from ``offset`` on, written at position ``at``, at most ``limit`` bytes."""
     return array("q", (offset, at + limit, at, 0, 0))
 
 
 def put_batches(chunk: Lendable, state: array[int], out: Lendable, *, append_times: bool = False) -> int:
-    """Write the stored batches in ``chunk`` from position ``state[POSITION]`` on: DONE, FULL or COMPRESSED, always whole batches of Kafka.
+    """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on; return DONE, FULL or COMPRESSED.
 
-    append_times: the topic's records have the time of appending. With FULL, ``state[NEEDED]`` bytes are
-    enough for the next record. Raises ValueError when
-    ``out`` is shorter than the state says.
+    Only whole Kafka batches are written. append_times: the topic uses append times. After FULL, ``state[NEEDED]`` bytes
+    suffice for the next record. Raises ValueError if ``out`` is shorter than the state says.
     """
     writer: _Out = _Out(out, state, append_times)
     reason: cython.int

@@ -1,7 +1,8 @@
-"""Fetch sessions: what a consumer wants, kept between its requests (spec: kafka#fetch-sessions).
+"""Fetch sessions: a consumer's partitions, stored between its requests (spec: kafka#fetch-sessions).
 
-Promises: looking at a session costs what has changed in it, not what is in it; nobody but the connection that opened it can use it, and
-it ends with that; all of a listener together hold no more than their limits. Must not know: frames, records, how they are read.
+* The cost of a fetch depends on how many partitions have news, not on how many the session has.
+* Only the connection that opened a session can use it, and the session ends with the connection.
+* The sessions of a listener share limits on their number and memory.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from polywire.protocols.kafka.messages import NO_ID, NO_OFFSET
 from polywire.protocols.runtime.broker import WireBroker
 
 SESSIONS_MAX: Final = 10_000  # of one listener
-BYTES_MAX: Final = 64 * 1024 * 1024  # that all of them take, some 100,000 partitions
-PARTITION_BYTES: Final = 640  # of a partition that is wanted, with its wait and its places in dictionaries
-TOPIC_BYTES: Final = 512  # of a topic without its name
-IDLE_S: Final = 120.0  # after which a session makes way for another, as in the reference
+BYTES_MAX: Final = 64 * 1024 * 1024  # of all sessions together, about 100,000 partitions
+PARTITION_BYTES: Final = 640  # of one partition, with its wait and its dictionary entries
+TOPIC_BYTES: Final = 512  # of one topic without its name
+IDLE_S: Final = 120.0  # after this time a session may be evicted for another one, as in Kafka
 EPOCH_MAX: Final = 2**31 - 1
 
 
 class WantedTopic:
-    """A topic as the client names it, and the partitions wanted of it by their number."""
+    """A topic as the client names it, with its partitions by number."""
 
     __slots__ = ("name", "partitions", "topic_id")
 
@@ -33,9 +34,9 @@ class WantedTopic:
 
 
 class Wanted:
-    """A partition that is wanted; the fields of a request's have the names that they have there.
+    """A partition of a session. Fields of a request's entry have the same names here.
 
-    wait: what tells of its next record. end, start: what the client was told last.
+    wait: the registration for its next record. end, start: the log's end and start that the client knows.
     """
 
     __slots__ = (
@@ -59,24 +60,25 @@ class Wanted:
         self.wait: Handle | None = None
 
     def woken(self) -> None:
-        """A record has come, or the partition has ended."""
+        """Mark the partition as ready: a record has arrived, or the partition was deleted."""
         self.wait = None
         self.session.note(self)
 
     def stop_waiting(self) -> None:
-        """Hear of no more records."""
+        """Cancel the registration for new records."""
         if self.wait is not None:
             self.wait.cancel()
             self.wait = None
 
 
 class FetchSession:
-    """What one consumer wants.
+    """The partitions of one consumer.
 
-    Invariant: a partition that is not in ``ready`` has a wait at the end of its log, which is where the client reads it from, so looking at
-    those in ``ready`` is enough. ``ready`` is in the order of their turns. epoch: of the next request. news: called when a partition
-    becomes ready, while a request waits. has_news: one has become so since it was last set to False. names_ids: whether its requests name
-    topics by their ids.
+    Invariant: a partition that is not in ``ready`` waits at the end of its log, which is the client's position. So a
+    request looks only at partitions in ``ready``, in that order. epoch: of the next request. news: called when a
+    partition becomes ready while a request waits. has_news: whether one became ready since this was last set to False.
+    names_ids:
+    whether requests name topics by id.
     """
 
     __slots__ = (
@@ -107,11 +109,11 @@ class FetchSession:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is wanted."""
+        """Whether the session has no partitions."""
         return not self._topics
 
     def want(self, named: Any, one: Any) -> Wanted | None:
-        """Read this partition of a topic from here on; None when the session is over, which it is when there is no room for more."""
+        """Add a partition or change its position. Return None if the session ended because of the memory limit."""
         if self.is_over:
             return None
         key = _key(named)
@@ -132,7 +134,7 @@ class FetchSession:
         return wanted
 
     def forget(self, named: Any, partition: int) -> None:
-        """This partition of a topic is not wanted any more; one that is not here does not matter."""
+        """Remove a partition; an unknown one is ignored."""
         key = _key(named)
         topic = self._topics.get(key)
         wanted = None if topic is None else topic.partitions.pop(partition, None)
@@ -147,32 +149,32 @@ class FetchSession:
         self._sessions.free(self, freed)
 
     def rest(self, wanted: Wanted) -> None:
-        """There is nothing to read of it until it is woken."""
+        """Mark a partition as not ready until it is woken."""
         self.ready.pop(wanted, None)
 
     def note(self, wanted: Wanted) -> None:
-        """There may be something to read."""
+        """Mark a partition as ready."""
         self.ready[wanted] = None
         self.has_news = True
         if self.news is not None:
             self.news()
 
     def served(self, wanted: Wanted) -> None:
-        """Its records are in an answer: others come first the next time."""
+        """Move a partition behind the other ready ones after its records were sent."""
         if wanted in self.ready:
             del self.ready[wanted]
             self.ready[wanted] = None
 
     def advance(self) -> None:
-        """A request of this epoch came."""
+        """Count one request."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
 
     def end(self) -> None:
-        """Nobody uses it any more."""
+        """End the session."""
         self._sessions.end(self)
 
     def release(self, end: float, now: Callable[[], float]) -> bool:
-        """Let go of what it holds until this time; whether there is more."""
+        """Free the partitions until time ``end``; return whether some are left."""
         self.ready.clear()
         while self._topics:
             topic = next(iter(self._topics.values()))
@@ -187,9 +189,9 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of one listener, the one used last at the end.
+    """The sessions of one listener in order of use, the latest one last.
 
-    Invariant: ``_bytes`` is what all of them take, with those that are over and still hold something.
+    Invariant: ``_bytes`` is the size of all sessions, including ended ones that are not freed completely.
     """
 
     __slots__ = ("_broker", "_by_use", "_bytes", "_number")
@@ -202,16 +204,16 @@ class FetchSessions:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of sessions."""
         return len(self._by_use)
 
     @property
     def bytes(self) -> int:
-        """What they take, as they are counted."""
+        """The estimated size of all sessions."""
         return self._bytes
 
     def open(self, *, names_ids: bool) -> FetchSession | None:
-        """A new one, or None when there are too many that are in use."""
+        """Return a new session, or None if there are too many in use."""
         if len(self._by_use) >= SESSIONS_MAX and not self._evict(None):
             return None
         self._number = self._number % EPOCH_MAX + 1
@@ -220,13 +222,13 @@ class FetchSessions:
         return session
 
     def use(self, session: FetchSession) -> None:
-        """It is in use."""
+        """Mark a session as just used."""
         session.used_at = self._broker.clock.monotonic()
         del self._by_use[session]
         self._by_use[session] = None
 
     def allocate(self, session: FetchSession, size: int) -> bool:
-        """Let a session take more; False, and it is over, when there is no room. One that is not in use makes some for the next who asks."""
+        """Let a session grow. If there is no space, end it, evict an idle one for the next client, and return False."""
         if self._bytes + size > BYTES_MAX:
             self._evict(session)
             self.end(session)
@@ -236,12 +238,12 @@ class FetchSessions:
         return True
 
     def free(self, session: FetchSession, size: int) -> None:
-        """A session takes less."""
+        """Let a session shrink."""
         self._bytes -= size
         session.bytes -= size
 
     def _evict(self, other: FetchSession | None) -> bool:
-        """End the session that was not used for longest, unless that is ``other`` or not long ago; whether one was ended."""
+        """End the least recently used session if it is idle and not ``other``; return whether one was ended."""
         oldest = next(iter(self._by_use), None)
         if oldest is None or oldest is other or oldest.used_at + IDLE_S > self._broker.clock.monotonic():
             return False
@@ -249,7 +251,7 @@ class FetchSessions:
         return True
 
     def end(self, session: FetchSession) -> None:
-        """It is over: its next request is answered so."""
+        """End a session; its next request gets an error."""
         if session.is_over:
             return
         session.is_over = True
@@ -260,7 +262,7 @@ class FetchSessions:
 
 
 def _key(named: Any) -> str | bytes:
-    """By what a topic is told from others: its id where requests have that."""
+    """Return the key of a topic: its id if requests name ids, otherwise its name."""
     topic_id: bytes = named.topic_id
     name: str = named.topic
     return name if topic_id == NO_ID else topic_id

@@ -1,8 +1,9 @@
-"""A fetch under way (spec: kafka#fetch).
+"""A Fetch request in progress (spec: kafka#fetch).
 
-Promises: what is there is answered at once, what is not is waited for, and a new record wakes who waits; limits hold but for the first
-batch; one read is under way at a time, and nothing is pinned between calls; thousands of partitions keep nobody waiting. Must not know:
-frames, how batches are laid out.
+* Available records are returned immediately. Otherwise the request waits, and a new record wakes it.
+* Only the first batch may exceed the limits.
+* At most one read is outstanding, and nothing stays pinned between calls.
+* A request for thousands of partitions is processed in slices.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ from polywire.records.compression import expand_body
 
 WAIT_MS_MAX: Final = 5 * 60_000
 READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
-ROOM_BYTES: Final = 64 * 1024  # that what is read takes more in the answer than in the log
-ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of an answer: some 1 ms
+ROOM_BYTES: Final = 64 * 1024  # how much larger records can be in the response than in the log
+ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response, about 1 ms
 _LENGTH: Final = Struct("<4xI")
 
 
 class Fetching:
-    """One request that names all it wants, and its answer in the making: partitions are looked up, read, waited for and encoded with pauses
-    where they are many.
+    """One request that names all of its partitions.
 
-    Invariant: partitions before ``_number`` have their records in the answer; what was begun counts only while its number is ``_ticket``.
-    ``_kept`` is the session that is to have what is wanted, None without one.
+    Partitions are looked up, read, waited for and encoded; if there are many, in slices.
+
+    Invariant: partitions before ``_number`` have their records in the response. Results of operations count only if
+    they carry the current ``_ticket``. ``_kept``: the session to fill with the partitions, None without one.
     """
 
     __slots__ = (
@@ -82,7 +84,7 @@ class Fetching:
         answer.cancel = self._cancel
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Take steps, at once where they are few, else with others' requests in between, and go on."""
+        """Run the steps, then continue; a few run immediately, many in slices."""
         for number, _ in enumerate(steps):
             if number == AT_ONCE_MAX:
                 break
@@ -97,31 +99,35 @@ class Fetching:
         self._slices = Slices(self._session.broker, steps, done)
 
     def begin(self, request: Any) -> None:
-        """See what can be fetched, and read it."""
+        """Check which partitions can be fetched, and read them."""
         self._with_pauses(self._ask_each(request.topics), self.run)
 
     def _ask_each(self, topics: list[Any]) -> Iterator[None]:
-        """Make the answer without records; what cannot be fetched has its error."""
+        """Build the response without records; partitions that cannot be fetched get an error."""
         response = schema.response(Api.FETCH)
         for asked in topics:
-            told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
-            self._body.responses.append(told)
+            topic_entry = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+            self._body.responses.append(topic_entry)
             topic: Topic | BrokerError
             try:
                 topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
-                topic = error.with_traceback(None)  # its frames hold this connection, and would be held by it
+                # its frames refer to this connection, which would refer to the error
+                topic = error.with_traceback(None)
             self._count += len(asked.partitions)
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
-                told.partitions.append(entry)
+                topic_entry.partitions.append(entry)
                 wanted = None if self._kept is None else self._kept.want(asked, one)
                 self._ask(topic, asked.topic_id, wanted or one, entry)
                 yield None
             yield None
 
     def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
-        """See whether a partition can be fetched; topic: or what is wrong with it, looked up once for all its partitions."""
+        """Check whether a partition can be fetched.
+
+        topic: the topic or its error, looked up once for all partitions.
+        """
         if isinstance(topic, BrokerError):
             self._refuse(entry, missing_error(topic, topic_id))
             return
@@ -142,7 +148,7 @@ class Fetching:
         self._has_failed = True
 
     def run(self) -> None:
-        """Read on as far as it goes without waiting, with pauses."""
+        """Read in slices until a read has to wait."""
         self._ticket += 1
         broker = self._session.broker
         if self._read_until(broker.clock.monotonic() + QUANTUM_S):
@@ -152,7 +158,7 @@ class Fetching:
         return ticket == self._ticket and self._read_until(end)
 
     def _read_until(self, end: float) -> bool:
-        """Read partitions until this time; whether there is one that can be read now."""
+        """Read partitions until this time; return whether another one can be read now."""
         now = self._session.broker.clock.monotonic
         while self._number < len(self._asked):
             if not self._read(*self._asked[self._number]):
@@ -169,7 +175,7 @@ class Fetching:
     # One partition
 
     def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
-        """Put a partition's records into the answer; False when they have to be fetched first."""
+        """Add a partition's records to the response; return False if they must be read from disk first."""
         log, offset = partition.log, asked.fetch_offset
         entry.high_watermark = entry.last_stable_offset = log.readable_offset
         entry.log_start_offset = log.first_offset
@@ -195,7 +201,7 @@ class Fetching:
         return True
 
     def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
-        """What had to be fetched from the disk is there."""
+        """Continue after a read from disk."""
         if ticket != self._ticket:
             if isinstance(read, Read):
                 read.pin.release()
@@ -220,7 +226,10 @@ class Fetching:
         self._bytes += len(entry.records)
 
     def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
-        """Batches of Kafka from what was read, at most ``room`` bytes unless the answer's first record needs more. Raises BrokerError."""
+        """Encode a read as Kafka batches of at most ``room`` bytes; the response's first record may exceed it.
+
+        Raises BrokerError.
+        """
         size = sum([len(chunk) for chunk in read.chunks])
         out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
         state = encoder.begin(offset, at=0, limit=len(out))
@@ -239,7 +248,7 @@ class Fetching:
     # Waiting
 
     def _wait(self) -> None:
-        """Look again when a record has come, or for the last time when it is too late."""
+        """Wait for a new record or the time limit, then read again."""
         broker = self._session.broker
         wake = partial(self._woken, self._ticket)
         delay = max(self._deadline - broker.clock.monotonic(), 0.0)
@@ -247,7 +256,7 @@ class Fetching:
         self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
 
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Be woken by each partition that has more than was seen when it was read, also if that has come since."""
+        """Register with each partition; one with records newer than the last read wakes immediately."""
         if self._has_come(wake):
             wake()
             return
@@ -256,17 +265,17 @@ class Fetching:
                 return
             try:
                 self._wait_for(partition, asked, entry.high_watermark, wake)
-            except BrokerError:  # the topic has ended since
+            except BrokerError:  # the topic was deleted meanwhile
                 wake()
                 return
             yield None
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Whether something has come while others were looked at, of what is not waited for one by one; later it calls ``wake``."""
+        """Return whether there is news from elsewhere, such as the session; later news calls ``wake``."""
         return False
 
     def _wait_for(self, partition: Partition, asked: Any, offset: int, wake: Callable[[], None]) -> None:
-        """Be woken by a partition's record behind this offset. Raises BrokerError."""
+        """Register for a partition's records behind this offset. Raises BrokerError."""
         self._stops.append(self._session.broker.wait(partition, offset, wake))
 
     def _woken(self, ticket: int) -> None:
@@ -284,14 +293,14 @@ class Fetching:
             stop.cancel()
 
     def _cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Stop: the connection closed."""
         self._ticket += 1
         self._stop_waiting()
         if self._slices is not None:
             self._slices.cancel()
 
     def _finish(self) -> None:
-        """Everything is read, or it is too late."""
+        """Send the response: everything is read, or the time limit has passed."""
         self._ticket += 1
         kept = self._kept
         if kept is None or kept.is_over:
@@ -301,28 +310,28 @@ class Fetching:
             self._with_pauses(self._keep_each(), self._tell)
 
     def _keep_each(self) -> Iterator[None]:
-        """Remember what the client is told."""
+        """Store in the session what the client knows after this response."""
         for _, wanted, entry in self._asked:
             wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
             yield None
 
     def _tell(self) -> None:
-        """Fill the answer."""
+        """Fill the response."""
         if self._count <= ENCODED_AT_ONCE_MAX:
             self._answer.large(self._body)
         else:
             self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
 
     def _encode_each(self) -> Iterator[None]:
-        """Put bytes in place of what the answer tells, but for records that are not worth a copy."""
+        """Encode the entries in steps, except records that are sent without a copy."""
         topics = self._body.responses
-        for number, told in enumerate(topics):
-            if max((len(entry.records) for entry in told.partitions), default=0) < PART_BYTES_MIN:
+        for number, topic_entry in enumerate(topics):
+            if max((len(entry.records) for entry in topic_entry.partitions), default=0) < PART_BYTES_MIN:
                 yield from self._encode_entry(topics, number)
                 continue
-            for index, entry in enumerate(told.partitions):
+            for index, entry in enumerate(topic_entry.partitions):
                 if len(entry.records) < PART_BYTES_MIN:
-                    yield from self._encode_entry(told.partitions, index)
+                    yield from self._encode_entry(topic_entry.partitions, index)
 
     def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:
         entry = entries[index]
@@ -331,11 +340,11 @@ class Fetching:
 
 
 def _nothing() -> None:
-    """Nothing is left to do but to wait."""
+    """Do nothing but wait."""
 
 
 def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
-    """Write a chunk's batches, compressed ones among them."""
+    """Encode the batches of a chunk, decompressing them where needed."""
     ended = encoder.put_batches(chunk, state, out, append_times=append_times)
     while ended == encoder.COMPRESSED:
         at = state[encoder.POSITION]

@@ -1,7 +1,7 @@
-"""Groups as tools see them: ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups (spec: kafka#describing-groups,
+"""ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups (spec: kafka#describing-groups,
 kafka#consumer-groups, kafka#deleting-groups).
 
-Promises: groups of all wires are told of, by name, to who may use all of their topics; long lists keep nobody waiting. Must not know: frames.
+Users see the groups of all protocols whose topics they may all use. Long lists are built in slices.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ STATES: Final = {
 }
 CLASSIC: Final = "classic"
 ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
-MISSING_SINCE: Final = 6  # version of DescribeGroups that says of a group that there is none
+MISSING_SINCE: Final = 6  # first version of DescribeGroups with an error for missing groups
 GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
-"""Numbers of Kafka's operations on a group, and what each takes here."""
+"""Kafka's operations on a group and the actions they require here."""
 
 
 def _may(peer: Peer, action: Action, group: str) -> bool:
-    """Whether the peer may do it with a group: with all topics that it reads or has positions in."""
+    """Return whether the client may perform an action on a group with all of its topics."""
     try:
         authorize_known(peer, action, group)
     except BrokerError:
@@ -48,7 +48,9 @@ def _may(peer: Peer, action: Action, group: str) -> bool:
 
 
 def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
-    """A group that the peer may know of, in the view of its protocol; neither where there is none. Raises Denied."""
+    """Return a group as a consumer group or as a classic group; None and None if it is missing or hidden. Raises
+    Denied.
+    """
     try:
         authorize_known(peer, Action.GROUP_DESCRIBE, name)
     except Missing:
@@ -58,7 +60,7 @@ def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView 
 
 
 def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
-    """Answer with what ``made`` makes of entries, with others' requests in between."""
+    """Build the response from entries in slices."""
 
     def done(found: list[Any] | BrokerError) -> None:
         assert not isinstance(found, BrokerError), "entries have errors of their own"
@@ -96,7 +98,7 @@ def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterato
 
 
 def _entry(peer: Peer, made: Any, name: str) -> Any:
-    """One group in a list."""
+    """Return the list entry of one group."""
     consumers = consumer_view(peer, name)
     if consumers is not None:
         return made(group_id=name, protocol_type=CONSUMER, group_state=_state(consumers), group_type=CONSUMER)
@@ -107,7 +109,7 @@ def _entry(peer: Peer, made: Any, name: str) -> Any:
 
 
 def consumer_view(peer: Peer, name: str) -> ConsumerGroupView | None:
-    """Return a group of the newer protocol, None for a classic one: it has classic members, or never had consumers."""
+    """Return a consumer group, or None for a classic group: one with classic members, or that never had consumers."""
     view = peer.broker.consumers.view(name)
     return None if view is not None and not view.has_consumers and peer.broker.classic.has_members(name) else view
 
@@ -119,15 +121,16 @@ def _state(view: ConsumerGroupView) -> str:
 
 
 def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """ConsumerGroupDescribe: groups of the newer protocol, with their members on all wires."""
+    """ConsumerGroupDescribe: describe consumer groups with their members on all protocols."""
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     entries = (
-        _told(peer, response.Groups, name, want_operations=request.want_operations) for name in request.group_ids
+        _consumer_group(peer, response.Groups, name, want_operations=request.want_operations)
+        for name in request.group_ids
     )
     _sliced(peer, reply, entries, lambda groups: response(groups=groups))
 
 
-def _told(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
+def _consumer_group(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
     try:
         view, _ = _find(peer, name)
     except Denied as error:
@@ -173,7 +176,7 @@ def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]
 
 
 def _operations(peer: Peer, name: str) -> int:
-    """What the peer may do with a group, as bits of Kafka's operations; without a name, with one that does not exist."""
+    """Return what the client may do with a group as a bit set of Kafka's operations; "" stands for a missing group."""
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 
 
@@ -231,7 +234,7 @@ def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
 
 
 def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """DeleteGroups: those without members, and their positions."""
+    """DeleteGroups: delete groups without members, and their committed offsets."""
     response = schema.response(Api.DELETE_GROUPS)
     entries = (_deleted(peer, response.Results, name) for name in request.groups_names)
 

@@ -1,7 +1,7 @@
-"""Members of classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup (spec: kafka#joingroup, kafka#syncgroup, kafka#heartbeat,
+"""Classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup (spec: kafka#joingroup, kafka#syncgroup, kafka#heartbeat,
 kafka#leavegroup).
 
-Promises: every request is answered in the end; who may not use a group's topics may not be a member. Must not know: frames, assignment.
+Every request gets a response. A member must have permission for all topics of its group.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRI
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import host_of
 
-ID_FIRST_SINCE: Final = 4  # version of JoinGroup in which a new member is given its id before it joins
-NULL_PROTOCOL_SINCE: Final = 7  # version of JoinGroup that has no protocol where none was chosen
-SKIPPING_SINCE: Final = 9  # version of JoinGroup in which a leader can be told to leave all as it was
-MANY_LEAVE_SINCE: Final = 3  # version of LeaveGroup that names members one by one
-CLIENT_ID_LENGTH_MAX: Final = 100  # of what a member's id begins with
+ID_FIRST_SINCE: Final = 4  # first version of JoinGroup that assigns an id to a new member before it joins
+NULL_PROTOCOL_SINCE: Final = 7  # first version of JoinGroup with a null protocol if none was chosen
+SKIPPING_SINCE: Final = 9  # first version of JoinGroup in which the leader can skip the assignment
+MANY_LEAVE_SINCE: Final = 3  # first version of LeaveGroup for several members
+CLIENT_ID_LENGTH_MAX: Final = 100  # of the client id at the beginning of a member id
 MS: Final = 1000
-AT_ONCE_MAX: Final = 256  # topics of a member that are looked at without a pause, some 4 us each
-_END: Final = object()  # behind the last step
+AT_ONCE_MAX: Final = 256  # topics of a member checked without a pause, about 4 us each
+_END: Final = object()  # follows the last step
 
 
 ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCode.NOT_OWNER})
-"""Another process is, or will be, the one to ask."""
+"""Errors that mean another process coordinates the group, now or soon."""
 
 
 def group_error(error: BrokerError) -> WireError:
-    """The wire's error for what concerns a group. Whom clients ask is its coordinator: they give up at what is said of a leader."""
+    """Return the Kafka error for a group request.
+
+    It names the coordinator where others name the leader: clients treat leader errors of their coordinator as fatal.
+    """
     if error.code is ErrorCode.BUSY and not is_full(error):
         return WireError.COORDINATOR_LOAD_IN_PROGRESS
     if error.code in ELSEWHERE:
@@ -47,18 +50,18 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Whether it is over a limit until somebody goes, and not because the log is behind for a moment."""
+    """Return whether a limit is reached until others leave, as opposed to a log that is busy for a moment."""
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Refuse who may not do it with all these topics, or with any where none are known. Raises Denied."""
+    """Require permission for all of these topics, or for any topic if none are known. Raises Denied."""
     for _ in authorizing_group(peer, action, topics):
         pass
 
 
 def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iterator[None]:
-    """The same, a topic in each step."""
+    """Require permission for these topics, one in each step. Raises Denied."""
     named = False
     for topic in topics:
         named = True
@@ -69,9 +72,10 @@ def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iter
 
 
 def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing: ErrorCode) -> Iterator[None]:
-    """Check, a topic in each step, that the peer may use all topics of a group that exists.
+    """Require permission for all topics of an existing group, one in each step.
 
-    A group that it may not use looks like one that does not exist. Raises Missing(missing), Denied where it may use no group at all.
+    A forbidden group looks like a missing one. Raises Missing(missing), or Denied if the client may use no group at
+    all.
     """
     peer.broker.access.authorize_somewhere(peer.principal, action)
     for topic in topics:
@@ -83,7 +87,10 @@ def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing
 
 
 def authorize_known(peer: Peer, action: Action, group: str) -> None:
-    """Check it at once, with all topics that a group reads or has positions in. Raises Missing(GROUP_MISSING), Denied."""
+    """Require permission for all topics that a group reads or has committed offsets for.
+
+    Raises Missing(GROUP_MISSING), Denied.
+    """
     for _ in authorizing_known(peer, action, peer.broker.classic.topics(group), ErrorCode.GROUP_MISSING):
         pass
 
@@ -91,8 +98,10 @@ def authorize_known(peer: Peer, action: Action, group: str) -> None:
 def _go_through(
     peer: Peer, reply: Reply, steps: Iterator[None], then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Go through steps, at once where they are few, else with others' requests in between until the connection ends; then ``then``. What one
-    of them, or ``then``, raises is refused."""
+    """Run the steps and then ``then``.
+
+    Many steps run in slices, until the connection closes. Errors of the steps and of ``then`` go to ``refuse``.
+    """
 
     def done(outcome: list[None] | BrokerError) -> None:
         try:
@@ -115,12 +124,12 @@ def _go_through(
 
 
 def random_id() -> UUID:
-    """An id that no member has had."""
+    """Return a new unique id."""
     return UUID(bytes=secrets.token_bytes(16), version=4)
 
 
 def client_host(peer: Peer) -> str:
-    """Where a member is, as tools show it."""
+    """Return a member's address as tools show it."""
     return "/" + (host_of(peer.peer_address) or peer.peer_address)
 
 
@@ -161,7 +170,7 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, None, Join]:
-    """What a JoinGroup says, in the broker's words."""
+    """Convert a JoinGroup request to the broker's terms, in steps."""
     version = reply.request.version
     protocols = tuple((one.name, bytes(one.metadata)) for one in request.protocols)
     read = NO_SUBSCRIPTION
@@ -235,7 +244,7 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 def _as_member(
     peer: Peer, reply: Reply, request: Any, then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Go on with what a member asks for that may use all that its group reads."""
+    """Continue with a member's request if its user may use all topics of the group."""
     topics = peer.broker.classic.subscribed_topics(request.group_id)
     steps = authorizing_known(peer, Action.GROUP_JOIN, topics, ErrorCode.MEMBER_MISSING)
     _go_through(peer, reply, steps, then, refuse)
@@ -259,12 +268,12 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """LeaveGroup: one member, or several, each with an error of its own."""
+    """LeaveGroup: one member, or several with an error each."""
     response = schema.response(Api.LEAVE_GROUP)
 
     def then() -> None:
         left = _left(peer, reply, request, partial(_leave, peer, request.group_id))
-        peer.broker.commit()  # who is told that it has left is no member after a kill either
+        peer.broker.commit()  # a member that got its response has left even if the process is killed
         reply.ok(left)
 
     def refuse(error: BrokerError) -> None:
@@ -277,7 +286,10 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _left(peer: Peer, reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
-    """Answer LeaveGroup. leave: takes a member's id and its instance."""
+    """Process LeaveGroup.
+
+    leave: takes a member's id and instance id.
+    """
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
         return response(error=leave(request.member_id, None))

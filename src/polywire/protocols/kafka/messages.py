@@ -1,10 +1,10 @@
-"""Names, numbers and limits of Kafka's wire, and the headers of its requests and answers.
+"""Names, numbers and limits of the Kafka protocol, and the headers of its messages.
 
-Promises: ``SERVED`` is the one table of what may be advertised. Must not know: sockets, the broker, how bodies are laid out.
+``SERVED`` is the only table of versions that may be advertised.
 
-A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``, an answer
-``i32 length | i32 correlation | [tags] | body``; the tags are there in flexible versions, but never in the header of an answer
-to API_VERSIONS.
+A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``. A
+response is ``i32 length | i32 correlation | [tags] | body``. Flexible versions have the tags, except in the header of
+responses to API_VERSIONS.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 WIRE: Final = "kafka"
-FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # of a request: what clients are used to
-NO_ID: Final = bytes(16)  # a topic id that names nothing
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # of a request; Kafka's default limit
+NO_ID: Final = bytes(16)  # a topic id that names no topic
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
-NO_OPERATIONS: Final = -2_147_483_648  # nobody asked which operations are allowed
-METADATA_BYTES_MAX: Final = 4096  # of the text beside a committed offset
+NO_OPERATIONS: Final = -2_147_483_648  # the request did not ask for allowed operations
+METADATA_BYTES_MAX: Final = 4096  # of the metadata stored with a committed offset
 
 
 class Api(IntEnum):
-    """Requests by their number."""
+    """Requests by api key."""
 
     PRODUCE = 0
     FETCH = 1
@@ -71,11 +71,11 @@ class Api(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
-    BETWEEN_SHARDS = 1000  # ours, over links: see ``between_shards``
+    BETWEEN_SHARDS = 1000  # Polywire's own, used on links: see ``between_shards``
 
 
 class Served(NamedTuple):
-    """Versions of an api: those that are advertised, and the first that is answered."""
+    """Supported versions of a request: those advertised, and the first one that is accepted."""
 
     first: int
     last: int
@@ -87,7 +87,8 @@ def _served(first: int, last: int, answered_from: int | None = None) -> Served:
 
 
 SERVED: Final[Mapping[Api, Served]] = {
-    Api.PRODUCE: _served(0, 13, 3),  # older clients take a higher minimum for a broker that knows no compression
+    # older clients take a higher minimum as a sign that the broker does not support compression
+    Api.PRODUCE: _served(0, 13, 3),
     Api.FETCH: _served(4, 18),
     Api.LIST_OFFSETS: _served(1, 11),
     Api.METADATA: _served(0, 13),
@@ -134,11 +135,11 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
-"""What a session may advertise, of which it does what it has handlers for."""
+"""The versions that a session may advertise; it advertises those with a handler."""
 
 
 class WireError(IntEnum):
-    """What an answer says went wrong."""
+    """Kafka's error codes."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -220,7 +221,7 @@ class WireError(IntEnum):
 
 
 class Codec(IntEnum):
-    """How the records of a batch are compressed."""
+    """The compression of a batch."""
 
     NONE = 0
     GZIP = 1
@@ -230,7 +231,7 @@ class Codec(IntEnum):
 
 
 class Refused(Exception):
-    """A part of a request that gets an error instead of what it asks for."""
+    """A part of a request fails with an error code."""
 
     def __init__(self, error: WireError, message: str) -> None:
         super().__init__(message)
@@ -239,7 +240,10 @@ class Refused(Exception):
 
 
 class Request(NamedTuple):
-    """A decoded request. body: a record made from the table; None for a version of API_VERSIONS that nobody here knows."""
+    """A decoded request.
+
+    body: a record of the table's type; None for an unknown version of API_VERSIONS.
+    """
 
     api: Api
     version: int

@@ -1,9 +1,9 @@
-"""Patterns that clients name topics and transactional ids by: the part of RE2's syntax that they write (spec: kafka#patterns, decision 0063).
+"""Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0063).
 
-A pattern becomes a graph of states, and a name is walked through it with all the states that it may be in at once: no name is walked twice,
-so no pattern takes for ever. What the states lead to is remembered, so most names cost a look-up for each character.
+A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so the
+time is linear. Sets of states and their successors are cached: for most names a character costs one look-up.
 
-Promises: the whole name must match; what a pattern and a walk may take is limited. Must not know: topics, sessions, frames.
+Patterns match whole names. The size of a pattern and the work for one name are limited.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 PATTERN_CHARACTERS_MAX: Final = 2_000
-STATES_MAX: Final = 4_000  # what counted repeats expand to
-DEPTH_MAX: Final = 50  # groups within groups
+STATES_MAX: Final = 4_000  # after the expansion of counted repeats
+DEPTH_MAX: Final = 50  # of nested groups
 COUNT_MAX: Final = 1_000  # of a counted repeat, as in RE2
-WALK_STATES_MAX: Final = 20_000  # entered for one name: some 5 ms
-KNOWN_STATES_MAX: Final = 50_000  # in the sets that are remembered: some 3 MB
+WALK_STATES_MAX: Final = 20_000  # entered for one name, about 5 ms
+KNOWN_STATES_MAX: Final = 50_000  # in the cached sets, about 3 MB
 _CLASSES: Final[dict[str, Callable[[str], bool]]] = {
     "d": lambda c: "0" <= c <= "9",
     "w": lambda c: c == "_" or (c.isascii() and c.isalnum()),
@@ -30,11 +30,15 @@ Check = Callable[[str], bool]
 
 
 class PatternError(Exception):
-    """A pattern that cannot be read, or takes too much."""
+    """A pattern that is malformed or too expensive."""
 
 
 class _State:
-    """Where a walk may be. ``check``: what leads on to ``next``; without one both ways are open. ``edge``: only at this end of the name."""
+    """A state of the automaton.
+
+    ``check``: the character test that leads to ``next``; without it both successors are open. ``edge``: open only at
+    this end of the name.
+    """
 
     __slots__ = ("check", "edge", "next", "other")
 
@@ -46,7 +50,10 @@ class _State:
 
 
 class Pattern:
-    """A pattern that can be read. Invariant: sets in ``_known`` have at most ``KNOWN_STATES_MAX`` states in all, ``_held``."""
+    """A compiled pattern.
+
+    Invariant: the sets in ``_known`` have ``_held`` states in all, at most ``KNOWN_STATES_MAX``.
+    """
 
     __slots__ = ("_begin", "_end", "_held", "_known", "_start", "text")
 
@@ -61,7 +68,7 @@ class Pattern:
         self._begin = self._closed([self._start], first=True, last=False, left=WALK_STATES_MAX)[0]
 
     def matches(self, name: str) -> bool:
-        """Whether all of this name is described. Raises PatternError for a walk that takes too long."""
+        """Return whether the pattern matches the whole name. Raises PatternError if that takes too long."""
         if not name:
             return self._end in self._closed([self._start], first=True, last=True, left=WALK_STATES_MAX)[0]
         states, left = self._begin, WALK_STATES_MAX
@@ -73,7 +80,7 @@ class Pattern:
         return self._end in self._closed(reached, first=False, last=True, left=left)[0]
 
     def _step(self, states: frozenset[_State], character: str, left: int) -> tuple[frozenset[_State], int]:
-        """Where one character leads, and what the walk may still take."""
+        """Return the states after one character, and the remaining work limit."""
         known = self._known.get(states)
         if known is None:
             known = self._known[states] = {}
@@ -91,7 +98,7 @@ class Pattern:
         return found, left
 
     def _closed(self, states: Iterable[_State], *, first: bool, last: bool, left: int) -> tuple[frozenset[_State], int]:
-        """All states that these lead to without a character."""
+        """Return all states reachable without a character, and the remaining work limit."""
         seen: set[_State] = set()
         todo = list(states)
         while todo:
@@ -108,7 +115,7 @@ class Pattern:
 
 
 class _Part:
-    """A piece of the graph: its first state, and the one from which what follows goes on."""
+    """A part of the automaton with its first and last state."""
 
     __slots__ = ("first", "last")
 
@@ -118,7 +125,7 @@ class _Part:
 
 
 class _Reader:
-    """Reads a pattern. Invariant: at most ``STATES_MAX`` states are made."""
+    """The parser of a pattern. Invariant: it creates at most ``STATES_MAX`` states."""
 
     __slots__ = ("_at", "_count", "_depth", "_ignores_case", "_text")
 
@@ -130,7 +137,7 @@ class _Reader:
         self._ignores_case = False
 
     def read(self) -> tuple[_State, _State]:
-        """The first and the last state. Raises PatternError."""
+        """Return the first and the last state. Raises PatternError."""
         if self._text.startswith("(?i)"):
             self._ignores_case, self._at = True, len("(?i)")
         part = self._either()
@@ -138,7 +145,7 @@ class _Reader:
             raise self._wrong("no group is open")
         return part.first, part.last
 
-    # Pieces of the graph
+    # States
 
     def _state(self, check: Check | None = None) -> _State:
         self._count += 1
@@ -155,10 +162,10 @@ class _Reader:
         state.next = last
         return _Part(state, last)
 
-    # What patterns are made of
+    # Grammar
 
     def _either(self) -> _Part:
-        """Sequences with ``|`` between them."""
+        """Parse alternatives, separated by ``|``."""
         made = self._sequence()
         while self._take("|"):
             other = self._sequence()
@@ -177,19 +184,19 @@ class _Reader:
         return made
 
     def _repeated(self) -> _Part:
-        """An element and how often it comes."""
+        """Parse an element with its repetition."""
         begin = self._at
         part = self._element()
         end = self._at
         while (counts := self._counts()) is not None:
             least, most = counts
-            self._take("?")  # lazy or not, a whole name matches or does not
+            self._take("?")  # lazy or not makes no difference to a match of the whole name
             part = self._times(part, begin, end, least, most)
             end = self._at
         return part
 
     def _times(self, part: _Part, begin: int, end: int, least: int, most: int | None) -> _Part:
-        """So many copies, which are read again each."""
+        """Return so many copies of a part; each is parsed again from the text."""
         if (least, most) in ((0, None), (1, None), (0, 1)):
             return self._loop(part, least=least, most=most)
         made = self._nothing()
@@ -215,7 +222,7 @@ class _Reader:
         return _Part(first, last)
 
     def _again(self, begin: int, end: int) -> _Part:
-        """What was read between two places, once more."""
+        """Parse the text between two positions once more."""
         at, self._at = self._at, begin
         part = self._repeated_until(end)
         self._at = at
@@ -231,7 +238,7 @@ class _Reader:
         return part
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """The least and the most times that the element before comes; None where nothing says so."""
+        """Parse the bounds of a counted repeat, None if there is none."""
         sign = self._peek()
         if sign in _REPEATS and sign:
             self._at += 1
@@ -300,7 +307,7 @@ class _Reader:
         return self._of(self._escaped())
 
     def _quoted(self) -> _Part:
-        """``\\Q…\\E``: what is between stands for itself."""
+        r"""Parse ``\Q…\E``: the text between is literal."""
         close = self._text.find("\\E", self._at)
         close = len(self._text) if close < 0 else close
         made = self._nothing()
@@ -312,7 +319,7 @@ class _Reader:
         return made
 
     def _escaped(self) -> Check:
-        """What stands behind a backslash."""
+        """Parse the character class or character behind a backslash."""
         sign = self._peek()
         self._at += 1
         if sign.lower() in _CLASSES and sign:
@@ -334,7 +341,7 @@ class _Reader:
         return lambda c: c == character
 
     def _class(self) -> Check:
-        """``[a-z_]``, ``[^0-9]``, with escapes and names as ``[:alnum:]`` in it."""
+        """Parse ``[a-z_]`` or ``[^0-9]``, which may contain escapes."""
         is_not = self._take("^")
         checks: list[Check] = []
         is_first = True
@@ -372,13 +379,13 @@ class _Reader:
         self._at += 1
         return self._literal(self._text[self._at - 1 : self._at])
 
-    # Reading
+    # Input
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
     def _take(self, word: str) -> bool:
-        """Whether this comes next; then it is read."""
+        """Consume this text if it comes next, and return whether it did."""
         found = self._text.startswith(word, self._at)
         self._at += len(word) if found else 0
         return found

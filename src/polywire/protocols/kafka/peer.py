@@ -1,4 +1,4 @@
-"""What the handlers of group requests need from a session."""
+"""The part of a session that handlers of group requests use."""
 
 from __future__ import annotations
 

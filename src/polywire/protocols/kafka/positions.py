@@ -1,7 +1,7 @@
-"""Positions of groups: OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
+"""OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-Promises: partitions fail one by one; what a group's members may not do fails whole; thousands of positions keep nobody waiting.
-Must not know: frames, how positions are stored.
+Partitions fail independently; a request that the member may not send fails as a whole. Requests for thousands of
+partitions are processed in slices.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.replies import Gathering, answer_in_slices
 from polywire.types import PositionKind
 
-POSITIONS_AT_ONCE_MAX: Final = 500  # of one commit, before others have their turn: some 1 ms
-TOLD_PER_STEP: Final = 64  # positions of one topic that are told without a pause
-TOLD_AT_ONCE_MAX: Final = 16  # topics, or steps of one, at once
-MANY_GROUPS_SINCE: Final = 8  # version of OffsetFetch that asks for several groups
-BY_ID_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch that names topics by id
-_NAMES: Final = ("name", "topic_id")  # by which a topic is named; the second only where several groups can be asked for
+POSITIONS_AT_ONCE_MAX: Final = 500  # of one commit, without a pause: about 1 ms
+PARTITIONS_PER_STEP: Final = 64  # committed offsets of one topic without a pause
+TOPICS_AT_ONCE_MAX: Final = 16  # topics, or steps of one, without a pause
+MANY_GROUPS_SINCE: Final = 8  # first version of OffsetFetch for several groups
+BY_ID_SINCE: Final = 10  # first version of OffsetCommit and OffsetFetch that names topics by id
+# fields that name a topic; the second exists only where several groups can be requested
+_NAMES: Final = ("name", "topic_id")
 
 
 def _topic_error(error: BrokerError, version: int) -> WireError:
-    """The wire's error for a topic that cannot be used: one that is missing by its id has another."""
+    """Return the Kafka error for an unusable topic; a missing topic has a code of its own if it was named by id."""
     if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)
 
 
 def epoch_error(error: BrokerError) -> WireError:
-    """The wire's error for a member of a group whose generations are the epochs of its members."""
+    """Return the Kafka error for a member of a consumer group, where generations are member epochs."""
     return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
 
 
 def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
-    """The wire's error for who may not store positions of a group, in the words of its protocol."""
+    """Return the Kafka error for a member that may not commit, by the type of its group."""
     is_consumer = peer.broker.consumers.has_member(request.group_id, request.member_id)
     return epoch_error(error) if is_consumer else group_error(error)
 
@@ -55,7 +56,7 @@ def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
 
 
 class _Asked(NamedTuple):
-    """Positions in one topic that a commit asks for, and the entries of the answer that tell of them."""
+    """The partitions of one topic in a commit, and their entries in the response."""
 
     topic: Any
     partitions: Sequence[Any]
@@ -63,12 +64,15 @@ class _Asked(NamedTuple):
 
 
 def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """OffsetCommit: many positions in parts, of which each is stored as a whole, with others' requests in between."""
+    """OffsetCommit: large commits are split into parts that are stored in slices, each part as a whole."""
     store(peer, reply, request, partial(check_member, peer, request))
 
 
 def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> None:
-    """Answer a commit. check: whether its group may store positions now; before each part. Raises BrokerError."""
+    """Process a commit.
+
+    check: called before each part; raises BrokerError if the group may not commit now.
+    """
     body = schema.response(Api.OFFSET_COMMIT)(topics=[])
     gathering = Gathering(reply, body)
     parts = _parts(request.topics, body.topics)
@@ -77,7 +81,7 @@ def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> 
 
 
 def check_member(peer: Peer, request: Any) -> None:
-    """Refuse who may not store positions of a group now. Raises BrokerError."""
+    """Refuse a member that may not commit offsets of the group now. Raises BrokerError."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     authorize_group(peer, Action.OFFSET_COMMIT, ())
@@ -86,7 +90,7 @@ def check_member(peer: Peer, request: Any) -> None:
 
 
 def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
-    """Refuse partitions of a topic whose positions are another member's to store, of who passed ``check_member``. Raises BrokerError."""
+    """Refuse partitions that are assigned to another member, for one that passed ``check_member``. Raises BrokerError."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     group, member_id, by = request.group_id, request.member_id, peer.caller
     if consumers.has_member(group, member_id):
@@ -95,18 +99,18 @@ def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) 
         classic.check_partitions(group, topic, member_id, partitions, by=by)
 
 
-def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
-    """What is asked for in parts of at most ``POSITIONS_AT_ONCE_MAX`` positions; puts the answer's entries into ``told``."""
+def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_Asked]]:
+    """Yield parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions and add their entries to ``topic_entries``."""
     made = schema.response(Api.OFFSET_COMMIT).Topics
     part: list[_Asked] = []
     room = POSITIONS_AT_ONCE_MAX
     for topic in topics:
         at = 0
-        told.append(made(name=topic.name, topic_id=topic.topic_id, partitions=[]))
+        topic_entries.append(made(name=topic.name, topic_id=topic.topic_id, partitions=[]))
         while at == 0 or at < len(topic.partitions):
             some = topic.partitions[at : at + room]
             entries = [made.Partitions(index=one.index) for one in some]
-            told[-1].partitions += entries
+            topic_entries[-1].partitions += entries
             part.append(_Asked(topic, some, entries))
             at += max(len(some), 1)
             room -= max(len(some), 1)
@@ -120,7 +124,7 @@ def _parts(topics: Iterable[Any], told: list[Any]) -> Iterator[list[_Asked]]:
 def _commit(
     peer: Peer, version: int, request: Any, check: Callable[[], None], gathering: Gathering, part: Sequence[_Asked]
 ) -> None:
-    """Store positions, if whoever asks may: what one may is looked at for each part."""
+    """Store one part; permissions are checked for each part."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     is_consumer = consumers.has_member(*member[:2])
@@ -155,13 +159,13 @@ def _commit(
 
 
 def _refuse(entries: Iterable[Any], code: WireError) -> None:
-    """None of these partitions was stored."""
+    """Set the error of all these entries."""
     for entry in entries:
         entry.error = code
 
 
 def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
-    """What can be stored, by topic's full name, and the entries of the answer that tell of it; the others say why not."""
+    """Return the offsets to store by full topic name, with their entries; other entries get an error."""
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
     for asked in part:
         try:
@@ -176,7 +180,7 @@ def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tupl
 
 
 def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
-    """What can be stored of a topic's partitions; the entries of the others say why not."""
+    """Return the offsets to store for a topic; entries of other partitions get an error."""
     found: dict[int, Commit] = {}
     for one, answered in zip(asked, entries, strict=True):
         if not 0 <= one.index < len(topic.partitions):
@@ -192,43 +196,43 @@ def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> 
 
 
 def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetFetch: of one group, or several; of topics named, or all."""
+    """OffsetFetch: of one group or several, for named topics or all."""
     version = reply.request.version
     response = schema.response(Api.OFFSET_FETCH)
     entries: Iterator[Any]
     made: Callable[[list[Any]], Any]
     if version >= MANY_GROUPS_SINCE:
-        told, stable = response.Groups, request.require_stable
-        groups = (_fetched(peer, version, told, asked, stable=stable) for asked in request.groups)
-        entries, made = chain.from_iterable(groups), partial(_groups_told, response)
+        group, stable = response.Groups, request.require_stable
+        groups = (_fetched(peer, version, group, asked, stable=stable) for asked in request.groups)
+        entries, made = chain.from_iterable(groups), partial(_groups_response, response)
     else:
         try:
             authorize_group(peer, Action.OFFSET_FETCH, ())
         except BrokerError as error:
             return response(error=group_error(error), topics=[])
         entries = _positions(peer, version, response, request.group_id, request.topics, stable=request.require_stable)
-        made = partial(_topics_told, response)
-    return answer_in_slices(peer.broker, reply, entries, made, at_once=TOLD_AT_ONCE_MAX)
+        made = partial(_topics_response, response)
+    return answer_in_slices(peer.broker, reply, entries, made, at_once=TOPICS_AT_ONCE_MAX)
 
 
 def check_reader(peer: Peer, asked: Any) -> None:
-    """Refuse who may not know positions of a group, or is a member of an earlier epoch. Raises BrokerError."""
+    """Refuse a client that may not see a group's committed offsets, or has an old member epoch. Raises BrokerError."""
     group, member, consumers = asked.group_id, asked.member_id, peer.broker.consumers
     authorize_group(peer, Action.OFFSET_FETCH, ())
     if member and asked.member_epoch >= 0 and consumers.has_member(group, member):
         consumers.check_epoch(group, member, asked.member_epoch, by=peer.caller)
 
 
-def _groups_told(response: Any, groups: list[Any]) -> Any:
+def _groups_response(response: Any, groups: list[Any]) -> Any:
     return response(groups=groups)
 
 
-def _topics_told(response: Any, topics: list[Any]) -> Any:
+def _topics_response(response: Any, topics: list[Any]) -> Any:
     return response(topics=topics)
 
 
 def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
-    """The entry of one group, None now and then before."""
+    """Yield None as a pause, then the entry of one group."""
     group = asked.group_id
     topics: list[Any] = []
     try:
@@ -247,8 +251,10 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -
 def _positions(
     peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
 ) -> Iterator[Any]:
-    """An entry for each topic named, or for each that the group has positions in, None now and then before. stable: those that a transaction
-    is about to move are not told (spec: kafka#stable-offsets)."""
+    """Yield an entry for each named topic, or each topic with committed offsets, and None as a pause.
+
+    stable: leave out offsets that an open transaction may change (spec: kafka#stable-offsets).
+    """
     if asked is None:
         yield from _all_positions(peer, version, made, group, stable=stable)
         return
@@ -264,11 +270,11 @@ def _positions(
         except BrokerError as error:
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
-                code = WireError.NONE  # nobody has a position in it
-        yield from _told(made.Topics, names, one.indexes, held, undecided, code)
+                code = WireError.NONE  # the group has no committed offsets in it
+        yield from _topic_entry(made.Topics, names, one.indexes, held, undecided, code)
 
 
-def _told(
+def _topic_entry(
     made: Any,
     names: Mapping[str, Any],
     numbers: Iterable[int],
@@ -280,13 +286,13 @@ def _told(
     partitions = []
     for number in numbers:
         partitions.append(_entry(made.Partitions, number, held.get(number), undecided, code))
-        if len(partitions) % TOLD_PER_STEP == 0:
+        if len(partitions) % PARTITIONS_PER_STEP == 0:
             yield None
     yield made(**names, partitions=partitions)
 
 
 def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
-    """Partitions whose positions may be others soon, where that matters."""
+    """Return the partitions whose offsets an open transaction may change, if ``stable``."""
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 
@@ -299,7 +305,7 @@ def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: b
         undecided = _undecided(peer, group, topic, stable=stable)
         if held:
             names = {"name": name, "topic_id": topic.id} if version >= MANY_GROUPS_SINCE else {"name": name}
-            yield from _told(made.Topics, names, sorted(held), held, undecided)
+            yield from _topic_entry(made.Topics, names, sorted(held), held, undecided)
 
 
 def _entry(
@@ -318,7 +324,7 @@ def _entry(
 
 
 def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """OffsetDelete: positions in topics that no member of the group reads."""
+    """OffsetDelete: delete committed offsets of topics that no member of the group reads."""
     del reply
     response = schema.response(Api.OFFSET_DELETE)
     classic = peer.broker.classic

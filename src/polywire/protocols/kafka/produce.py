@@ -1,8 +1,8 @@
 """Produce (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
 
-Promises: the records of a partition are stored as a whole or not at all, and partitions fail one by one; a request is answered once all
-of it has its level. What expands to much is opened beside the loop, and thousands of partitions keep nobody waiting. Must not know: frames,
-how batches are laid out.
+* The batch of a partition is stored completely or not at all, and partitions fail independently.
+* The response is sent when all batches have reached the durability level.
+* Large batches are decompressed in a thread. A request for thousands of partitions is processed in slices.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.records.batch import read_header
 from polywire.types import Buffer, Level
 
-ALL: Final = -1  # acks
+ALL: Final = -1  # the value of acks
 LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
 
-STEPS_AT_ONCE: Final = 16  # partitions stored between two looks at the time
+STEPS_AT_ONCE: Final = 16  # partitions stored between two looks at the clock
 
 Opened = tuple[BatchHead, Built] | Refused
 _Asked = tuple[Any, Topic, Any, int]
@@ -48,7 +48,10 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 class _Slices:
-    """What a session waits for while partitions of its request are stored in slices. release: gives back what that looks at."""
+    """A request whose partitions are stored in slices.
+
+    release: frees the request's bytes.
+    """
 
     __slots__ = ("_release", "_slices")
 
@@ -57,7 +60,7 @@ class _Slices:
         self._release = release
 
     def leave(self) -> None:
-        """Store no more of them."""
+        """Store no more partitions."""
         self._slices.cancel()
         self._release()
 
@@ -65,8 +68,10 @@ class _Slices:
 class Producing:
     """One request.
 
-    Invariant: answered when ``_left``, what has yet to be known, is 0. ``_large``: each partition's part of the answer, its topic, its batch,
-    and how long that may be, where it expands to more than others should wait for; ``_expanded_max``: what others may still expand to.
+    Invariant: it is answered when ``_left``, the number of unknown results, is 0.
+
+    ``_large``: entry, topic, batch and size limit of partitions that need too much time to decompress here.
+    ``_expanded_max``: how many bytes the other batches may still expand to.
     """
 
     __slots__ = (
@@ -84,7 +89,7 @@ class Producing:
     )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
-        """refused: why nothing of its transaction can be staged, where that is known."""
+        """refused: why its transaction cannot stage anything, if known."""
         self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
@@ -96,14 +101,17 @@ class Producing:
         self._has_failed = self._is_wide = False
         self._left = 1
 
-    # One partition after the other
+    # Partition by partition
 
     def begin(self, topics: Sequence[Any]) -> None:
-        """Store what needs no thread, then the rest."""
+        """Store small batches, then large ones."""
         self._with_pauses(self._take_each(topics), self._open_large)
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Take steps, at once while that is short, then with others' requests in between and none of this connection; then go on."""
+        """Run the steps, then continue.
+
+        After a short time the steps run in slices: other connections get their turn, this one does not.
+        """
         session = self._session
         now = session.broker.clock.monotonic
         end = now() + QUANTUM_S
@@ -123,14 +131,14 @@ class Producing:
         session.work = _Slices(Slices(session.broker, steps, done), release)
 
     def _take_each(self, topics: Sequence[Any]) -> Iterator[None]:
-        """Check, open and store the batch of one partition in each step."""
+        """Check, decompress and store the batch of one partition in each step."""
         response = schema.response(Api.PRODUCE)
         for asked in topics:
-            told = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
-            self._body.responses.append(told)
+            topic_entry = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
+            self._body.responses.append(topic_entry)
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.index)
-                told.partitions.append(entry)
+                topic_entry.partitions.append(entry)
                 topic = self._topic_of(asked, one, entry)
                 if topic is not None:
                     self._take((entry, topic, one.records, produced_to(topic.settings).bytes_max))
@@ -138,7 +146,7 @@ class Producing:
             yield None
 
     def _topic_of(self, asked: Any, one: Any, entry: Any) -> Topic | None:
-        """The topic where a partition may be written to, before its batch is looked at; else its entry says why not."""
+        """Return the topic if the partition may be written to; otherwise set the entry's error."""
         if self._acks not in LEVELS and self._acks != ALL:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
             return None
@@ -151,7 +159,7 @@ class Producing:
         return topic
 
     def _take(self, asked: _Asked) -> None:
-        """Open a batch and store it, unless it expands to more than others should wait for."""
+        """Decompress and store a batch, or postpone it if it is large."""
         entry, topic, records, bytes_max = asked
         try:
             head = check_batch(records, bytes_max=bytes_max)
@@ -167,7 +175,7 @@ class Producing:
             self._put(entry, topic, refused)
 
     def _expanded(self, source: memoryview, codec: Codec) -> Buffer | None:
-        """What is compressed, None where that is more than there is time for. Raises Refused."""
+        """Decompress a batch; return None if it is too large to do so here. Raises Refused."""
         try:
             expanded = expand(source, codec, self._expanded_max)
         except Refused as refused:
@@ -178,7 +186,7 @@ class Producing:
         return expanded
 
     def _open_large(self) -> None:
-        """Have batches that expand to much opened beside the loop."""
+        """Decompress large batches in a thread."""
         session = self._session
         if not self._large:
             self._handed_on()
@@ -187,16 +195,16 @@ class Producing:
         session.work = session.shared.off_loop.put(self._open_each, self._opened, release)
 
     def _open_each(self) -> Sequence[Opened]:
-        """In a thread."""
+        """Decompress them. Runs in the thread."""
         return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
 
     def _opened(self, opened: Any) -> None:
-        """Large batches were opened."""
+        """Store the batches that the thread decompressed."""
         if isinstance(opened, PeerError):
             self._session.fail(opened)
             return
         large = [(entry, topic) for entry, topic, _, _ in self._large]
-        self._large.clear()  # views of the request end here
+        self._large.clear()  # releases the views of the request
         self._with_pauses(self._put_each(large, opened), self._handed_on)
 
     def _put_each(self, asked: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
@@ -205,18 +213,19 @@ class Producing:
             yield None
 
     def _handed_on(self) -> None:
-        """The broker has everything: the session may go on."""
+        """Let the session continue: the broker has all batches."""
         self._settled()
         if self._session.work is not None:
             self._session.worked()
 
     def _put(self, entry: Any, topic: Topic, found: Opened) -> None:
-        """Hand a batch to the broker."""
+        """Store a decompressed batch."""
         if isinstance(found, Refused):
             self._refuse(entry, found.error, found.message)
             return
         try:
-            self._store(entry, partition_of(topic, entry.index), topic, *found)  # it may have ended meanwhile
+            # the partition may have been deleted meanwhile
+            self._store(entry, partition_of(topic, entry.index), topic, *found)
         except Refused as refused:
             self._refuse(entry, refused.error, refused.message)
         except BrokerError as error:
@@ -252,7 +261,7 @@ class Producing:
         self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
 
     def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
-        """Hold the records of one partition back for the end of their transaction. Raises Refused, BrokerError."""
+        """Stage the records of one partition in a transaction. Raises Refused, BrokerError."""
         id_, version = self._transactional_id, self._answer.request.version
         assert id_ is not None, "a transactional batch has one"
         if self._refused is not None:
@@ -261,7 +270,7 @@ class Producing:
         self._left += 1
 
     def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """The records of one partition are held back; where they will lie nobody knows yet (spec: kafka#base-offsets-in-transactions)."""
+        """Set the result of staged records, whose offset is not known yet (spec: kafka#base-offsets-in-transactions)."""
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         else:
@@ -269,7 +278,7 @@ class Producing:
         self._settled()
 
     def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """The records of one partition have their level, or are not stored."""
+        """Set the result of stored records."""
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         elif result < 0:
@@ -283,7 +292,7 @@ class Producing:
         self._settled()
 
     def _look_at_time(self, entry: Any, partition: Partition, offset: int) -> None:
-        """Tell when records were appended: as it is stored, and as whoever reads them is told."""
+        """Read the batch to return its append time exactly as consumers will see it."""
         timed = partial(self._timed, entry)
         try:
             read = self._session.broker.fetch(partition, offset, bytes_max=1, then=timed)
@@ -294,7 +303,7 @@ class Producing:
                 timed(read)
 
     def _timed(self, entry: Any, read: Read | BrokerError) -> None:
-        """What was stored is read, or gone already; then nothing is told of its time."""
+        """Set the append time from the read; without one if the record was already deleted."""
         if isinstance(read, Read):
             if read.chunks:
                 entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
@@ -320,7 +329,10 @@ class Producing:
 
 
 def _check_times(built: Built, limits: Produced, now_ms: int) -> None:
-    """Refuse timestamps too far from the broker's clock. Only topics that limit their age read each of them. Raises Refused."""
+    """Refuse timestamps too far from the broker's clock. Raises Refused.
+
+    Each record is read only if the topic limits the age of timestamps.
+    """
     if built.max_time_ms > now_ms + limits.after_ms:
         raise Refused(
             WireError.INVALID_TIMESTAMP,
@@ -341,10 +353,10 @@ def _open(records: Any, bytes_max: int) -> Opened:
 
 
 def _kept(refused: Refused) -> Refused:
-    """Without the frames it came through, which would keep it, and all that they know, until a collection of garbage."""
+    """Remove the traceback, whose frames form a reference cycle with the error."""
     return refused.with_traceback(None)
 
 
 def _produce_error(error: BrokerError) -> WireError:
-    """The wire's error for records that were not stored: clients send again where there was no room."""
+    """Return the Kafka error for records that were not stored; clients retry if there was no space."""
     return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

@@ -1,7 +1,7 @@
-"""From the definitions of messages to what the codec runs: record types, and a program for each version of a structure.
+"""Compile the table of messages into record types and one program for each version of a structure.
 
-Promises: the definitions are read once and a program is made when it is first asked for; a record has every field that any version of its
-message has, so handlers never ask for a version. Must not know: bytes, who serves what.
+* The table is parsed once. Programs are made on first use.
+* A record has the fields of all versions of its message, so handlers need not check the version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.structures import Kind, Program, Record, Step
 
 RecordType: TypeAlias = Any
-"""A type made from the table: its fields are attributes, the types of its structures are, too (``topics`` → ``Topics``)."""
+"""A type made from the table. Its fields are attributes, and so are the types of nested structures (``topics`` →
+``Topics``).
+"""
 
 VERSION_MAX: Final = 32767
 
@@ -57,7 +59,10 @@ ALWAYS: Final = Versions(0, VERSION_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a structure. nullable_from: the first version in which it may be null, None: never. structure: of its values."""
+    """One field of a structure.
+
+    nullable_from: the first version in which it may be null, None: never. structure: the structure of its values.
+    """
 
     name: str
     kind: Kind
@@ -71,7 +76,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Fields in the order of the wire, and the type of the records that hold them."""
+    """Fields in wire order, and the record type."""
 
     fields: tuple[Field, ...]
     record: type[Record]
@@ -79,7 +84,10 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request and its answer. flexible_from: the first version with tags and compact lengths."""
+    """A request and its response.
+
+    flexible_from: the first version with tags and compact lengths.
+    """
 
     api: Api
     versions: Versions
@@ -89,38 +97,38 @@ class Message:
 
 
 def message(api: Api) -> Message:
-    """The definition of an api."""
+    """Return the definition of an api."""
     return _messages()[api]
 
 
 @cache
 def request(api: Api) -> RecordType:
-    """The type of an api's requests."""
+    """Return the record type of an api's requests."""
     return message(api).request.record
 
 
 @cache
 def response(api: Api) -> RecordType:
-    """The type of an api's answers."""
+    """Return the record type of an api's responses."""
     return message(api).response.record
 
 
 @cache
 def is_flexible(api: Api, version: int) -> bool:
-    """Whether a version of an api has tags and compact lengths."""
+    """Return whether a version of an api has tags and compact lengths."""
     return version >= message(api).flexible_from
 
 
 @cache
 def request_program(api: Api, version: int) -> Program:
-    """How this version of a request is written."""
+    """Return the program for a version of a request."""
     found = message(api)
     return _program(found.request, version, flexible=version >= found.flexible_from)
 
 
 @cache
 def response_program(api: Api, version: int) -> Program:
-    """How this version of an answer is written."""
+    """Return the program for a version of a response."""
     found = message(api)
     return _program(found.response, version, flexible=version >= found.flexible_from)
 
@@ -146,7 +154,7 @@ def _step(field: Field, version: int, *, flexible: bool) -> Step:
     return Step(field.name, int(field.kind), field.is_array, nullable, tag, field.default, program, flexible)
 
 
-# The definitions
+# The table
 
 
 @cache
@@ -155,7 +163,7 @@ def _messages() -> Mapping[Api, Message]:
 
 
 def _texts() -> Iterator[list[str]]:
-    """The lines of each message."""
+    """Yield the lines of each message."""
     lines: list[str] = []
     for line in DEFINITIONS.strip().splitlines():
         if lines and not line.startswith(" "):
@@ -178,7 +186,7 @@ def _message(lines: list[str]) -> Message:
 
 
 def _versions(text: str, within: Versions) -> Versions:
-    """``5+``, ``2-4`` or ``3``."""
+    """Parse ``5+``, ``2-4`` or ``3``."""
     if text.endswith("+"):
         return Versions(int(text[:-1]), within.last)
     first, _, last = text.partition("-")
@@ -186,7 +194,7 @@ def _versions(text: str, within: Versions) -> Versions:
 
 
 class _Tokens:
-    """The words of a definition, taken one by one; ``[]`` before a type is the word's first two characters."""
+    """The tokens of a definition; ``[]`` before a type is returned as a prefix of the token."""
 
     def __init__(self, text: str) -> None:
         text = text.replace("[]", "*")
@@ -196,11 +204,11 @@ class _Tokens:
         self._at = 0
 
     def peek(self) -> str:
-        """The next word; nothing at the end."""
+        """Return the next token without consuming it, or "" at the end."""
         return self._words[self._at] if self._at < len(self._words) else ""
 
     def take(self) -> str:
-        """The next word, and go on."""
+        """Return the next token and consume it."""
         self._at += 1
         return self._words[self._at - 1]
 
@@ -255,7 +263,7 @@ def _field(tokens: _Tokens, parent: str) -> Field:
 
 
 def _default(kind: Kind, text: str, *, is_array: bool, nullable: bool) -> object:
-    """What a field is where nothing says so: a structure behind a tag is None, arrays are empty."""
+    """Return the default of a field: None for a tagged structure, empty for an array."""
     if is_array:
         return None if nullable else ()
     if kind is Kind.STRUCTURE:

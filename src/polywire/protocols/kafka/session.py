@@ -1,8 +1,9 @@
-"""One Kafka connection: frames in order, answers in order (spec: kafka#framing, kafka#connections).
+"""One Kafka connection: requests and responses in order (spec: kafka#framing, kafka#connections).
 
-Promises: answers leave in the order of the requests; PRODUCE may follow PRODUCE before the first is answered, any other request begins only
-when everything before it was; what makes no sense ends the connection. No task and no future per request. Must not know: sockets, other
-wires, what the requests do.
+* Responses have the order of their requests. PRODUCE requests are pipelined; any other request starts after all earlier
+  ones were answered.
+* A malformed request closes the connection.
+* There is no task and no future per request.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
-REQUEST_BYTES_MAX: Final = (
-    32 * 1024 * 1024 - 4096
-)  # what one receive buffer holds; clients send 1 MiB unless told otherwise
-LINGER_S: Final = 1.0  # that a connection stays behind an answer that ends it, unless its peer closes it
-BUSY_WAIT_S: Final = 2.0  # how long batches wait for room in the log before they are refused
+REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; clients send at most 1 MiB by default
+LINGER_S: Final = 1.0  # how long a connection stays open after its last response, unless the client closes it
+BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before they are refused
 
 
 class Handler(Protocol):
-    """Carries out one request: returns the body of the answer, or None when it fills the answer later. Raises PeerError."""
+    """Executes one request: returns the response's body, or None if it fills the response later. Raises PeerError."""
 
     def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
 
 
 class Work(Protocol):
-    """What is done of one request, and no other of its connection is handled meanwhile."""
+    """A request in progress; meanwhile no other request of its connection is handled."""
 
     def leave(self) -> None:
-        """It is handled, or not wanted any more."""
+        """Abandon the request."""
 
 
 class Command(commands.Command[Api, Handler]):
-    """An api of the wire."""
+    """An api and its handler."""
 
     __slots__ = ()
 
 
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
-    """One peer.
+    """One client.
 
-    Invariant: while ``work``, a request whose batches are opened beside the loop or stored in slices, is there, or batches wait for room in
-    the log, no further request is handled. ``_principal`` is who the peer was when it was last asked, None before it has asked for anything
-    that takes a login. ``software``: what the client calls itself, empty before it has.
+    Invariant: no further request is handled while there is ``work`` (a request whose batches are decompressed in a
+    thread or stored in slices), or while batches wait for space in the log.
+
+    ``_principal``: the user at the last check, None before the first request that requires a login. ``software``: the
+    client's name and version, empty until it has sent them.
     """
 
     __slots__ = (
@@ -94,7 +95,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         resume: Callable[[], None],
         served: Mapping[Api, Served] | None = None,
     ) -> None:
-        """served: what may be asked for, where that is not what clients may."""
+        """served: supported versions, if they differ from those for clients."""
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
@@ -108,20 +109,20 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._lingers = False
         self._caller: Caller | None = None
 
-    # What the driver asks
+    # The driver's interface
 
     @property
     def spoken_dialect(self) -> str:
-        """The software that the client says it is: versions are told request by request."""
+        """The client's software; versions differ from request to request."""
         return self.software
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest request with its length."""
+        """Largest request with its length prefix."""
         return LENGTH_BYTES + self._request_bytes_max()
 
     def _request_bytes_max(self) -> int:
-        """Longest request; little from who has yet to log in."""
+        """The largest request; smaller before the login."""
         if self._principal is not None or self.output.certified is not None or self.broker.access.is_open:
             return REQUEST_BYTES_MAX
         return LOGIN_FRAME_BYTES_MAX
@@ -130,7 +131,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Length of the frame at ``at``, 0 while it does not tell. Raises PeerError for what cannot be one."""
+        """Return the size of the frame at ``at``, 0 if its length is incomplete. Raises PeerError for an invalid
+        length.
+        """
         if len(data) - at < LENGTH_BYTES:
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
@@ -139,7 +142,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
+        """Handle one request. Return False if it must wait for earlier responses. Raises PeerError."""
         frame = data[at + LENGTH_BYTES : end]
         if self._principal is None and self.sasl.takes_tokens:
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
@@ -160,16 +163,16 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return True
 
     def _handle(self, command: Command, answer: Answer) -> None:
-        """Begin to do what a request asks for. Raises PeerError."""
+        """Start a request. Raises PeerError."""
         request = answer.request
         body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
         if body is not None:
             answer.ok(body)
 
     def _take_wide(self, frame: memoryview) -> None:
-        """Read a request of many elements with others' requests in between; no other of this connection is taken meanwhile.
+        """Decode a large request in slices; meanwhile no other request of this connection is handled.
 
-        The frame is copied: what it is in is used for what comes next. Raises PeerError.
+        The frame is copied because its buffer is reused. Raises PeerError.
         """
         head, at = decode_head(frame, self._served)
         command = self._commands[head.api]
@@ -181,8 +184,8 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         ).cancel
 
     def _wide_read(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
-        """A request of many elements is read: go on as with any other."""
-        assert not isinstance(read, BrokerError), "nobody was asked anything yet"
+        """Handle a large request after it was decoded."""
+        assert not isinstance(read, BrokerError), "decoding does not call the broker"
         (body,) = read
         answer.cancel = None
         try:
@@ -193,24 +196,24 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         except PeerError as error:
             self.fail(error)
 
-    # What handlers ask
+    # The handlers' interface
 
     @property
     def principal(self) -> Principal:
-        """Who the peer is; whose login is over may do nothing. Raises Denied(LOGIN_REQUIRED)."""
+        """Return the user. Raises Denied(LOGIN_REQUIRED), also after the login expired."""
         if self._principal is None:
             self._principal = self.output.certified or self.broker.access.anonymous()
         return self._principal
 
     def _meet(self) -> None:
-        """The peer asks for something that takes a login. Raises PeerError: peers of this wire expect no other answer."""
+        """Require a login. Raises PeerError: Kafka clients expect the connection to close."""
         try:
             self._principal = self.principal
         except Denied as denied:
             raise PeerError(denied.message, fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
-        """Make the peer this user. Raises Busy, Denied(LOGIN_FAILED) where it has been another user (KIP-368)."""
+        """Set the user. Raises Busy, or Denied(LOGIN_FAILED) if the connection had another user (KIP-368)."""
         if self._principal is not None and self._principal.user_id != principal.user_id:
             raise Denied(
                 ErrorCode.LOGIN_FAILED,
@@ -222,34 +225,34 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port by which the peer reaches this broker."""
+        """Return the host and port by which the client reaches this broker."""
         return self.shared.address(self.output.local)
 
     @property
     def peer_address(self) -> str:
-        """Where the peer is."""
+        """The client's address."""
         return self.output.peer
 
     def check_here(self, topic: str) -> None:
-        """Refuse a topic that is not here because another process has it, if there are several. Raises NotOwner(NOT_OWNER)."""
+        """Refuse a topic that another process owns. Raises NotOwner(NOT_OWNER)."""
 
     @property
     def caller(self) -> Caller:
-        """Whose it is what the peer makes."""
+        """The owner of what the client creates."""
         if self._caller is None or self._caller.principal is not self._principal:
             self._caller = caller_of(self._principal, self.peer_address)
         return self._caller
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Refuse what the peer may not do. Raises Denied."""
+        """Refuse an action that the client may not perform. Raises Denied."""
         self.broker.access.authorize(self.principal, action, where)
 
     def permits(self, action: Action, where: Where = None) -> bool:
-        """Whether the peer may do it. Raises Denied(LOGIN_REQUIRED) when it is nobody."""
+        """Return whether the client may perform an action. Raises Denied(LOGIN_REQUIRED) without a login."""
         return self.broker.access.permits(self.principal, action, where)
 
     def fail(self, error: PeerError) -> None:
-        """Close, dropping what was not handled, for what is not found out inside of ``receive``."""
+        """Close the connection for an error found outside of ``receive``; unhandled requests are dropped."""
         self.append_queue.drop()
         self._stop_taking()
         self._leave_work()
@@ -257,15 +260,17 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             self.output.fail(error)
 
     def end(self, answer: Answer) -> None:
-        """This answer is the last. A peer has a moment to read it: there are clients that drop what they have not looked at when they see the
-        end of the connection behind it."""
+        """Close the connection after this response.
+
+        The client gets a moment to read it: some clients drop unread data when they see the connection close.
+        """
         self._stop_taking()
-        if answer.request.version != BARE:  # that one has no bytes: the end tells
+        if answer.request.version != BARE:  # a response without bytes is replaced by the close
             self._lingers = True
             self.broker.loop.call_later(LINGER_S, self._end_now)
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done."""
+        """Handle the end of the client's data."""
         self._lingers = False
         super().finish(data)
 
@@ -274,16 +279,16 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._end_when_done()
 
     def owes(self) -> bool:
-        """Whether something that was asked for is not answered yet, or its failure is still to be told by the end of the connection."""
+        """Whether a request is unanswered, or failed and is still to be reported by closing the connection."""
         return self._lingers or super().owes()
 
     def refuse_silently(self) -> None:
-        """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""
+        """Note the failure of a request without a response; closing the connection reports it (spec: kafka#produce)."""
         error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
 
     def worked(self) -> None:
-        """``work`` is handled: go on with the next request."""
+        """Finish ``work`` and continue with the next request."""
         self._leave_work()
         self._go_on()
 
@@ -292,10 +297,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if work is not None:
             work.leave()
 
-    # The end
+    # The end of the connection
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Release everything: the connection is closed."""
         self._enter(CLOSED)
         self._leave_work()
         self.append_queue.drop()
@@ -306,7 +311,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
 
 def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:
-    """The body of a request at last, or what is wrong with it; None now and then before."""
+    """Decode the body of a request in steps: yield None between steps, then the body or the error."""
     try:
         yield from decode_wide_body(frame, head, start)
     except PeerError as error:

@@ -1,13 +1,14 @@
 # mypy: disable-error-code="no-any-return"
-"""Structures of Kafka's wire out of bytes, by programs made from the table of definitions.
+"""Decode structures by programs made from the table of messages.
 
-Promises: one call per message; nothing is read beyond the end that was given; an array has no more elements than the bytes behind its count
-can hold, and all arrays and tags of a message together no more than a limit; bytes of records are not copied; what has many elements can
-be read with pauses. Must not know: which message it is, sockets.
+* One call per message. Nothing beyond the given end is read.
+* An array has at most as many elements as the bytes behind its count can hold. All arrays and tags of a message
+  together have a limit.
+* Record bytes are not copied. Messages with many elements can be decoded in steps.
 
-Numbers are big-endian. Lengths and counts of a flexible version are unsigned varints of one more than themselves, 0 is null; otherwise i16
-for texts and i32 for the rest, -1 is null. A flexible structure ends with its tags: a varint of their count, and number, size and bytes
-of each.
+Numbers are big-endian. In flexible versions lengths and counts are unsigned varints plus one, where 0 is null.
+Otherwise they are i16 for strings and i32 for the rest, where -1 is null. A flexible structure ends with its tags: a
+varint count, then number, size and bytes of each.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ else:
     from polywire.protocols.kafka.structures import Program, Step
     from polywire.records.memory import Lent, lend
 
-ELEMENTS_MAX: Final = 100_000  # of all arrays of one request: each becomes an object
-AT_ONCE_MAX: Final = 2_048  # of those that are read without a pause: some 2 ms
+ELEMENTS_MAX: Final = 100_000  # of all arrays of one request, because each becomes an object
+AT_ONCE_MAX: Final = 2_048  # elements decoded without a pause, about 2 ms
 
 _F64: Final = Struct(">d")
 _PLAIN_AT_ONCE_MAX = cython.declare(cython.longlong, 64)  # elements without arrays of their own, between two pauses
-_TAGS_MAX = cython.declare(cython.longlong, 1_000)  # of what stands in front of a body
+_TAGS_MAX = cython.declare(cython.longlong, 1_000)  # in the header of a request
 _VARINT_BYTES_MAX = cython.declare(cython.int, 5)
 _TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
 _ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
@@ -50,13 +51,13 @@ _STRUCTURE = cython.declare(cython.int, 20)
 
 
 class Wide(PeerError):
-    """A message has more elements than were to be read."""
+    """A message has more elements than the limit."""
 
 
 @cython.final
 @cython.cclass
 class _Cursor:
-    """Where reading stands. Guards: 0 <= at <= end <= the buffer's size."""
+    """The read position. Guards: 0 <= at <= end <= the buffer's size."""
 
     if cython.compiled:
         lent: Lent
@@ -89,7 +90,7 @@ def _no_null(name: str) -> object:
 
 @cython.cfunc
 def _number(c: _Cursor, size: cython.int) -> cython.longlong:
-    """A signed number of ``size`` bytes."""
+    """Read a signed number of ``size`` bytes."""
     x: cython.longlong
     i: cython.int
     p: cython.p_const_uchar = c.lent.p
@@ -105,7 +106,7 @@ def _number(c: _Cursor, size: cython.int) -> cython.longlong:
 
 @cython.cfunc
 def _varint(c: _Cursor) -> cython.longlong:
-    """An unsigned varint of 32 bits."""
+    """Read an unsigned varint of 32 bits."""
     x: cython.longlong = 0
     byte: cython.longlong
     i: cython.int
@@ -125,7 +126,7 @@ def _varint(c: _Cursor) -> cython.longlong:
 
 @cython.cfunc
 def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longlong:
-    """The length of what follows, or the count; -1 for null."""
+    """Read a length or count, -1 for null."""
     length: cython.longlong = _varint(c) - 1 if flexible else _number(c, size)
     if length < -1:
         raise PeerError(f"length is negative length={length}", fatal=True)
@@ -134,7 +135,7 @@ def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longl
 
 @cython.cfunc
 def _take(c: _Cursor, length: cython.longlong) -> cython.Py_ssize_t:
-    """Go over ``length`` bytes; where they begin."""
+    """Skip ``length`` bytes and return where they begin."""
     if length > c.end - c.at:
         _ends_early()
     c.at += length
@@ -162,7 +163,7 @@ def _text(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _raw(c: _Cursor, length: cython.longlong) -> object:
-    """A copy of the next bytes."""
+    """Return a copy of the next bytes."""
     at: cython.Py_ssize_t = _take(c, length)
     if cython.compiled:
         copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, c.lent.p + at), length)
@@ -173,7 +174,7 @@ def _raw(c: _Cursor, length: cython.longlong) -> object:
 
 @cython.cfunc
 def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
-    """One value of a step, or one element of its array."""
+    """Read one value of a step, or one element of its array."""
     kind: cython.int = step.kind
     length: cython.longlong
     at: cython.Py_ssize_t
@@ -203,7 +204,7 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
-    """Count elements, or tags, before they are read. Raises Wide."""
+    """Charge elements or tags against the limit before they are read. Raises Wide."""
     c.elements_left -= count
     if c.elements_left < 0:
         raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)
@@ -211,7 +212,7 @@ def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
 
 @cython.cfunc
 def _count(c: _Cursor, step: Step, flexible: cython.bint) -> cython.longlong:
-    """How many elements an array has, -1 for null."""
+    """Read the number of elements of an array, -1 for null."""
     count: cython.longlong = _length(c, flexible, 4)
     if count < 0:
         if not step.nullable:
@@ -241,7 +242,7 @@ def _value(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _empty(program: Program) -> object:
-    """A record that has only what is not always read."""
+    """Return a record with the defaults of fields that may be absent."""
     made: object = program.record.__new__(program.record)
     for name, default in program.defaults:
         setattr(made, name, default)
@@ -250,7 +251,7 @@ def _empty(program: Program) -> object:
 
 @cython.cfunc
 def _structure(c: _Cursor, program: Program) -> object:
-    """A record of a program's type."""
+    """Read a record of a program's type."""
     made: object = _empty(program)
     step: Step
     for step in program.steps:
@@ -262,7 +263,7 @@ def _structure(c: _Cursor, program: Program) -> object:
 
 @cython.cfunc
 def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
-    """Read the tags that the program knows into ``made`` and go over the others."""
+    """Read the known tags into ``made`` and skip the others."""
     count: cython.longlong = _varint(c)
     tag: cython.longlong
     at: cython.Py_ssize_t
@@ -279,7 +280,7 @@ def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
 
 @cython.cfunc
 def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cython.void:
-    """Read the value between ``at`` and where reading stands."""
+    """Read a tag's value, which ends at the read position, from ``at``."""
     end: cython.Py_ssize_t = c.at
     whole: cython.Py_ssize_t = c.end
     c.at = at
@@ -290,17 +291,17 @@ def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cyth
 
 
 def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: int = ELEMENTS_MAX) -> Any:
-    """The structure at ``start``; bytes behind it are left alone, and fields that are record batches are views of ``source``.
+    """Decode the structure at ``start``; bytes behind it are ignored, and record batches are views of ``source``.
 
-    Raises PeerError for bytes that are none, and Wide where there are more elements.
+    Raises PeerError for malformed bytes, and Wide for too many elements.
     """
     return _structure(_Cursor(source, start, elements_max), program)
 
 
 def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:
-    """The same, at last; None now and then before, so often that little is read in between. ``source`` must stay as it is.
+    """Decode the structure in short steps: yield None between steps, then the structure.
 
-    Raises as ``decode``.
+    ``source`` must not change meanwhile. Raises as ``decode``.
     """
     c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
     made = _empty(program)
@@ -309,7 +310,7 @@ def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iter
 
 
 def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[None]:
-    """Read the fields of a structure into its record."""
+    """Read the fields of a structure into its record, in steps."""
     step: Step
     found: list[object]
     count: cython.longlong
@@ -343,7 +344,7 @@ def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[No
 
 @cython.cfunc
 def _has_arrays(step: Step) -> cython.bint:
-    """Whether elements are structures that have arrays themselves."""
+    """Return whether elements are structures that have arrays."""
     inner: Step
     if step.kind == _STRUCTURE:
         for inner in step.program.steps:
@@ -353,7 +354,7 @@ def _has_arrays(step: Step) -> cython.bint:
 
 
 def skip_tags(source: Buffer, start: int) -> int:
-    """Position behind the tags at ``start``. Raises PeerError."""
+    """Return the position behind the tags at ``start``. Raises PeerError."""
     c: _Cursor = _Cursor(source, start, _TAGS_MAX)
     _tags(c, _NO_TAGS, None)
     return c.at

@@ -1,7 +1,7 @@
-"""Structures of Kafka's wire into bytes, by programs made from the table of definitions (see ``structure_decoder`` for their layout).
+"""Encode structures by programs made from the table of messages (layout: see ``structure_decoder``).
 
-Promises: one call per message; bytes of records are not copied from ``PART_BYTES_MIN`` on; a value that the wire cannot carry is refused,
-never cut. Must not know: which message it is, sockets.
+* One call per message. Record buffers of at least ``PART_BYTES_MIN`` bytes are not copied.
+* A value that does not fit its field is refused, never truncated.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ else:
     from polywire.protocols.kafka.structures import Program, Step
     from polywire.records.memory import Lent, lend, move
 
-PART_BYTES_MIN: Final = 4096  # records of this size are a part of their own in what is written
+PART_BYTES_MIN: Final = 4096  # records of at least this size are sent as a separate buffer
 
 _F64: Final = Struct(">d")
 _TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
 _I32_MAX = cython.declare(cython.longlong, 2_147_483_647)
 _ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
 _PART_MIN = cython.declare(cython.Py_ssize_t, 4096)
-_AT_ONCE_MAX = cython.declare(
-    cython.Py_ssize_t, 64
-)  # entries of an array inside of an entry that are encoded without a pause
+_AT_ONCE_MAX = cython.declare(cython.Py_ssize_t, 64)  # entries of a nested array that are encoded without a pause
 _BOOL = cython.declare(cython.int, 0)
 _I64 = cython.declare(cython.int, 8)
 _FLOAT = cython.declare(cython.int, 9)
@@ -45,9 +43,10 @@ _STRUCTURE = cython.declare(cython.int, 20)
 @cython.final
 @cython.cclass
 class _Writer:
-    """What was written so far. Guards: ``p`` points at the ``size`` bytes of ``out``, of which ``at`` are written.
+    """The output buffer.
 
-    cuts: (position, records): what is to be sent before the byte at the position without being copied. outside: how many bytes these are.
+    Guards: ``p`` points at the ``size`` bytes of ``out``, of which ``at`` are written. cuts: (position, records):
+    records to send without a copy before the byte at this position. outside: the size of these records.
     """
 
     if cython.compiled:
@@ -88,7 +87,7 @@ def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
 
 @cython.cfunc
 def _put(w: _Writer, x: cython.longlong, size: cython.int) -> cython.void:
-    """Write a number of ``size`` bytes. Raises ValueError for one that has more."""
+    """Write a number of ``size`` bytes. Raises ValueError if it does not fit."""
     if size < 8 and x >> (8 * size - 1) != 0 and x >> (8 * size - 1) != -1:
         raise ValueError(f"a number is out of range number={x} bytes={size}")
     _grow(w, size)
@@ -130,7 +129,7 @@ def _put_raw(w: _Writer, data: object) -> cython.void:
 
 @cython.cfunc
 def _put_records(w: _Writer, data: object, flexible: cython.bint) -> cython.void:
-    """Bytes of records: one buffer, or several that follow each other."""
+    """Write record bytes: one buffer or several consecutive ones."""
     parts: list[object] = data if isinstance(data, list) else [data]
     size: cython.Py_ssize_t = 0
     lent: Lent
@@ -161,7 +160,7 @@ def _put_single(w: _Writer, step: Step, value: object, flexible: cython.bint) ->
             _put(w, -1 if value is None else 1, 1)
             if value is None:
                 return
-        if isinstance(value, bytes):  # encoded before
+        if isinstance(value, bytes):  # already encoded
             _put_raw(w, value)
             return
         _put_structure(w, step.program, step.program.record() if value is None else value)
@@ -209,7 +208,7 @@ def _put_structure(w: _Writer, program: Program, record: object) -> cython.void:
 
 @cython.cfunc
 def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
-    """The tags of what is not as it is by default."""
+    """Write the tagged fields that differ from their defaults."""
     step: Step
     inner: _Writer
     said: list[Step] = []
@@ -233,10 +232,11 @@ def _tag_of(step: Step) -> int:
 
 
 def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
-    """``prefix`` and the structure, framed: parts to be sent one behind the other, the first of which begins with the length of all (i32).
+    """Encode ``prefix`` and the structure as buffers to send one after the other; the first begins with the total
+    length.
 
-    A null that the version does not have is written as empty. Records of ``PART_BYTES_MIN`` and more are parts themselves, not copies.
-    Raises ValueError, OverflowError for what the wire cannot carry.
+    A null that the version cannot express becomes an empty value. Records of at least ``PART_BYTES_MIN`` bytes are
+    buffers of their own, not copies. Raises ValueError, OverflowError for values that do not fit.
     """
     w: _Writer = _Writer(256)
     at: cython.Py_ssize_t
@@ -264,10 +264,9 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
 
 
 def encode_entries(program: Program, record: Any) -> Iterator[None]:
-    """Put bytes in place of the entries of a structure's arrays, which ``encode`` then only copies.
+    """Encode the entries of a structure's arrays in steps and replace them by bytes, which ``encode`` copies.
 
-    None follows each entry, and comes in the midst of one that has many itself. Entries must not have records. Raises ValueError,
-    OverflowError for what the wire cannot carry.
+    Entries must not have records. Raises ValueError, OverflowError for values that do not fit.
     """
     step: Step
     for step in program.steps:
@@ -284,7 +283,7 @@ def encode_entries(program: Program, record: Any) -> Iterator[None]:
 
 
 def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
-    """The same for a single entry of an array somewhere in a structure of this program: its bytes, and None now and then before."""
+    """Encode a single entry of an array in this program: yield None between steps, then the bytes."""
     own: Program = _program_of(program, type(entry))
     if _is_wide(own, entry):
         yield from encode_entries(own, entry)
@@ -293,7 +292,7 @@ def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
 
 @cython.cfunc
 def _written(w: _Writer, size: cython.Py_ssize_t) -> bytes:
-    """A copy of the first bytes."""
+    """Return a copy of the first bytes."""
     if cython.compiled:
         copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, w.p), size)
     else:
@@ -310,7 +309,7 @@ def _entry_bytes(program: Program, entry: object) -> bytes:
 
 @cython.cfunc
 def _is_wide(program: Program, entry: object) -> cython.bint:
-    """Whether an entry has many entries of its own."""
+    """Return whether an entry has many entries of its own."""
     step: Step
     widest: cython.Py_ssize_t = 0
     for step in program.steps:
@@ -321,7 +320,7 @@ def _is_wide(program: Program, entry: object) -> cython.bint:
 
 @cython.cfunc
 def _program_of(program: Program, record: object) -> Program:
-    """How entries of this type are written in a structure, None where it has none."""
+    """Return the program for entries of this type, None if the structure has none."""
     step: Step
     found: Program
     for step in program.steps:

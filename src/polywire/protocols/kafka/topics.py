@@ -1,8 +1,8 @@
-"""Topics: Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata, kafka#other-calls,
-kafka#createtopics, kafka#deletetopics, kafka#createpartitions).
+"""Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata,
+kafka#other-calls, kafka#createtopics, kafka#deletetopics, kafka#createpartitions).
 
-Promises: a topic that is made on the way is there in the same answer; who may not know of a topic is told the same whether or not it exists.
-Must not know: frames, records.
+* A topic that Metadata creates is in the same response.
+* A client without permission gets the same error whether or not the topic exists.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import TopicName
 
 NAME_BYTES_MAX: Final = 249
-BY_ID_SINCE: Final = 12  # version of Metadata that asks by id; two before it have the field
+BY_ID_SINCE: Final = 12  # first version of Metadata that asks by id; two earlier ones have the field
 REPLICATION_FACTOR: Final = 1
-PAGE_PARTITIONS_MAX: Final = 2_000  # of an answer to DescribeTopicPartitions, as in the reference
-DEFAULT: Final = -1  # of a number in CreateTopics
+PAGE_PARTITIONS_MAX: Final = 2_000  # of a response to DescribeTopicPartitions, as in Kafka
+DEFAULT: Final = -1  # of numbers in CreateTopics
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a topic may be made by this name (spec: kafka#topic-names); topics of other wires may be called otherwise."""
+    """Return whether a topic may be created with this name (spec: kafka#topic-names); other protocols allow other
+    names.
+    """
     return 0 < len(name) <= NAME_BYTES_MAX and name not in (".", "..") and _NAME_CHARACTERS.issuperset(name)
 
 
@@ -45,7 +47,7 @@ def is_topic_name(name: str) -> bool:
 
 
 def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Metadata: the broker, and the topics asked for."""
+    """Metadata: return the broker and the requested topics."""
     version = answer.request.version
     asked = request.topics
     if asked is None or (version == 0 and not asked):
@@ -91,7 +93,7 @@ def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, versio
 
 
 def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_create: bool) -> Topic:
-    """A topic that is asked for; made when it is missing and may be. Raises BrokerError."""
+    """Return a requested topic, created if missing and allowed. Raises BrokerError."""
     broker = session.broker
     try:
         return topic_of(session, Action.TOPIC_DESCRIBE, name or "", topic_id)
@@ -107,7 +109,7 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
 
 
 def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
-    """What clients are told of a topic; None while it is made."""
+    """Yield None as a pause, then the metadata of a topic."""
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
     for partition in topic.partitions[:]:
@@ -123,7 +125,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
 
 
 def led(made: Any, partition: Partition, node_id: int) -> Any:
-    """A partition as records of this type say it: this broker leads all of them, and has the one copy."""
+    """Return a partition as a record of this type: this broker is its leader and its only replica."""
     nodes = [node_id]
     return made(
         index=partition.number,
@@ -135,7 +137,7 @@ def led(made: Any, partition: Partition, node_id: int) -> Any:
 
 
 def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTopicPartitions: topics in the order of their names, page by page."""
+    """DescribeTopicPartitions: return topics by name, page by page."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     following: list[Any] = []
 
@@ -146,7 +148,10 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 
 
 def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterator[Any]:
-    """The topics of a page. following: gets the cursor of the next one, if there is more."""
+    """Yield the topics of a page.
+
+    following: receives the cursor of the next page, if there is one.
+    """
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     names = sorted({one.name for one in request.topics} or {topic.name.full for topic in session.broker.topics()})
     begin = ("", 0) if request.cursor is None else (request.cursor.topic_name, max(request.cursor.index, 0))
@@ -178,7 +183,7 @@ def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) 
     return made(name=topic.name.full, topic_id=topic.id, partitions=partitions, operations=operations)
 
 
-# Topics begin, grow and end
+# Creation, growth, deletion
 
 
 def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -208,7 +213,7 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:
-    """Make one topic, or find out whether it could be made. Raises BrokerError."""
+    """Create one topic, or validate the request. Raises BrokerError."""
     broker = session.broker
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
@@ -253,7 +258,10 @@ def _made(entry: Any, topic: Topic) -> None:
 
 
 def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
-    """What is wrong with how many partitions and copies are asked for; of up to ``replication_factor_max`` copies one is kept."""
+    """Return the error for the requested numbers of partitions and replicas, or None.
+
+    Up to ``replication_factor_max`` replicas are accepted; one is stored.
+    """
     if asked.assignments:
         numbers = [one.index for one in asked.assignments]
         if (asked.num_partitions, asked.replication_factor) != (DEFAULT, DEFAULT):
@@ -272,7 +280,7 @@ def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """CreatePartitions: up to a count."""
+    """CreatePartitions: add partitions up to a total number."""
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
     gathering = Gathering(answer, body)
@@ -294,7 +302,7 @@ def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) ->
 def _grow(
     session: KafkaSession, gathering: Gathering, topic: Topic, asked: Any, entry: Any, *, validate_only: bool
 ) -> None:
-    """Add partitions to one topic, or find out whether they could be added. Raises BrokerError."""
+    """Add partitions to one topic, or validate the request. Raises BrokerError."""
     added = asked.count - len(topic.partitions)
     if added <= 0:
         raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic already has {len(topic.partitions)} partitions")

@@ -1,8 +1,9 @@
-"""Transactions: InitProducerId of a transactional id, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn
-(spec: kafka#transactions).
+"""Transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn (spec:
+kafka#transactions).
 
-Promises: whoever was fenced changes nothing; records and positions of a commit become true at once; what has ended may be ended again the
-same way. Must not know: frames, how records are staged.
+* A fenced producer changes nothing.
+* Records and committed offsets of a transaction become visible atomically.
+* EndTxn can be repeated with the same result.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 from polywire.types import Level
 
-TIMEOUT_MS_MAX: Final = 900_000  # of a transaction: what clients may ask of the reference
+TIMEOUT_MS_MAX: Final = 900_000  # maximal timeout, as in Kafka
 FENCED_SINCE: Final = (
-    2  # version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn in which fenced producers have an error of their own
+    2  # first version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn with an error code for fenced producers
 )
-FENCED_INIT_SINCE: Final = 4  # the same of InitProducerId
-ABORTABLE_SINCE: Final = 11  # version of Produce in which clients are told to abort
-ADDING_SINCE: Final = 12  # version of Produce that adds partitions to the transaction by itself
-ADDING_OFFSETS_SINCE: Final = 5  # version of TxnOffsetCommit that adds the group by itself
-RAISING_SINCE: Final = 5  # version of EndTxn after which the producer is in the next epoch
+FENCED_INIT_SINCE: Final = 4  # the same for InitProducerId
+ABORTABLE_SINCE: Final = 11  # first version of Produce with an error code that makes clients abort
+ADDING_SINCE: Final = 12  # first version of Produce that adds partitions to the transaction
+ADDING_OFFSETS_SINCE: Final = 5  # first version of TxnOffsetCommit that adds the group to the transaction
+RAISING_SINCE: Final = 5  # first version of EndTxn that increments the producer epoch
 NO_PRODUCER: Final = -1
-_NOT_NUMBERED: Final = -1  # epoch of a stored batch whose sequences nobody looks at
-SETTLED_S: Final = 5.0  # that an end waits for other shards to follow: it has been decided, and they will
+_NOT_NUMBERED: Final = -1  # epoch of a stored batch without checked sequences
+# how long a response waits for other shards to apply a decided transaction; they will even if it is longer
+SETTLED_S: Final = 5.0
 _US_PER_MS: Final = 1_000
 _ENDED: Final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
 _ERRORS: Final = {
     ErrorCode.INVALID_NAME: WireError.INVALID_REQUEST,
     ErrorCode.PRODUCER_FENCED: WireError.CONCURRENT_TRANSACTIONS,
-    # clients find their coordinator again, and repeat
+    # clients look up their coordinator and retry
     ErrorCode.BUSY: WireError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.DISK_FULL: WireError.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.STOPPING: WireError.COORDINATOR_NOT_AVAILABLE,
@@ -58,7 +60,7 @@ _ERRORS: Final = {
 
 
 def transaction_error(error: BrokerError) -> WireError:
-    """The wire's error for what concerns a transaction."""
+    """Return the Kafka error for a request about a transaction."""
     found = _ERRORS.get(error.code)
     return wire_error(error, denied=WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) if found is None else found
 
@@ -68,7 +70,7 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
 
 
 def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
-    """The latest transaction of a transactional id that our shard has: its own, or its branch of one that is at home elsewhere.
+    """Return the latest transaction of an id that this shard has: its own, or its branch of another shard's.
 
     Raises Denied(DENIED).
     """
@@ -78,14 +80,14 @@ def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
 
 
 def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
-    """The latest transaction of a transactional id, for the producer that holds it. Raises Refused."""
+    """Return the latest transaction of an id if this producer holds the id. Raises Refused."""
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
         found = find_transaction(session, id_)
     except BrokerError as error:
         raise Refused(transaction_error(error), error.message) from None
     if found is None:
-        raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "nobody holds the transactional id")
+        raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "no producer holds the transactional id")
     if found.producer is not None and found.producer.id != producer_id:
         raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "the transactional id has another producer")
     if found.producer is None or found.producer_epoch != epoch:
@@ -94,7 +96,7 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
 
 
 def check_settled(session: KafkaSession, transaction: Transaction) -> None:
-    """Refuse what comes while a transaction is on its way to its end. Raises Refused."""
+    """Refuse requests while the transaction is being ended. Raises Refused."""
     if session.broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
     if session.broker.branches.is_deciding(transaction.id):
@@ -104,13 +106,16 @@ def check_settled(session: KafkaSession, transaction: Transaction) -> None:
 
 
 def check_begun(transaction: Transaction) -> None:
-    """Refuse what would begin a branch that its home has not let in now: a power loss took the one that was opened for it. Raises Refused."""
+    """Refuse to use a branch that its coordinator has not opened. Raises Refused.
+
+    A power failure can lose a branch that was just opened.
+    """
     if transaction.is_branch and not transaction.is_open:
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the branch that was opened for this is lost")
 
 
 def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limit_s: float = SETTLED_S) -> None:
-    """Go on when all shards have followed how a transaction has ended, or do not in time."""
+    """Continue when all shards have applied the end of a transaction, or after the time limit."""
     is_waiting = True
 
     def go_on() -> None:
@@ -125,8 +130,8 @@ def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limi
     timer = session.broker.loop.call_later(limit_s, go_on)
 
 
-def _told_all(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
-    """Completes once what was stored is true in all shards: a client that then reads what it has committed finds it."""
+def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
+    """Return a completion that waits until all shards show the result: clients may read what they committed anywhere."""
 
     def stored(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError) or not session.broker.branches.is_deciding(id_):
@@ -141,7 +146,7 @@ def _told_all(session: KafkaSession, id_: str, done: Completion[int]) -> Complet
 
 
 def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId of a transactional id: what is open is aborted, and whoever held it fenced."""
+    """InitProducerId of a transactional id: abort its open transaction and fence the previous producer."""
     response = schema.response(Api.INIT_PRODUCER_ID)
 
     def done(result: int | BrokerError) -> None:
@@ -152,8 +157,8 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
             answer.ok(response(producer_id=held.producer.id, producer_epoch=held.producer_epoch))
 
     try:
-        told = _told_all(session, request.transactional_id or "", done)
-        held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), told)
+        visible = _visible_everywhere(session, request.transactional_id or "", done)
+        held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), visible)
     except Refused as refused:
         return response(error=refused.error)
     except BrokerError as error:
@@ -191,28 +196,28 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
     )
 
 
-# What a transaction is about
+# Partitions and offsets
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AddPartitionsToTxn: all of them, or none; many are looked up with others' requests in between."""
+    """AddPartitionsToTxn: all partitions or none; many are looked up in slices."""
     body = schema.response(Api.ADD_PARTITIONS_TO_TXN)(topics=[])
     gathering = Gathering(answer, body)
     gathering.ask(session.broker, _add_each(session, answer, request, body, gathering))
 
 
 def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
-    """Look up one partition after the other, then add them."""
+    """Look up the partitions in steps, then add them."""
     made = schema.response(Api.ADD_PARTITIONS_TO_TXN).Topics
     entries: list[Any] = []
     found: list[Partition] = []
     for asked in request.topics:
-        told = made(name=asked.name, partitions=[])
-        body.topics.append(told)
+        topic_entry = made(name=asked.name, partitions=[])
+        body.topics.append(topic_entry)
         topic = _writable(session, asked.name)
         for number in asked.partitions:
             entry = made.Partitions(index=number)
-            told.partitions.append(entry)
+            topic_entry.partitions.append(entry)
             entries.append(entry)
             if isinstance(topic, BrokerError):
                 entry.error = wire_error(topic)
@@ -244,11 +249,11 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
 
 
 def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
-    """A topic that the peer may write to, or why it may not."""
+    """Return a topic that the client may write to, or the error."""
     try:
         return topic_of(session, Action.PRODUCE, name)
     except BrokerError as error:
-        return error.with_traceback(None)  # its frames hold this connection, and would be held by it
+        return error.with_traceback(None)  # its frames refer to this connection, which would refer to the error
 
 
 def _refuse(entries: Iterable[Any], code: WireError) -> None:
@@ -257,7 +262,7 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 
 
 def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
-    """The transaction that a request is about, unless it is being committed. Raises Refused."""
+    """Return the transaction of a request unless it is being ended. Raises Refused."""
     found = held_by(
         session,
         request.transactional_id,
@@ -270,7 +275,7 @@ def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
 
 
 def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddOffsetsToTxn: positions of a group will follow."""
+    """AddOffsetsToTxn: a group's offsets will follow."""
     response = schema.response(Api.ADD_OFFSETS_TO_TXN)
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
@@ -291,7 +296,7 @@ def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _ended(answer: Answer, response: Any) -> Completion[int]:
-    """What answers once the broker has done it, or not."""
+    """Return a completion that fills the response."""
 
     def done(result: int | BrokerError) -> None:
         answer.ok(response(error=transaction_error(result) if isinstance(result, BrokerError) else WireError.NONE))
@@ -300,13 +305,15 @@ def _ended(answer: Answer, response: Any) -> Completion[int]:
 
 
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """TxnOffsetCommit: positions that are stored when the transaction commits, and not seen before; many are looked at with others' requests
-    in between."""
+    """TxnOffsetCommit: stage committed offsets until the transaction ends; many are processed in slices."""
     move(session, answer, request, partial(check_member, session, request))
 
 
 def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[], None]) -> None:
-    """Answer a TxnOffsetCommit. check: whether its group may store positions now. Raises BrokerError."""
+    """Process a TxnOffsetCommit.
+
+    check: raises BrokerError if the group may not commit now.
+    """
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
     gathering = Gathering(answer, body)
     begins = answer.request.version >= ADDING_OFFSETS_SINCE
@@ -316,12 +323,12 @@ def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[]
 def _move_each(
     session: KafkaSession, request: Any, body: Any, gathering: Gathering, check: Callable[[], None], *, begins: bool
 ) -> Iterator[None]:
-    """Look at one topic's positions after the other, then hold them for the transaction's end."""
+    """Check the offsets topic by topic, then stage them."""
     made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
     for asked in request.topics:
-        told = made(name=asked.name, partitions=[])
-        body.topics.append(told)
+        topic_entry = made(name=asked.name, partitions=[])
+        body.topics.append(topic_entry)
         topic: Topic | BrokerError
         commits: dict[int, Commit] = {}
         try:
@@ -331,7 +338,7 @@ def _move_each(
         for at in range(0, len(asked.partitions), PARTITIONS_PER_STEP):
             some = asked.partitions[at : at + PARTITIONS_PER_STEP]
             entries = [made.Partitions(index=one.index) for one in some]
-            told.partitions += entries
+            topic_entry.partitions += entries
             if isinstance(topic, BrokerError):
                 _refuse(entries, group_error(topic))
             else:
@@ -339,7 +346,7 @@ def _move_each(
             yield None
         if commits and not isinstance(topic, BrokerError):
             moved.append((topic.name.full, commits))
-    entries = [entry for told in body.topics for entry in told.partitions if not entry.error]
+    entries = [entry for topic_entry in body.topics for entry in topic_entry.partitions if not entry.error]
     _move(session, request, moved, entries, gathering, check, begins=begins)
 
 
@@ -353,7 +360,10 @@ def _move(
     *,
     begins: bool,
 ) -> None:
-    """Hold positions for the transaction's end; the entries say why not. begins: a transaction begins with them unless one is open."""
+    """Stage offsets in the transaction, or set the error of their entries.
+
+    begins: whether this request may begin the transaction.
+    """
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
@@ -380,7 +390,7 @@ def _move(
 
 
 def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
-    """The transaction that positions are for, or which they begin. Raises Refused."""
+    """Return the open transaction, or begin it if allowed. Raises Refused."""
     transaction = held_by(
         session,
         request.transactional_id,
@@ -395,7 +405,7 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
 
 
 def check_member(session: KafkaSession, request: Any) -> None:
-    """Refuse a member that is none any more; who says nothing of itself is no member. Raises BrokerError."""
+    """Refuse a former member; a request without member fields is not checked. Raises BrokerError."""
     if request.generation_id < 0 and not request.member_id:
         return
     consumers, classic = session.broker.consumers, session.broker.classic
@@ -425,7 +435,10 @@ def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope,
 
 
 def not_added(version: int) -> Refused:
-    """Why records are not staged whose partition was not added. version: of the Produce."""
+    """Return the error for records whose partition was not added to the transaction.
+
+    version: of the Produce request.
+    """
     error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
     return Refused(error, "the partition is not in the transaction")
 
@@ -439,7 +452,10 @@ def stage(
     batch: bytearray,
     done: Completion[int],
 ) -> None:
-    """Hold the records of one partition back until their transaction ends. version: of the Produce. Raises Refused, BrokerError."""
+    """Stage the records of one partition until the transaction ends. Raises Refused, BrokerError.
+
+    version: of the Produce request.
+    """
     transactions = session.broker.transactions
     transaction = held_by(
         session,
@@ -471,19 +487,19 @@ def stage(
 
 
 def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """EndTxn: all or nothing, and the same answer again when it is asked again."""
+    """EndTxn: commit or abort; a repeated request gets the same response."""
     response = schema.response(Api.END_TXN)
     raises = answer.request.version >= RAISING_SINCE
     try:
         known = session.broker.transactions.find(request.transactional_id, by=session.caller) if raises else None
         if known is not None and _has_ended(known, request):
-            told = _told_all(session, known.id, _raised(session, answer, known, known.epoch))
-            session.broker.settle(session.shared.settings.acks_all, told)
+            visible = _visible_everywhere(session, known.id, _raised(session, answer, known, known.epoch))
+            session.broker.settle(session.shared.settings.acks_all, visible)
             return None
         transaction = current(session, answer, request)
         done = _raised(session, answer, transaction, transaction.epoch + 1) if raises else _ended(answer, response)
-        told = _told_all(session, transaction.id, done)
-        _end(session, transaction, told, commits=request.committed, raises_epoch=raises)
+        visible = _visible_everywhere(session, transaction.id, done)
+        _end(session, transaction, visible, commits=request.committed, raises_epoch=raises)
     except Refused as refused:
         return response(error=refused.error)
     except BrokerError as error:
@@ -492,7 +508,7 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _has_ended(known: Transaction, request: Any) -> bool:
-    """Whether this end was asked for before, and has put the producer into the epoch that it has yet to hear of."""
+    """Return whether this is a repeated request whose first execution already incremented the epoch."""
     if known.producer is None or known.state is not _ENDED[request.committed]:
         return False
     asked = known.producer.first_epoch + request.producer_epoch
@@ -500,7 +516,7 @@ def _has_ended(known: Transaction, request: Any) -> bool:
 
 
 def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epoch: int) -> Completion[int]:
-    """What tells a producer, once the end is kept, the epoch that it goes on in: unless somebody else has begun one meanwhile."""
+    """Return a completion that sends the producer's next epoch, or PRODUCER_FENCED if another producer took the id."""
     response, id_ = schema.response(Api.END_TXN), transaction.id
 
     def done(result: int | BrokerError) -> None:
@@ -519,9 +535,9 @@ def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epo
 def _end(
     session: KafkaSession, transaction: Transaction, done: Completion[int], *, commits: bool, raises_epoch: bool
 ) -> None:
-    """Raises Refused, BrokerError."""
+    """End a transaction. Raises Refused, BrokerError."""
     transactions, level = session.broker.transactions, session.shared.settings.acks_all
-    if raises_epoch and not commits:  # the producer cannot know whether one was open
+    if raises_epoch and not commits:  # the producer cannot know whether a transaction was open
         transactions.abort(transaction, raises_epoch=True, by_holder=True, level=level, done=done)
     elif not transaction.is_open:
         if raises_epoch or transaction.state is not _ENDED[commits]:
@@ -535,7 +551,7 @@ def _end(
 
 
 def _check_rights(session: KafkaSession, transaction: Transaction) -> None:
-    """What was allowed when it was staged must still be. Raises Denied."""
+    """Check the permissions for staged records and offsets again. Raises Denied."""
     for topic in session.broker.transactions.topics(transaction):
         session.authorize(Action.PRODUCE, topic)
     for scope in transaction.positions:

@@ -1,8 +1,7 @@
-"""Users as Kafka's tools see them: DescribeAcls, a view of the one table of permissions, and what SCRAM takes: DescribeUserScramCredentials,
-AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
+"""DescribeAcls, DescribeUserScramCredentials, AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
 
-Promises: what a rule says is allowed is allowed; nothing is allowed without one, but that a topic's access list may take away what a rule
-gives; long lists keep nobody waiting. Must not know: frames, how permissions are checked.
+ACLs are a view of the users' permissions. A topic's access list can deny what an ACL grants; nothing else is allowed
+without an ACL. Long lists are built in slices.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import DEFAULT_STREAM, TopicName
 
-RULES_MAX: Final = 20_000  # of one answer, some 50 bytes each: who asks for more names a user or a resource
+RULES_MAX: Final = 20_000  # of one response, about 50 bytes each; for more, filter by user or resource
 ALTERED_AT_ONCE_MAX: Final = 16  # users, each a change in the journal
-ANY: Final = 1  # of every filter
-TOPIC: Final = 2  # types of resources
+ANY: Final = 1  # in filters: any
+TOPIC: Final = 2  # resource types
 GROUP: Final = 3
 CLUSTER: Final = 4
 TRANSACTIONAL_ID: Final = 5
 WRITE: Final = 4  # operations
 DESCRIBE: Final = 8
-MATCH: Final = 2  # how names are compared
+MATCH: Final = 2  # pattern types
 LITERAL: Final = 3
 PREFIXED: Final = 4
 ALLOW: Final = 3
@@ -46,7 +45,7 @@ MECHANISMS: Final = {number: mechanism for mechanism, number in NUMBERS.items()}
 
 
 class Resource(NamedTuple):
-    """What a rule is about."""
+    """The resource of an ACL."""
 
     kind: int
     name: str
@@ -75,7 +74,10 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 class _Rules:
-    """Rules by what they are about. Invariant: ``count`` is how many there are, at most one resource's above ``RULES_MAX``."""
+    """ACLs by resource.
+
+    Invariant: ``count`` is the number of ACLs, at most one resource's above ``RULES_MAX``.
+    """
 
     __slots__ = ("_by_resource", "_made", "count")
 
@@ -85,7 +87,7 @@ class _Rules:
         self.count = 0
 
     def gather(self, session: KafkaSession, request: Any) -> Iterator[None]:
-        """Find those that are asked for, step by step."""
+        """Collect the ACLs that match the filter, in steps."""
         if request.permission_type not in (ANY, ALLOW) or request.host_filter not in (None, EVERY):
             return
         for user in session.broker.access.users():
@@ -107,7 +109,7 @@ class _Rules:
         )
 
     def resources(self) -> list[Any]:
-        """All of them."""
+        """Return all of them."""
         return [
             self._made(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
             for (kind, name, pattern), acls in self._by_resource.items()
@@ -115,14 +117,14 @@ class _Rules:
 
 
 def _rules(session: KafkaSession, user: User, request: Any) -> Iterator[tuple[Resource, list[int]]]:
-    """What a user may do: resources, and those operations on them that are asked for."""
+    """Yield the resources and operations of a user that match the filter."""
     for resource, operations in _allowed(session, user):
         is_meant = request.resource_type_filter in (ANY, resource.kind) and _names(request, resource)
         yield resource, [number for number in operations if is_meant and request.operation in (ANY, number)]
 
 
 def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list[int]]]:
-    """All that a user may do."""
+    """Yield the resources and operations that a user may use."""
     if user.grants is None or not user.active:
         return
     grants = user.grants.opened()
@@ -135,15 +137,16 @@ def _allowed(session: KafkaSession, user: User) -> Iterator[tuple[Resource, list
         if stream != DEFAULT_STREAM:
             yield Resource(TOPIC, f"{stream}.", PREFIXED), _operations(bits)
             continue
-        for topic in session.broker.topics():  # no beginning of names is theirs alone
+        for topic in session.broker.topics():  # its topics share no name prefix, so no ACL covers them all
             if topic.name.stream == DEFAULT_STREAM:
                 yield Resource(TOPIC, topic.name.full, LITERAL), _operations(bits)
     for resource, bits in grants.topics.items():
         yield Resource(TOPIC, TopicName(*split_resource_name(resource)).full, LITERAL), _operations(bits)
     groups = [number for number, action in GROUP_OPERATIONS if grants.allow_somewhere(action.bits)]
-    yield Resource(GROUP, EVERY, LITERAL), groups  # with the topics that it may read for groups
+    yield Resource(GROUP, EVERY, LITERAL), groups  # limited by the topics that it may read as a group
     if grants.allow_somewhere(Action.TRANSACTION.bits):
-        yield Resource(TRANSACTIONAL_ID, EVERY, LITERAL), [WRITE, DESCRIBE]  # with the topics that it may write to
+        # limited by the topics that it may write to
+        yield Resource(TRANSACTIONAL_ID, EVERY, LITERAL), [WRITE, DESCRIBE]
 
 
 def _operations(bits: int) -> list[int]:
@@ -151,7 +154,7 @@ def _operations(bits: int) -> list[int]:
 
 
 def _names(request: Any, resource: Resource) -> bool:
-    """Whether a filter's name and pattern mean this resource."""
+    """Return whether a filter's name and pattern type match this resource."""
     name, pattern = request.resource_name_filter, request.pattern_type_filter
     if pattern not in (ANY, MATCH, resource.pattern):
         return False
@@ -163,7 +166,7 @@ def _names(request: Any, resource: Resource) -> bool:
 
 
 def describe_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeUserScramCredentials: who may log in by SCRAM."""
+    """DescribeUserScramCredentials: list the users with SCRAM credentials."""
     response = schema.response(Api.DESCRIBE_USER_SCRAM_CREDENTIALS)
     access = session.broker.access
     try:
@@ -177,10 +180,10 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
                 yield _credentials(response.Results, user.name, user) if user.verifiers else None
             return
         for name, copies in Counter(one.name for one in request.users).items():
-            told = _credentials(response.Results, name, access.find_user(name))
+            entry = _credentials(response.Results, name, access.find_user(name))
             if copies > 1:
-                told = response.Results(user=name, error=WireError.DUPLICATE_RESOURCE, message="it stands there twice")
-            yield told
+                entry = response.Results(user=name, error=WireError.DUPLICATE_RESOURCE, message="it stands there twice")
+            yield entry
 
     return answer_in_slices(session.broker, answer, entries(), lambda results: response(results=results))
 
@@ -188,18 +191,18 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
 def _credentials(made: Any, name: str, user: User | None) -> Any:
     if user is None or not user.verifiers:
         return made(user=name, error=WireError.RESOURCE_NOT_FOUND, message="no such user has verifiers of SCRAM")
-    told = [
+    infos = [
         made.CredentialInfos(mechanism=NUMBERS[verifier.mechanism], iterations=verifier.iterations)
         for verifier in user.verifiers
     ]
-    return made(user=name, credential_infos=told)
+    return made(user=name, credential_infos=infos)
 
 
-# What SCRAM takes is changed
+# Changes of SCRAM credentials
 
 
 def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterUserScramCredentials: all that is asked for one user is done as a whole, users one by one."""
+    """AlterUserScramCredentials: changes of one user are applied together; users succeed or fail independently."""
     response = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS)
     body = response(results=[])
     gathering = Gathering(answer, body)
@@ -218,7 +221,7 @@ def _alter_each(session: KafkaSession, request: Any, results: list[Any], gatheri
 
 
 def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, gathering: Gathering) -> None:
-    """Change one user; the entry says why not."""
+    """Change one user, or set the error of its entry."""
 
     def done(result: User | BrokerError) -> None:
         if isinstance(result, BrokerError):
@@ -245,7 +248,7 @@ def _user_error(error: BrokerError) -> WireError:
 
 
 def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
-    """What becomes of each mechanism: a verifier, or None for one that ends. Raises Refused."""
+    """Return the new verifier of each mechanism, None for a deleted one. Raises Refused."""
     found: dict[Mechanism, Verifier | None] = {}
     for one in changes:
         mechanism = MECHANISMS.get(one.mechanism)
@@ -258,7 +261,7 @@ def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
 
 
 def _verifier(one: Any, mechanism: Mechanism) -> Verifier:
-    """A verifier of a password that the client has salted. Raises Refused."""
+    """Return the verifier of a password that the client has salted. Raises Refused."""
     if one.iterations not in ITERATIONS_RANGE:
         limits = f"{ITERATIONS_RANGE[0]} to {ITERATIONS_RANGE[-1]}"
         raise Refused(WireError.UNACCEPTABLE_CREDENTIAL, f"there are {limits} iterations")
