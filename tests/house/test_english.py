@@ -19,7 +19,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/cursus/linked.py",
     "src/polywire/protocols/cursus/shard_link.py",
     "src/polywire/protocols/iggy",
-    "src/polywire/protocols/kafka",
     "src/polywire/testing",
     "docs/decisions",
     "docs/develop",

@@ -1,10 +1,10 @@
-"""What the processes of a broker say to each other about transactions that lie in several of them, and about topics that groups at home
-elsewhere read (decisions 0079, 0080).
+"""Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0079, 0080).
 
-Each question is one request of a link, ``BETWEEN_SHARDS``, whose body is MessagePack: one of ``Question``; so is its answer.
+Each question is one ``BETWEEN_SHARDS`` request of a link. Its body and that of the response are MessagePack: one of
+``Question``, and its answer.
 
-Promises: home lets nobody stage whom it would not let do so itself, and what it has let in lasts; who asks for a client is checked as that
-client. Must not know: sockets, which process has which topic.
+* The home of a transactional id lets a producer stage elsewhere only if it could stage at the home, and stores that.
+* Requests for a client are checked as that client.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from polywire.types import Level, TopicName
 LET_IN_S: Final = (
     2.0  # that home waits for the last transaction to end everywhere, before who asks for the next one gives up
 )
-LIMIT_S: Final = 5.0  # in which a shard answers: it is told again
+LIMIT_S: Final = 5.0  # in which a shard answers; after that the question is repeated
 
-_Answer = TypeVar("_Answer", bound="Told | Permission | Outcome | Seen")
+_Answer = TypeVar("_Answer", bound="Result | Permission | Outcome | Seen")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -68,7 +68,7 @@ class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
     owner: int = 0
 
     def joined(self) -> Joined:
-        """What was let in. Raises Refused."""
+        """Return what was permitted. Raises Refused."""
         if self.error or self.producer is None:
             raise Refused(WireError(self.error), self.message)
         return Joined(self.id, self.home, self.token, self.epoch, self.producer, self.owner)
@@ -96,19 +96,22 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """From home. commits: None while it is open, or cannot be told."""
+    """From the home.
+
+    commits: None while the transaction is open or its end is unknown.
+    """
 
     commits: bool | None
 
 
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """To a shard: whoever holds an id there in an earlier epoch than this, over a wire whose ids all shards have, holds it no more."""
+    """To a shard: fence the holder of an id with an earlier epoch, over a protocol whose ids all shards have."""
 
     id: str
     epoch: int
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Result(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """A shard has done it, or why not."""
 
     error: int = 0
@@ -138,13 +141,15 @@ class SeenTopic(msgspec.Struct, frozen=True, array_like=True):
     access: AccessList | None
 
     def known(self) -> TopicElsewhere:
-        """What groups elsewhere know of it."""
+        """Return the topic as groups of other shards see it."""
         return TopicElsewhere(TopicName(self.stream, self.name), self.id, self.partition_count, self.access)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """From a shard: its topics. start, version: of the broker, and of the list of its topics, which is another one when topics began or
-    ended."""
+    """From a shard: its topics.
+
+    start: number of the broker's starts. version: of its list of topics, changed by creation and deletion.
+    """
 
     start: int = 0
     version: int = 0
@@ -166,11 +171,11 @@ def asked(question: Question) -> Request:
 
 
 def answered(kind: type[_Answer], body: Any) -> _Answer | None:
-    """What a shard has answered; None where it did not."""
+    """Return a shard's answer, None if there was none."""
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
-def _answer(answer: Answer, made: Told | Permission | Outcome | Seen) -> None:
+def _answer(answer: Answer, made: Result | Permission | Outcome | Seen) -> None:
     answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
 
 
@@ -190,7 +195,7 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
             case Enter():
                 _enter(session, answer, question)
             case End():
-                done = _told(answer)
+                done = _completion(answer)
                 session.broker.branches.end(question.id, question.token, commits=question.commits, done=done)
             case Ask():
                 session.broker.branches.outcome(question.id, question.token, partial(_outcome, answer))
@@ -208,15 +213,15 @@ def _refuse(answer: Answer, question: Question, error: WireError, message: str) 
     if isinstance(question, Ask):
         _answer(answer, Outcome(None))
     else:
-        _answer(answer, (Permission if isinstance(question, Join) else Told)(error, message))
+        _answer(answer, (Permission if isinstance(question, Join) else Result)(error, message))
 
 
-def _told(answer: Answer) -> Callable[[int | BrokerError], None]:
+def _completion(answer: Answer) -> Callable[[int | BrokerError], None]:
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
-            _answer(answer, Told(transaction_error(result), result.message))
+            _answer(answer, Result(transaction_error(result), result.message))
         else:
-            _answer(answer, Told())
+            _answer(answer, Result())
 
     return done
 
@@ -226,8 +231,10 @@ def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
 
 
 def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
-    """Let shards stage, as the home of a transactional id, and tell whether. waits: until the last transaction has ended everywhere, before
-    that is why not."""
+    """Let shards join a transaction, as the home of its id, and report the result.
+
+    waits: whether to wait until the previous transaction has ended in all shards.
+    """
     if waits and session.broker.branches.is_deciding(asked.id):
         once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
         return
@@ -305,7 +312,7 @@ def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
     joined = asked.permission.joined()
     if joined.home != _own(session):
         session.broker.branches.enter(joined)
-    _answer(answer, Told())
+    _answer(answer, Result())
 
 
 def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
@@ -313,9 +320,9 @@ def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
     transactions = session.broker.transactions
     known = transactions.find(asked.id, by=session.caller)
     if known is None or known.producer is not None or known.epoch >= asked.epoch:
-        session.broker.settle(Level.SYNCED, _told(answer))
+        session.broker.settle(Level.SYNCED, _completion(answer))
     else:
-        transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_told(answer))
+        transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_completion(answer))
 
 
 def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
@@ -330,14 +337,14 @@ def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
 
 
 def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
-    """What is told of topics of ours."""
-    told = tuple(
+    """Return these topics of this shard."""
+    found = tuple(
         [
             SeenTopic(topic.name.stream, topic.name.topic, topic.id, len(topic.partitions), topic.settings.access)
             for topic in topics
         ]
     )
-    return Seen(broker.epoch, broker.topics_version, told)
+    return Seen(broker.epoch, broker.topics_version, found)
 
 
 def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
@@ -378,7 +385,10 @@ class _Once:
 
 
 class ShardLinks:
-    """Implements ``broker.branches.Shards``: links of the broker's own, for no client. Guards: whoever asks is answered."""
+    """Links of the broker itself, without a client. Implements ``broker.branches.Shards``.
+
+    Guards: every caller gets an answer.
+    """
 
     def __init__(self, broker: KafkaBroker, shards: Shards) -> None:
         self._broker: Final = broker
@@ -390,7 +400,7 @@ class ShardLinks:
 
     @property
     def context(self) -> Context:
-        """What its requests rest on: nobody."""
+        """No client: the broker itself."""
         return Context(None, "", "", "", self._shards.own, self._broker.epoch)
 
     def _ask(self, shard: int, question: Question, then: Callable[[Any], None]) -> None:
@@ -402,8 +412,8 @@ class ShardLinks:
         """See ``broker.branches.Shards``."""
 
         def came(body: Any) -> None:
-            told = answered(Told, body)
-            then(told is not None and not told.error)
+            found = answered(Result, body)
+            then(found is not None and not found.error)
 
         self._ask(shard, End(decided.id, decided.token, decided.commits), came)
 
@@ -425,7 +435,7 @@ class ShardLinks:
         self._ask(shard, asked, came)
 
     def link_lost(self, shard: int) -> None:
-        """A process has ended: who waits for its answers is told behind this."""
+        """Do nothing: callers get None for their outstanding questions afterwards."""
         self._links.forget(shard)
 
     def relieved(self) -> None:

@@ -1,7 +1,7 @@
-"""A Kafka connection of a broker that is one of several processes: what it asks of the others for its peer (decision 0077).
+"""A client's connection to a broker of several processes: it forwards requests to the other processes (decision 0077).
 
-Promises: a request is asked again while the process that it is for is away, where that changes nothing, and told of as unanswered once; a
-topic of another process is refused in the word by which clients look for its leader. Must not know: sockets, what is asked.
+* A request is repeated while its process restarts, if repeating is harmless; a failure is reported once.
+* A topic of another process gets the error that makes clients look up its leader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polywire.protocols.runtime.shards import ReachedShards
 LIMIT_S: Final = (
     5.0  # in which a process answers, or is started again: clients have 30 s and more, and ask again themselves
 )
-AGAIN_S: Final = 0.1  # before a process that has ended is asked anew
+AGAIN_S: Final = 0.1  # before a request is repeated to a process that has ended
 
 Bodies = dict[int, Any]
 """Bodies of answers by shard, None where there is none."""
@@ -53,7 +53,7 @@ class CarryingKafkaSession(KafkaSession):
 
     @property
     def context(self) -> Context:
-        """What requests over links rest on."""
+        """The client's identity and addresses for requests over links."""
         user = None if self.broker.access.is_open else self.principal.name
         host, port = self.output.local
         return Context(user, self.output.peer, host, self.shards.listener_of(port), self.shards.own, self.broker.epoch)
@@ -75,7 +75,7 @@ class CarryingKafkaSession(KafkaSession):
     # What links tell
 
     def link_lost(self, shard: int) -> None:
-        """A process has ended: who waits for its answers is told behind this."""
+        """Note that a process has ended; callers get None for their outstanding requests afterwards."""
         self._links.forget(shard)
 
     def relieved(self) -> None:
@@ -110,7 +110,7 @@ class Question:
         again: bool,
         limit_s: float = LIMIT_S,
     ) -> None:
-        """again: whether it may be asked anew when its answer was lost, until ``limit_s`` are over."""
+        """again: whether the request may be repeated when its response was lost, until ``limit_s`` are over."""
         self._session: Final = session
         self._shard: Final = shard
         self._request: Final = request
@@ -136,7 +136,7 @@ class Question:
             then(body)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop the response."""
         self._then = None
         self._timer.cancel()
 
@@ -165,9 +165,10 @@ def ask_each(
     again: bool = True,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Put a request to each of these shards and answer with what ``then`` makes of their answers; None: it answers later itself.
+    """Send a request to each of these shards and answer with the result of ``then``, or later if that is None.
 
-    again: whether what was lost may be asked anew, until ``limit_s`` are over. What ``then`` raises as PeerError ends the connection.
+    again: whether a lost request may be repeated, until ``limit_s`` are over. A PeerError of ``then`` closes the
+    connection.
     """
     found: Bodies = {}
     questions: list[Question] = []
@@ -193,7 +194,7 @@ def ask_each(
 
 
 def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
-    """What an answer waited for has come: answer with what ``then`` makes of it; None: it answers later itself."""
+    """Answer with the result of ``then``, or later if that is None."""
     answer.cancel = None
     try:
         made = then()
@@ -217,7 +218,7 @@ def once(
 
 
 def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler:
-    """A handler that knows which shards have the topics that a request names by id, but for those that nobody has told of."""
+    """Return a handler that first finds out which shards have the topics that a request names by id."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         assert isinstance(session, CarryingKafkaSession), "it has this table"

@@ -29,8 +29,9 @@ def encode_request(api: Api, version: int, correlation_id: int, body: Any, *, cl
 
 
 def decode_response(api: Api, version: int, frame: Buffer) -> tuple[int, Any]:
-    """Return the correlation id and the body of a response without its length prefix. Raises PeerError if it is
-    malformed.
+    """Return the correlation id and the body of a response without its length prefix.
+
+    Raises PeerError if it is malformed.
     """
     view = memoryview(frame)
     if len(view) < _I32.size:

@@ -1,7 +1,7 @@
-"""Requests about the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs and others
-(spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
+"""Requests about the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs and others.
 
-The broker appears as the only node, the leader of all partitions and the coordinator of all groups and transactions.
+The broker appears as the only node, the leader of all partitions and the coordinator of all groups and transactions
+(spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
 """
 
 from __future__ import annotations

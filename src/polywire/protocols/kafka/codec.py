@@ -104,9 +104,7 @@ def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None
 
 
 def unknown_version() -> Any:
-    """Return the response to an unknown version of API_VERSIONS: it lists the supported ones, and the client asks
-    again.
-    """
+    """Return the response to an unknown version of API_VERSIONS: the supported versions, for a second attempt."""
     answer = schema.response(Api.API_VERSIONS)
     first, last, _ = SERVED[Api.API_VERSIONS]
     own = answer.ApiKeys(api_key=int(Api.API_VERSIONS), min_version=first, max_version=last)

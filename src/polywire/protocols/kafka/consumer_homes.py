@@ -1,7 +1,8 @@
-"""Members of consumer groups where several processes have the topics: ConsumerGroupHeartbeat at the home of a group (decision 0080).
+"""ConsumerGroupHeartbeat for topics in several processes, at the home of a group (decision 0080).
 
-Promises: who says what it reads is told at once of topics that other shards have, unless one is away; what a member may read is checked as
-where the topics are; where a shard is away, its topics stay what they were. Must not know: sockets, who gets which partitions.
+* A member learns of topics in other shards in its first response, unless a shard does not respond.
+* Its permissions are checked by the shards that have the topics.
+* The topics of a shard that does not respond stay assigned.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
-LOOK_LIMIT_S: Final = 1.0  # in which a shard says which topics a pattern names, or is left out this time
+LOOK_LIMIT_S: Final = 1.0  # how long a shard may take to match a pattern; afterwards it is skipped this time
 
 
 def consumer_group_heartbeat(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """ConsumerGroupHeartbeat, once shards have told of the topics that it names."""
+    """ConsumerGroupHeartbeat: process it after the shards have answered for the topics it names."""
     session = carrying(session)
     look = partial(_look, session, answer, request)
     beat = partial(consumer_groups.heartbeat, session, answer, request, look)

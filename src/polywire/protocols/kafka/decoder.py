@@ -276,8 +276,9 @@ def _measure_payload(
     which: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Enter a key (``which`` 1) or a value (0) into ``span`` and ``sums``; return the position behind it, -1 on
-    overflow.
+    """Enter a key (``which`` 1) or a value (0) into ``span`` and ``sums``.
+
+    Return the position behind it, -1 if it does not fit.
     """
     at = _sized(p, at, end, found)
     if at < 0:

@@ -4,11 +4,11 @@
 * A record is written completely or not at all.
 * Stored batches must be valid.
 
-Consumers do not depend on batch borders. So a batch begins at the requested record, a long one is split at
+Consumers do not depend on batch borders. A batch begins at the requested record, a long one is split at
 ``SPLIT_BYTES``, and short neighbours of one epoch are joined up to ``JOIN_BYTES``. Records are not compressed and name
 no producer. Length, counts, greatest time and CRC are filled in when a batch ends (layout: see ``decoder``).
 
-The ``state`` array, i64 words: next offset wanted, bytes of ``out`` that may be used, position in ``out``, position in
+The ``state`` array has i64 words: next offset wanted, usable bytes of ``out``, position in ``out``, position in
 the chunk of a compressed batch, bytes that suffice for the next record when it did not fit.
 """
 

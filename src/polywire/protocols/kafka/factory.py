@@ -106,7 +106,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 
 
 TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
-"""Commands for a broker with a single process."""
+"""Requests that only a broker with a single process supports."""
 
 CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
@@ -148,7 +148,9 @@ class KafkaFactory:
         off_loop: OffLoopQueue | None = None,
         shards: ReachedShards | None = None,
     ) -> None:
-        """off_loop: the process's queue for work in threads, if it has one. shards: the processes of the broker, if
+        """Create the factory.
+
+        off_loop: the process's queue for work in threads, if it has one. shards: the processes of the broker, if
         several.
         """
         commands = COMMANDS if shards is None else CARRYING_COMMANDS

@@ -1,6 +1,6 @@
-"""Which generation of a group may still store positions where a topic lies, when the group's home is elsewhere (decision 0077).
+"""Fences for late commits to topics of a group whose home is another shard (decision 0077).
 
-Promises: what an earlier generation asked for never comes behind what a later one has stored. Must not know: links, members.
+A commit of an earlier generation is never stored after one of a later generation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ GROUPS_MAX: Final = 100_000  # that are remembered; the longest idle one is forg
 
 
 class Turns:
-    """Numbers the generations of groups whose home this is, in the order in which they are seen: a group that is forgotten and begins anew
-    goes on behind all that it had. Guards: no number is given twice."""
+    """Numbers the generations of groups at their home in the order in which they are seen.
+
+    Guards: no number is assigned twice, even after a group was forgotten.
+    """
 
     __slots__ = ("_latest", "_next")
 
@@ -35,10 +37,10 @@ class Turns:
 
 
 class Fences:
-    """The latest generation of each group that has stored positions over a link: the start of the broker at its home, and the number there.
-    Guards: it never goes back.
+    """The latest generation of each group that has committed over a link.
 
-    In memory: whoever could come late over a link ends with this process.
+    A generation is the start of its home's broker and the number there. Guards: it never decreases. Memory suffices,
+    because late requests end with this process.
     """
 
     __slots__ = ("_latest",)

@@ -146,12 +146,12 @@ class IncrementalFetching(Fetching):
     # Waiting
 
     def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Also wait for partitions that had nothing to read."""
+        """Return whether a partition of the session became ready meanwhile; later ones call ``wake``."""
         self._in_session.news = wake
         return self._in_session.has_news
 
     def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
-        """Do nothing: the session waits for all of its partitions."""
+        """Register the session for the partition's next record; the session wakes this request."""
         self._hear_of(partition, asked, offset)
 
     def _woken(self, ticket: int) -> None:

@@ -1,7 +1,7 @@
-"""What any process answers for all of them: who they are, whose topics are where, and administration that names topics (decision 0077).
+"""Responses that any process gives for all of them: brokers, topics and topic administration (decision 0077).
 
-Promises: a request is divided by the shards of the topics it names, and each part is checked and carried out where its topics lie; answers
-are joined as one broker would tell them. Must not know: sockets, how shards are asked.
+A request is split by the shards of the topics it names. Each part is checked and executed by the shard of its topics.
+The responses are joined into that of a single broker.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Places:
 
     @property
     def unknown(self) -> set[int]:
-        """Shards whose brokers nobody has told of yet."""
+        """Shards whose broker addresses are not known yet."""
         places = self._session.shared.places
         return {shard for shard in range(self._session.shards.count) if (*self._key, shard) not in places}
 
@@ -82,7 +82,7 @@ class _Places:
             if shard == 0:
                 self._session.shared.learn_cluster_id(body.cluster_id or "")
 
-    def told(self, made: Any, field: str) -> list[Any]:
+    def entries(self, made: Any, field: str) -> list[Any]:
         """An entry for each broker that is known. field: its number's."""
         places = self._session.shared.places
         known = ((shard, places.get((*self._key, shard))) for shard in range(self._session.shards.count))
@@ -112,7 +112,7 @@ def _metadata(
     response = schema.response(Api.METADATA)
     places.learn(bodies)
     return response(
-        brokers=places.told(response.Brokers, "node_id"),
+        brokers=places.entries(response.Brokers, "node_id"),
         cluster_id=session.shared.cluster_id,
         controller_id=session.shared.node_id,
         topics=topics(bodies),
@@ -120,7 +120,7 @@ def _metadata(
 
 
 def _all_topics(bodies: Bodies) -> list[Any]:
-    """Raises PeerError where a shard did not answer: a topic that is left out would be one that has ended."""
+    """Join the topics of all shards. Raises PeerError if a shard did not respond: its topics would look deleted."""
     if any(body is None for body in bodies.values()):
         raise PeerError("another process of the broker does not respond", fatal=True)
     return [topic for body in bodies.values() for topic in body.topics]
@@ -128,8 +128,10 @@ def _all_topics(bodies: Bodies) -> list[Any]:
 
 def _named_topics(asked: Iterable[Any], bodies: Bodies) -> list[Any]:
     made = schema.response(Api.METADATA).Topics
-    told = [topic for body in bodies.values() if body is not None for topic in body.topics]
-    found = {topic.name: topic for topic in told} | {topic.topic_id: topic for topic in told if topic.topic_id != NO_ID}
+    topics_found = [topic for body in bodies.values() if body is not None for topic in body.topics]
+    found = {topic.name: topic for topic in topics_found} | {
+        topic.topic_id: topic for topic in topics_found if topic.topic_id != NO_ID
+    }
     return [
         found.get(one.name if one.topic_id == NO_ID else one.topic_id)
         or made(error=WireError.LEADER_NOT_AVAILABLE, name=one.name, topic_id=one.topic_id)
@@ -150,12 +152,12 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 
 
 def _joined_pages(request: Any, bodies: Bodies) -> Any:
-    """One page of several: a shard whose page has ended may have more behind it, so nothing is told beyond the first end."""
+    """Join pages into one that ends at the first end of an incomplete page, because topics may be missing behind it."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     topics = sorted(_all_topics(bodies), key=attrgetter("name"))
     ends = [body.next_cursor for body in bodies.values() if body.next_cursor is not None]
     end = min(ends, key=attrgetter("topic_name", "index"), default=None)
-    left, told = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX), []
+    left, topics_found = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX), []
     for topic in topics:
         if end is not None and topic.name > end.topic_name:
             break
@@ -163,11 +165,11 @@ def _joined_pages(request: Any, bodies: Bodies) -> Any:
         if not left or len(shown) < len(topic.partitions):
             end = response.NextCursor(topic_name=topic.name, index=_first_index(request, topic) + len(shown))
         if left:
-            told.append(changed(topic, partitions=shown))
+            topics_found.append(changed(topic, partitions=shown))
         left -= len(shown)
         if end is not None and end.topic_name == topic.name:
             break
-    return response(topics=told, next_cursor=end)
+    return response(topics=topics_found, next_cursor=end)
 
 
 def _first_index(request: Any, topic: Any) -> int:
@@ -187,7 +189,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
             raise PeerError("the local shard does not respond", fatal=True)
         places.learn(bodies)
         if not body.error:
-            body.brokers = places.told(schema.response(Api.DESCRIBE_CLUSTER).Brokers, "broker_id")
+            body.brokers = places.entries(schema.response(Api.DESCRIBE_CLUSTER).Brokers, "broker_id")
             body.cluster_id = session.shared.cluster_id
         return body
 
@@ -228,18 +230,18 @@ def _named_by(field: str) -> Place:
     return lambda session, one: shard_of(session, getattr(one, field) if field else one)
 
 
-def divided(asked: str, told: str, entry: Callable[[Any, WireError], Any], place: Place) -> Handler:
-    """How a request is carried out whose entries name topics.
+def divided(request_field: str, response_field: str, entry: Callable[[Any, WireError], Any], place: Place) -> Handler:
+    """Return a handler that splits requests whose entries name topics.
 
-    asked, told: fields of requests and answers that have the entries. entry: what the answer tells of one that nobody has answered.
+    request_field, response_field: the fields with the entries. entry: makes the entry for a shard that did not respond.
     """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         session = carrying(session)
         by_shard: dict[int, list[Any]] = {}
-        for one in getattr(request, asked) or ():
+        for one in getattr(request, request_field) or ():
             by_shard.setdefault(place(session, one), []).append(one)
-        bodies = {shard: changed(request, **{asked: some}) for shard, some in by_shard.items()}
+        bodies = {shard: changed(request, **{request_field: some}) for shard, some in by_shard.items()}
         own = session.shards.own
 
         def joined(found: Bodies) -> Any:
@@ -248,9 +250,9 @@ def divided(asked: str, told: str, entry: Callable[[Any, WireError], Any], place
                 if body is None:
                     made += [entry(one, WireError.REQUEST_TIMED_OUT) for one in by_shard.get(shard, ())]
                 else:
-                    made += getattr(body, told)
+                    made += getattr(body, response_field)
             first = next((body for body in found.values() if body is not None), None)
-            return changed(first or schema.response(answer.request.api)(), **{told: made})
+            return changed(first or schema.response(answer.request.api)(), **{response_field: made})
 
         # Nothing is asked of our own shard where that is what was asked: it says what is wrong with it.
         ask_shards(session, answer, bodies or {own: request}, joined, again=False)
@@ -258,7 +260,7 @@ def divided(asked: str, told: str, entry: Callable[[Any, WireError], Any], place
     return handle
 
 
-def divided_resources(told: str) -> Handler:
+def divided_resources(response_field: str) -> Handler:
     """The same for settings: of topics, and of the broker that was asked."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -268,7 +270,7 @@ def divided_resources(told: str) -> Handler:
             own = session.shards.own
             shard = shard_of(session, one.resource_name) if one.resource_type == TOPIC else own
             by_shard.setdefault(shard, []).append(one)
-        made = getattr(schema.response(answer.request.api), told.capitalize())
+        made = getattr(schema.response(answer.request.api), response_field.capitalize())
 
         def unanswered(one: Any) -> Any:
             error = WireError.REQUEST_TIMED_OUT
@@ -277,8 +279,8 @@ def divided_resources(told: str) -> Handler:
         def joined(found: Bodies) -> Any:
             entries: list[Any] = []
             for shard, body in found.items():
-                entries += map(unanswered, by_shard[shard]) if body is None else getattr(body, told)
-            return schema.response(answer.request.api)(**{told: entries})
+                entries += map(unanswered, by_shard[shard]) if body is None else getattr(body, response_field)
+            return schema.response(answer.request.api)(**{response_field: entries})
 
         bodies = {shard: changed(request, resources=some) for shard, some in by_shard.items()}
         ask_shards(session, answer, bodies, joined, again=answer.request.api is Api.DESCRIBE_CONFIGS)

@@ -1,7 +1,7 @@
-"""ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups (spec: kafka#describing-groups,
-kafka#consumer-groups, kafka#deleting-groups).
+"""ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups.
 
-Users see the groups of all protocols whose topics they may all use. Long lists are built in slices.
+Users see the groups of all protocols whose topics they may all use. Long lists are built in slices (spec:
+kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def _may(peer: Peer, action: Action, group: str) -> bool:
 
 
 def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
-    """Return a group as a consumer group or as a classic group; None and None if it is missing or hidden. Raises
-    Denied.
+    """Return a group as a consumer group or as a classic group. Raises Denied.
+
+    Both are None if the group is missing or hidden.
     """
     try:
         authorize_known(peer, Action.GROUP_DESCRIBE, name)

@@ -1,10 +1,11 @@
-"""Groups where several processes have the topics: a group's name says which of them is its home (decision 0077).
+"""Groups of a broker with several processes (decision 0077).
 
-Members and generations are at home. Positions lie with their topics, as on every wire, so that whoever asks there finds them: home checks who
-commits, and has the positions stored by the shards that have the topics.
+The hash of a group's name selects the shard that coordinates it: its home. Members and generations are at the home.
+Committed offsets are stored by the shards that have the topics, so that every protocol finds them there. The home
+checks members and forwards commits.
 
-Promises: who asks elsewhere is told to look for the coordinator; what home tells of a group is what all shards know of it; positions that a
-group has stored are not put back by what comes late. Must not know: sockets, how shards are asked.
+* Requests to another shard get the error that makes clients look up the coordinator.
+* A late commit never overwrites a newer one of the group.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     except BrokerError as error:
         return _commit_refused(request, answer.request, positions.member_error(session, request, error))
     here = by_shard.pop(own, None)
-    told: list[Any] = []
-    by_shard = {shard: _read_by(session, request, topics, told) for shard, topics in by_shard.items()}
+    entries: list[Any] = []
+    by_shard = {shard: _read_by(session, request, topics, entries) for shard, topics in by_shard.items()}
     number = turn_of(session, request.group_id)
     bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items() if topics}
 
@@ -115,16 +116,16 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         for shard, body in found.items():
             if body is None:
                 error = WireError.COORDINATOR_LOAD_IN_PROGRESS
-                told.extend(_failed(response.Topics, topic, error) for topic in by_shard[shard])
+                entries.extend(_failed(response.Topics, topic, error) for topic in by_shard[shard])
             else:
-                told.extend(_not_late(session, request, body.topics))
-        return response(topics=told)
+                entries.extend(_not_late(session, request, body.topics))
+        return response(topics=entries)
 
     if here is None:
         return ask_shards(session, answer, bodies, joined)
 
     def stored(body: Any) -> None:
-        told.extend(body.topics)
+        entries.extend(body.topics)
         ask_shards(session, answer, bodies, joined)
 
     part = Part(answer.request, stored)
@@ -135,19 +136,19 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def turn_of(session: CarryingKafkaSession, group: str) -> int:
-    """The number under which positions of a group may be stored by other shards now: a higher one when somebody reads what another did."""
+    """Return the number that orders a group's commits in other shards; it grows when partitions change owners."""
     broker = session.broker
     return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
 
 
-def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], told: list[Any]) -> list[Any]:
-    """Those of other shards' topics whose positions a member may store. told: gets why not the others."""
+def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
+    """Return the topics of other shards whose offsets a member may commit; the others get an error in ``failed``."""
     response, free = schema.response(Api.OFFSET_COMMIT), []
     for topic in topics:
         try:
             positions.check_read(session, request, _name_of(session, topic), [one.index for one in topic.partitions])
         except BrokerError as error:
-            told.append(_failed(response.Topics, topic, group_error(error)))
+            failed.append(_failed(response.Topics, topic, group_error(error)))
         else:
             free.append(topic)
     return free
@@ -161,7 +162,7 @@ def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
 
 
 def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
-    """What a shard has told, in words for who may still store what came too late, because others' reading has changed meanwhile."""
+    """Yield a shard's entries, with late commits reported as an error after which the member commits again."""
     broker, group = session.broker, request.group_id
     may = (
         broker.consumers.has_member(group, request.member_id) or broker.classic.generation(group) == request.generation
@@ -189,15 +190,15 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
             by_shard.setdefault(shard, []).append(part)
 
     def joined(found: Bodies) -> Any:
-        told = []
+        entries = []
         for group in request.groups:
             asked = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
             if not asked:
-                told.append(response.Groups(group_id=group.group_id, topics=[], error=errors[group.group_id]))
+                entries.append(response.Groups(group_id=group.group_id, topics=[], error=errors[group.group_id]))
             else:
                 parts = {shard: _group_of(found[shard], group.group_id) for shard in asked}
-                told.append(_joined_fetch(response.Groups, group, parts))
-        return response(groups=told)
+                entries.append(_joined_fetch(response.Groups, group, parts))
+        return response(groups=entries)
 
     return ask_shards(
         session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, joined
@@ -205,7 +206,7 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
-    """Why a group's positions are not told here."""
+    """Return why a group's offsets cannot be fetched here."""
     if not is_home(session, asked.group_id):
         return WireError.NOT_COORDINATOR
     try:
@@ -224,7 +225,7 @@ def _fetched_ids(request: Any) -> Iterator[bytes]:
 
 
 def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
-    """What is asked of which shard for one group."""
+    """Return the requests for one group by shard."""
     if asked.topics is None:
         return dict.fromkeys(range(session.shards.count), asked)
     by_shard = divided(session, asked.topics) or {session.shards.own: []}
@@ -243,9 +244,9 @@ def _joined_fetch(made: Any, asked: Any, parts: Bodies) -> Any:
 def _fetch_refused(request: Any, head: Request) -> Any:
     response = schema.response(Api.OFFSET_FETCH)
     error = WireError.NOT_COORDINATOR
-    told = response.Topics
+    made = response.Topics
     topics = [
-        told(name=one.name, partitions=[told.Partitions(index=index, offset=-1, error=error) for index in one.indexes])
+        made(name=one.name, partitions=[made.Partitions(index=index, offset=-1, error=error) for index in one.indexes])
         for one in request.topics or ()
     ]
     return response(error=error, topics=topics)
@@ -259,22 +260,22 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     read = {topic.name for topic in request.topics if classic.has_readers(group, topic.name)}
     free = [topic for topic in request.topics if topic.name not in read]
     error = WireError.GROUP_SUBSCRIBED_TO_TOPIC
-    told = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
+    entries = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
     by_shard = divided(session, free)
 
     def joined(found: Bodies) -> Any:
         missing = [body for body in found.values() if body is not None and body.error]
-        if len(missing) == len(found) and not told and missing:
+        if len(missing) == len(found) and not entries and missing:
             return missing[0]
         for shard, body in found.items():
             if body is None:
                 failed = WireError.COORDINATOR_NOT_AVAILABLE
-                told.extend(_failed(response.Topics, topic, failed) for topic in by_shard[shard])
+                entries.extend(_failed(response.Topics, topic, failed) for topic in by_shard[shard])
             elif body.error:  # the group has none there
-                told.extend(_failed(response.Topics, topic, WireError.NONE) for topic in by_shard[shard])
+                entries.extend(_failed(response.Topics, topic, WireError.NONE) for topic in by_shard[shard])
             else:
-                told.extend(body.topics)
-        return response(topics=told)
+                entries.extend(body.topics)
+        return response(topics=entries)
 
     bodies = {shard: changed(request, topics=topics) for shard, topics in by_shard.items()}
     return ask_shards(session, answer, bodies, joined)
@@ -296,16 +297,16 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
             return response(error=WireError.COORDINATOR_NOT_AVAILABLE, groups=[])
         if found[own].error:
             return found[own]
-        told: dict[str, Any] = {}
+        by_id: dict[str, Any] = {}
         for shard in sorted(found, key=lambda shard: shard != own):
             for one in found[shard].groups:
-                known = told.get(one.group_id)
+                known = by_id.get(one.group_id)
                 has_more = known is None or (known.group_state == EMPTY and one.group_state != EMPTY)
                 if has_more and is_home(session, one.group_id):
-                    told[one.group_id] = one
+                    by_id[one.group_id] = one
         entries = [
             one
-            for _, one in sorted(told.items())
+            for _, one in sorted(by_id.items())
             if (not states or one.group_state.casefold() in states)
             and (not types or one.group_type.casefold() in types)
         ]
@@ -353,10 +354,10 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     elsewhere = [group for group in request.group_ids if not is_home(session, group)]
     made = response.Groups
-    told = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in elsewhere]
+    entries = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in elsewhere]
 
     def joined(body: Any) -> None:
-        answer.ok(response(groups=[*body.groups, *told]))
+        answer.ok(response(groups=[*body.groups, *entries]))
 
     here = [group for group in request.group_ids if is_home(session, group)]
     part = Part(answer.request, joined)
@@ -374,14 +375,14 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     def made() -> Any:
         return response(results=[response.Results(group_id=group, error=error) for group, error in errors.items()])
 
-    def home_told(found: Bodies) -> Any:
+    def home_answered(found: Bodies) -> Any:
         _note(found, names, errors)
         free = [group for group in names if errors[group] in _NO_GROUP]
         if not free:
             return made()
         others = {shard for shard in range(session.shards.count) if shard != own}
 
-        def all_told(bodies: Bodies) -> Any:
+        def all_answered(bodies: Bodies) -> Any:
             known = {group: errors[group] for group in free}
             for shard, body in bodies.items():
                 of_shard: dict[str, int] = {}
@@ -392,11 +393,11 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
             return made()
 
         return ask_shards(
-            session, answer, dict.fromkeys(others, changed(request, groups_names=free)), all_told, again=False
+            session, answer, dict.fromkeys(others, changed(request, groups_names=free)), all_answered, again=False
         )
 
     bodies = {own: changed(request, groups_names=names)} if names else {}
-    ask_shards(session, answer, bodies, home_told, again=False)
+    ask_shards(session, answer, bodies, home_answered, again=False)
 
 
 def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
@@ -408,7 +409,7 @@ def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
 
 
 def _worse(one: int, other: int) -> int:
-    """What is told of a group that was asked for twice: it was somewhere, unless something went wrong."""
+    """Return the error for a group that two shards reported: a real error, or success if either had it."""
     for error in (one, other):
         if error not in _NO_GROUP:
             return error

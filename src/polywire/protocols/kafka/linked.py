@@ -1,7 +1,7 @@
-"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0077).
+"""The receiving end of a link: a session for another process, on behalf of that process's client (decision 0077).
 
-Promises: who asks is who it was where it came from, and is checked here; positions are stored in the order of a group's generations, however
-late they come. Must not know: sockets, who has which topic.
+* Permissions are those of the client and checked here.
+* Offsets are stored in the order of a group's generations, even if a request arrives late.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LinkedKafkaSession(KafkaSession):
 
     @property
     def context(self) -> Context:
-        """What requests rest on."""
+        """The client's identity and addresses."""
         assert self._context is not None, "it came before any request"
         return self._context
 

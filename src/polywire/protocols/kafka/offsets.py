@@ -1,7 +1,6 @@
-"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords (spec: kafka#listoffsets, kafka#offsetforleaderepoch,
-kafka#deleterecords).
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords. Partitions fail independently.
 
-Partitions fail independently.
+Spec: kafka#listoffsets, kafka#offsetforleaderepoch, kafka#deleterecords.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def check_member(peer: Peer, request: Any) -> None:
 
 
 def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
-    """Refuse partitions that are assigned to another member, for one that passed ``check_member``. Raises BrokerError."""
+    """Refuse partitions assigned to another member; ``check_member`` was called before. Raises BrokerError."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     group, member_id, by = request.group_id, request.member_id, peer.caller
     if consumers.has_member(group, member_id):

@@ -270,7 +270,7 @@ class Producing:
         self._left += 1
 
     def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """Set the result of staged records, whose offset is not known yet (spec: kafka#base-offsets-in-transactions)."""
+        """Set the result of staged records; their offset is unknown (spec: kafka#base-offsets-in-transactions)."""
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         else:

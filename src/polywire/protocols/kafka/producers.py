@@ -48,8 +48,9 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 def stamp_sequence(
     broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
-    """Write the unwrapped sequence of its first record into a batch before it is produced. Raises
-    Invalid(SEQUENCE_GAP).
+    """Write the unwrapped sequence of its first record into a batch before it is produced.
+
+    Raises Invalid(SEQUENCE_GAP).
     """
     producer = _IDENTITY.pack(b"k", producer_id)
     unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)

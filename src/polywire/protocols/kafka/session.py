@@ -66,8 +66,8 @@ class Command(commands.Command[Api, Handler]):
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
     """One client.
 
-    Invariant: no further request is handled while there is ``work`` (a request whose batches are decompressed in a
-    thread or stored in slices), or while batches wait for space in the log.
+    Invariant: no further request is handled while there is ``work``, or while batches wait for space in the log. Work
+    is a request whose batches are decompressed in a thread or stored in slices.
 
     ``_principal``: the user at the last check, None before the first request that requires a login. ``software``: the
     client's name and version, empty until it has sent them.
@@ -131,9 +131,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frame at ``at``, 0 if its length is incomplete. Raises PeerError for an invalid
-        length.
-        """
+        """Return the size of the frame at ``at``, 0 if its length is incomplete. Raises PeerError if it is invalid."""
         if len(data) - at < LENGTH_BYTES:
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
@@ -200,7 +198,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def principal(self) -> Principal:
-        """Return the user. Raises Denied(LOGIN_REQUIRED), also after the login expired."""
+        """Return the user. Raises Denied(LOGIN_REQUIRED)."""
         if self._principal is None:
             self._principal = self.output.certified or self.broker.access.anonymous()
         return self._principal

@@ -1,11 +1,10 @@
-"""How one process of a broker asks another over Kafka's wire: its own requests and answers, behind an opening (decision 0077).
+"""The sending end of a link: one process of a broker sends Kafka requests to another (decision 0077).
 
-A link opens with ``MAGIC``, the key of the broker's processes, and a frame that says for whom it is::
+A link opens with ``MAGIC``, the key of the broker's processes, and a frame that identifies the client::
 
-    8 bytes magic · 16 bytes key · u32 size of what follows · JSON: what requests rest on, ``Context``
+    8 bytes magic · 16 bytes key · u32 size of the rest · JSON: ``Context``
 
-Promises: answers are handed on in the order of their requests; who does not answer any more is told of once. Must not know: sockets, what is
-asked, how shards are chosen.
+Responses arrive in the order of their requests. A request to a process that ended gets None, once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ Then = Callable[[Any], None]
 
 
 class Context(NamedTuple):
-    """What requests over a link rest on.
+    """The client's identity and addresses for requests over a link.
 
-    user: by which the peer is known, None where nobody has to log in. peer: where it is. host, listener: where it has connected to. shard,
-    start: whose link it is, and which start of that shard's broker made it.
+    user: the client's user, None if no login is required. peer: the client's address. host, listener: the address it
+    connected to. shard, start: the shard that opened the link, and the number of its broker's starts.
     """
 
     user: str | None
@@ -54,11 +53,11 @@ def decode_context(body: memoryview) -> Context:
 
 
 class ContextOwner(LinksOwner, Protocol):
-    """What a link asks of its session."""
+    """The session of a link."""
 
     @property
     def context(self) -> Context:
-        """What its requests rest on."""
+        """The client's identity and addresses."""
 
 
 class KafkaLink(WireLink):

@@ -232,8 +232,7 @@ def _tag_of(step: Step) -> int:
 
 
 def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
-    """Encode ``prefix`` and the structure as buffers to send one after the other; the first begins with the total
-    length.
+    """Encode ``prefix`` and the structure as buffers to send one after the other; the first begins with the length.
 
     A null that the version cannot express becomes an empty value. Records of at least ``PART_BYTES_MIN`` bytes are
     buffers of their own, not copies. Raises ValueError, OverflowError for values that do not fit.

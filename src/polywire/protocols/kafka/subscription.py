@@ -1,6 +1,6 @@
 """The consumer protocol's metadata and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
 
-Bytes that cannot be read as a subscription count as one without topics: such a member can still join, because only the
+Malformed bytes count as a subscription without topics. Such a member can still join, because only the
 leader has to understand them.
 
     subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions

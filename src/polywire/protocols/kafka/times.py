@@ -1,5 +1,6 @@
-"""Search records by timestamp: that of the producer, or of the append if the topic is configured so (spec:
-kafka#listoffsets).
+"""Search records by timestamp (spec: kafka#listoffsets).
+
+A record's timestamp is that of the producer, or of the append if the topic is configured so.
 
 The log finds records by append time. PRODUCE refuses timestamps more than an hour ahead, or more than the topic's
 `message.timestamp.after.max.ms`. So the search begins that long before the wanted time and scans from there.
@@ -77,7 +78,7 @@ class TimeSearch:
         self._broker.sliced.put(self._look)
 
     def _look(self, end: float) -> bool:
-        """Scan buffered data until ``end`` and return whether more is left."""
+        """Scan cached data until ``end``; return whether to be called again."""
         now = self._broker.clock.monotonic
         while self._done is not None:
             if self._offset >= self._end:

@@ -1,8 +1,9 @@
-"""Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata,
-kafka#other-calls, kafka#createtopics, kafka#deletetopics, kafka#createpartitions).
+"""Metadata, DescribeTopicPartitions, CreateTopics, DeleteTopics, CreatePartitions.
 
 * A topic that Metadata creates is in the same response.
 * A client without permission gets the same error whether or not the topic exists.
+
+Spec: kafka#metadata, kafka#other-calls, kafka#createtopics, kafka#deletetopics, kafka#createpartitions.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ
 
 
 def is_topic_name(name: str) -> bool:
-    """Return whether a topic may be created with this name (spec: kafka#topic-names); other protocols allow other
-    names.
+    """Return whether a topic may be created with this name (spec: kafka#topic-names).
+
+    Other protocols allow other names.
     """
     return 0 < len(name) <= NAME_BYTES_MAX and name not in (".", "..") and _NAME_CHARACTERS.issuperset(name)
 

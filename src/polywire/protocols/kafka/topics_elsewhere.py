@@ -1,7 +1,7 @@
-"""Topics of other shards as groups that are at home here know them, and which shard has the topic of an id (decision 0080).
+"""Topics of other shards, as groups of this shard and look-ups by id see them (decision 0080).
 
-Promises: whoever asks is answered with what is known; what somebody reads is looked at again and again, whatever other shards do; a shard
-that is away keeps nobody waiting for long, and its topics stay as they were. Must not know: sockets, groups, who may use which topic.
+* Callers get what is known so far. Topics that groups read are queried periodically.
+* A shard that does not respond delays callers only briefly; its topics stay as they were.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ from polywire.protocols.kafka.between_shards import Look, Seen, ShardLinks
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.runtime.shards import Shards
 
-LOOK_S: Final = 1.0  # from one look at what somebody reads to the next
-WAIT_S: Final = 1.0  # that somebody waits for a shard to tell of topics for the first time
-UNUSED_LOOKS: Final = 120  # after which nobody reads a topic that nobody has asked for
-NAMES_MAX: Final = 100_000  # that are looked for; above it those are forgotten that nobody has found
-IDS_MAX: Final = 100_000  # whose shard is remembered; the one that was told of longest ago is forgotten first
+LOOK_S: Final = 1.0  # interval between queries for the topics that groups read
+WAIT_S: Final = 1.0  # how long a caller waits for the first answer about a topic
+UNUSED_LOOKS: Final = 120  # after which a topic without callers is dropped
+NAMES_MAX: Final = 100_000  # to query for; above it missing topics are dropped
+IDS_MAX: Final = 100_000  # ids with a known shard; the oldest is dropped first
 LOCATED_MAX: Final = 10_000  # ids of one request whose shard is asked for: as many as a broker has topics
 NAMES_AT_ONCE: Final = 500  # asked for in one question, so that its answer takes about 1 ms
 
 
 class _Wanted:
-    """A name that somebody reads. shard: that has the topic, or would; None where nobody has. is_told: a shard has been asked, and has
-    answered or not. look: the last one before which it was asked for."""
+    """A topic name to query for.
 
-    __slots__ = ("is_told", "look", "shard", "topic")
+    shard: the one that has the topic or would have it, None if unknown. is_answered: whether a shard was queried and
+    answered, or failed to. look: the last query round before which a caller wanted it.
+    """
+
+    __slots__ = ("is_answered", "look", "shard", "topic")
 
     def __init__(self, shard: int | None, look: int, topic: TopicElsewhere | None = None) -> None:
         self.shard = shard
         self.look = look
         self.topic = topic
-        self.is_told = shard is None or topic is not None
+        self.is_answered = shard is None or topic is not None
 
 
 class _Waiting:
-    """Somebody who goes on when all of this has come, or the time is over. Guards: ``then`` is called once, and never after ``cancel``."""
+    """A caller that continues when everything missing has arrived, or after a time limit.
+
+    Guards: ``then`` is called once, and never after ``cancel``.
+    """
 
     __slots__ = ("_missing", "_then", "_timer")
 
@@ -139,8 +145,10 @@ class TopicsElsewhere:
     # What wires ask
 
     def known(self, names: Iterable[str], then: Callable[[], None]) -> Callable[[], None] | None:
-        """Go on once shards have told of the topics of these names, or do not: at once where that was so before; else later, and what is
-        returned has nobody wait for it."""
+        """Continue when shards have answered for these names, or failed to.
+
+        Immediately if they have before: then return None. Otherwise return a function that cancels.
+        """
         missing: set[object] = {name for name in names if self._is_new(name)}
         if not missing:
             then()
@@ -148,7 +156,7 @@ class TopicsElsewhere:
         return self._wait(missing, then)
 
     def _is_new(self, name: str) -> bool:
-        return self._broker.find_topic(name) is None and not (self._wanted.get(name) or self._add(name)).is_told
+        return self._broker.find_topic(name) is None and not (self._wanted.get(name) or self._add(name)).is_answered
 
     def _wait(self, missing: set[object], then: Callable[[], None]) -> Callable[[], None]:
         waiting = _Waiting(self._broker, missing, then)
@@ -178,7 +186,7 @@ class TopicsElsewhere:
         return cancel
 
     def learn(self, shard: int, seen: Seen) -> None:
-        """A shard has told of topics that somebody reads from now on."""
+        """Store topics that a shard reported, and query for them from now on."""
         for topic in seen.topics:
             known = topic.known()
             was = self._wanted.get(known.name.full)
@@ -195,7 +203,7 @@ class TopicsElsewhere:
             self._timer = self._broker.loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
-        """Ask for all that somebody reads; nothing while there is nothing."""
+        """Query for all wanted topics, if there are any."""
         self._timer = None
         self._look += 1
         oldest = self._look - UNUSED_LOOKS
@@ -235,9 +243,9 @@ class TopicsElsewhere:
 
     def _ask(self, shard: int, look: Look, then: Callable[[], None]) -> None:
         self._asked[shard] = self._asked.get(shard, 0) + 1
-        self._links.look(shard, look, partial(self._told, shard, look, then))
+        self._links.look(shard, look, partial(self._answered, shard, look, then))
 
-    def _told(self, shard: int, look: Look, then: Callable[[], None], seen: Seen | None) -> None:
+    def _answered(self, shard: int, look: Look, then: Callable[[], None], seen: Seen | None) -> None:
         self._asked[shard] -= 1
         if seen is not None:
             self._note(shard, look, seen)
@@ -247,14 +255,14 @@ class TopicsElsewhere:
         for name in what:
             wanted = self._wanted.get(name) if isinstance(name, str) else None
             if wanted is not None:
-                wanted.is_told = True
+                wanted.is_answered = True
         waiting = self._waiting
         for one in waiting:
             one.came(what)
         self._waiting = [one for one in self._waiting if not one.is_over]
 
     def _note(self, shard: int, look: Look, seen: Seen) -> None:
-        """A shard has told of what it was asked for."""
+        """Store a shard's answer to a query."""
         if self._seen.get(shard) != (seen.start, seen.version):
             self._seen[shard] = seen.start, seen.version
             self._version += 1

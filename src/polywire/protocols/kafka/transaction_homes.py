@@ -1,10 +1,11 @@
-"""Transactions where several processes have the topics: a transactional id's name says which of them is its home (decision 0079).
+"""Transactions of a broker with several processes (decision 0079).
 
-Home numbers the producer, and decides how its transactions end. Records and positions are staged where their topics lie, once home has let
-that shard in; what lies at home needs nobody else.
+The hash of a transactional id selects the shard that coordinates it: its home. The home assigns producer ids and
+decides how transactions end. Records and offsets are staged by the shards that have the topics, after the home has let
+each shard join. Topics at the home need no other shard.
 
-Promises: who asks elsewhere is told to look for the coordinator; nothing is staged in a shard that home does not know of. Must not know:
-sockets, how shards are told what was decided.
+* Requests to another shard get the error that makes clients look up the coordinator.
+* No shard stages anything for a transaction unless its home knows the shard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from polywire.broker.actions import Action
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import produce as producing
 from polywire.protocols.kafka import producers, schema, transaction_lists, transactions
-from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Told, answered, asked, let_in
+from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Result, answered, asked, let_in
 from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, Question, ask_each, ask_shards, changed
 from polywire.protocols.kafka.gathering import carrying
 from polywire.protocols.kafka.groups import authorize_group, group_error
@@ -74,7 +75,7 @@ def _refused_each(head: Request, error: WireError) -> Any:
 
 
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId: of a transactional id at its home. Who holds it over a wire whose ids all shards have is fenced in all of them."""
+    """InitProducerId of a transactional id at its home; a holder over a protocol with ids in all shards is fenced."""
     session = carrying(session)
     if request.transactional_id is None:
         return producers.init_producer_id(session, answer, request)
@@ -90,8 +91,8 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
     others = [shard for shard in range(session.shards.count) if shard != session.shards.own]
 
     def fenced(found: Bodies) -> Any:
-        told = [answered(Told, body) for body in found.values()]
-        errors = [WireError.COORDINATOR_NOT_AVAILABLE if one is None else one.error for one in told]
+        answers = [answered(Result, body) for body in found.values()]
+        errors = [WireError.COORDINATOR_NOT_AVAILABLE if one is None else one.error for one in answers]
         failed = next((error for error in errors if error), None)
         return (
             transactions.hold(session, answer, request)
@@ -107,7 +108,7 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddPartitionsToTxn: the shards of the topics are let in, and told which partitions."""
+    """AddPartitionsToTxn: let the shards of the topics join, then add the partitions there."""
     session = carrying(session)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own}:
@@ -171,18 +172,18 @@ def _stage_at(
     api = answer.request.api
     response = schema.response(api)
 
-    def told(permission: Permission | None) -> Any:
+    def permitted(permission: Permission | None) -> Any:
         if permission is None:
             return refuse(WireError.COORDINATOR_NOT_AVAILABLE)
         if permission.error:
-            return refuse(_as_told(api, answer.request.version, WireError(permission.error)))
+            return refuse(_fenced_as(api, answer.request.version, WireError(permission.error)))
         return ask_each(session, answer, dict.fromkeys(parts, asked(Enter(permission))), entered)
 
     def entered(found: Bodies) -> Any:
         for body in found.values():
-            told = answered(Told, body)
-            if told is None or told.error:
-                return refuse(WireError.COORDINATOR_NOT_AVAILABLE if told is None else WireError(told.error))
+            result = answered(Result, body)
+            if result is None or result.error:
+                return refuse(WireError.COORDINATOR_NOT_AVAILABLE if result is None else WireError(result.error))
         made = answer.request._replace(version=_LINK_VERSIONS[api])
         return ask_each(
             session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out
@@ -201,9 +202,9 @@ def _stage_at(
     home = session.shards.home(request.transactional_id)
     join = Join(request.transactional_id, request.producer_id, request.producer_epoch, tuple(parts), begins)
     if home == session.shards.own:
-        _let_in_here(session, answer, join, told)
+        _let_in_here(session, answer, join, permitted)
     else:
-        ask_each(session, answer, {home: asked(join)}, lambda found: told(answered(Permission, found[home])))
+        ask_each(session, answer, {home: asked(join)}, lambda found: permitted(answered(Permission, found[home])))
 
 
 def _let_in_here(
@@ -216,7 +217,7 @@ def _let_in_here(
         nonlocal is_over
         is_over = True
 
-    def told(permission: Permission) -> None:
+    def permitted(permission: Permission) -> None:
         if not is_over:
             answer.cancel = None
             made = then(permission)
@@ -224,11 +225,11 @@ def _let_in_here(
                 answer.ok(made)
 
     answer.cancel = cancel
-    let_in(session, join, told)
+    let_in(session, join, permitted)
 
 
-def _as_told(api: Api, version: int, error: WireError) -> WireError:
-    """Who was fenced is told so in the word that the version has."""
+def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
+    """Return the error for a fenced producer in this version."""
     if api is Api.ADD_PARTITIONS_TO_TXN and version >= transactions.FENCED_SINCE:
         return WireError.PRODUCER_FENCED if error is WireError.INVALID_PRODUCER_EPOCH else error
     return error
@@ -238,7 +239,10 @@ def _as_told(api: Api, version: int, error: WireError) -> WireError:
 
 
 class _Joining:
-    """What a session waits for while home is asked. release: gives back the bytes of the request."""
+    """A produce request that waits for the home.
+
+    release: frees the bytes of the request.
+    """
 
     __slots__ = ("_cancel", "_release")
 
@@ -247,7 +251,7 @@ class _Joining:
         self._release: Final = release
 
     def leave(self) -> None:
-        """Nobody waits for it any more."""
+        """Drop the answer of the home."""
         self._cancel()
         self._release()
 
@@ -346,16 +350,16 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
 
     def joined(found: Bodies) -> Any:
         ours = found.pop(own)
-        told = {} if ours is None else {one.transactional_id: one for one in ours.transaction_states}
+        by_id = {} if ours is None else {one.transactional_id: one for one in ours.transaction_states}
         branches = (one for body in found.values() if body is not None for one in body.transaction_states)
         for branch in branches:
-            if not branch.error and branch.transactional_id in told:
-                told[branch.transactional_id].topics = [*told[branch.transactional_id].topics, *branch.topics]
+            if not branch.error and branch.transactional_id in by_id:
+                by_id[branch.transactional_id].topics = [*by_id[branch.transactional_id].topics, *branch.topics]
         lost = WireError.COORDINATOR_NOT_AVAILABLE
         made = response.TransactionStates
         return response(
             transaction_states=[
-                told.get(id_)
+                by_id.get(id_)
                 or made(transactional_id=id_, error=lost if id_ in names else WireError.NOT_COORDINATOR, producer_id=-1)
                 for id_ in request.transactional_ids
             ]

@@ -1,5 +1,4 @@
-"""Transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn (spec:
-kafka#transactions).
+"""InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn (spec: kafka#transactions).
 
 * A fenced producer changes nothing.
 * Records and committed offsets of a transaction become visible atomically.
@@ -131,7 +130,10 @@ def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limi
 
 
 def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
-    """Return a completion that waits until all shards show the result: clients may read what they committed anywhere."""
+    """Return a completion that waits until all shards show the result.
+
+    Clients may read what they committed from any shard.
+    """
 
     def stored(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError) or not session.broker.branches.is_deciding(id_):
