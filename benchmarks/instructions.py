@@ -8,7 +8,7 @@ another one.
 Each broker runs under callgrind, the same loads run against both from outside, and the counts are read between passes: what else the
 machine does changes only how much of what the broker does by the clock falls into a pass, and how many requests it finds at once. What the
 kernel does is not counted, nor how long anything waits, so a change that saves system calls shows less here than it is worth. The broker does
-not poll before it sleeps (decision 0008), since that would count what time passes.
+not poll before it sleeps (decision 0112), since that would count what time passes.
 
 Promises: ends with 1 when a load takes more than ``limit`` times the commit's instructions; with 0 and a loud line where there is no
 valgrind. Must not know: what a load does.

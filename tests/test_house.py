@@ -32,7 +32,7 @@ BROAD_EXCEPT: Final = {
     "server/readiness.py",
     "cli/main.py",
 }
-WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0003
+WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0107
 WITHOUT_PATTERNS: Final = {"records", "store", "log", "cluster", "broker", "protocols", "types.py", "matching.py"}
 # What the store and the log do to a disk, in threads and by chance goes through ports, of which these are the system's ends.
 WORLD_MODULES: Final = {
@@ -326,12 +326,16 @@ def test_nothing_built_is_committed() -> None:
 
 
 def test_decision_records_are_numbered_without_gaps() -> None:
-    records = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    assert [path.name[:4] for path in records] == [f"{number:04}" for number in range(len(records))]
+    records = sorted((ROOT / "docs" / "internals" / "decisions").glob("[0-9]*.md"))
+    assert [path.name[:4] for path in records] == [f"{101 + number:04}" for number in range(len(records))]
+    index = (ROOT / "docs" / "internals" / "decisions" / "index.md").read_text(encoding="utf-8")
     for path in records:
         text = path.read_text(encoding="utf-8")
         assert text.startswith(f"# {path.name[:4]} — "), place(path)
-        assert "**Decision" in text, place(path)
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Rejected", "Consequences"], (
+            place(path)
+        )
+        assert f"]({path.name})" in index, place(path)
 
 
 def anchors(text: str) -> list[str]:
@@ -360,7 +364,7 @@ def unresolved(text: str, docs: Path) -> Iterator[tuple[int, str]]:
             if anchor not in anchors_of(docs / CITED_FOLDERS[found[1]] / f"{page}.md"):
                 yield line, f"{found[1]}: {cited}"
     for found in CITED_RECORD.finditer(text):
-        if not list((docs / "decisions").glob(f"{found[1]}-*.md")):
+        if not list((docs / "internals" / "decisions").glob(f"{found[1]}-*.md")):
             yield text.count("\n", 0, found.start()) + 1, found[0]
 
 
@@ -368,12 +372,12 @@ def test_citations_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "iggy.md").write_text("# Iggy\n## Poll messages\n## Errors\n", encoding="utf-8")
     text = (
-        "(spec: iggy#poll-messages,\n    iggy#errors)\nspec: iggy#faults, iggy#errors. spec: flux#errors. decision 0031"
+        "(spec: iggy#poll-messages,\n    iggy#errors)\nspec: iggy#faults, iggy#errors. spec: flux#errors. decision 0106"
     )
     assert list(unresolved(text, tmp_path)) == [
         (3, "spec: iggy#faults"),
         (3, "spec: flux#errors"),
-        (3, "decision 0031"),
+        (3, "decision 0106"),
     ]
 
 

@@ -73,7 +73,7 @@ class Assignor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """Stream and name of a topic. The first dot of a full name ends the stream (decision 0027)."""
+    """Stream and name of a topic. The first dot of a full name ends the stream (decision 0116)."""
 
     stream: str
     topic: str
@@ -102,7 +102,7 @@ class TopicName:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a stream or topic may have this name (decision 0037).
+    """Return whether a stream or topic may have this name (decision 0116).
 
     Valid names have 1 to 255 bytes of UTF-8 and no control characters, and are not ``.`` or ``..``.
     """

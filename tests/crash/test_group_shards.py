@@ -1,5 +1,5 @@
 """Members of a group of the newer protocol read topics of several shards, which end at any moment, or answer late: no partition is told to
-two of them, no position goes back, and all is read in the end (decision 0080).
+two of them, no position goes back, and all is read in the end (decision 0128).
 
 The shards are brokers in memory on one loop, which is interrupted before one of its calls.
 """

@@ -38,7 +38,7 @@ from tests.processor import loop_seconds
 
 # Processor time of the broker's loop from a request of the well-behaved client to its answer, at most; an attack that held the loop took many
 # seconds. On the clock a busy machine adds to it. Uncompiled, a batch of four million records is looked at record by record in Python, and no
-# latency is promised (decision 0004).
+# latency is promised (decision 0108).
 HELD_S_MAX = 1.5 if all(compiled_modules().values()) else 30.0
 SETTLED_S_MAX = 60.0
 MEMORY_MB_MAX = 500

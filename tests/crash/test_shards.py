@@ -37,7 +37,7 @@ TOPICS: Final = {
 
 NOTICED_S: Final = (
     NODE_INTERVAL_S + 1.0
-)  # a leader that is followed shows what it knew until its next look (decision 0062)
+)  # a leader that is followed shows what it knew until its next look (decision 0125)
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
 

@@ -20,7 +20,7 @@ from polywire.types import KeyHash
 from tests.fuzz.chance import fuzz
 
 INPUTS: Final = 8  # of a round
-SEALED_BYTES: Final = 96  # what the header's checksum covers (decision 0001)
+SEALED_BYTES: Final = 96  # what the header's checksum covers (decision 0101)
 ODD: Final = (0, 1, 2, 7, 8, 104, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 PARTITIONS: Final = 7
 

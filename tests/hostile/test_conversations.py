@@ -22,7 +22,7 @@ from tests.hostile.exchanges import STREAMS
 CONVERSATIONS = 400  # of each wire, and over HTTP
 DESCRIPTORS_GROWN_MAX = 24  # segments, journal files and threads that begin with the first use
 MEMORY_MB_GROWN_MAX = 150
-# The loop's own time between a polite client's request and its answer; uncompiled, no latency is promised (decision 0004).
+# The loop's own time between a polite client's request and its answer; uncompiled, no latency is promised (decision 0108).
 HELD_MS_MAX = 100 if all(compiled_modules().values()) else 2_000
 SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
 

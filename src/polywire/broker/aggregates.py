@@ -1,4 +1,4 @@
-"""Aggregates of event sourcing: versions, offsets of events, snapshots (decision 0011).
+"""Aggregates of event sourcing: versions, offsets of events, snapshots (decision 0110).
 
 Guarantees:
 * The state follows from the changes alone.

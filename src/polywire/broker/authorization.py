@@ -1,4 +1,4 @@
-"""Check permissions: the one place where all protocols authorize actions (decision 0028).
+"""Check permissions: the one place where all protocols authorize actions (decision 0115).
 
 A topic's access list applies to everyone, on an open broker too. A refusal looks the same whether or not the topic
 exists.

@@ -1,5 +1,5 @@
 """Transactions over several shards: participants here of transactions decided elsewhere, and decisions made here
-(decision 0079).
+(decision 0129).
 
 Each transaction has one coordinator shard, which alone decides its outcome. Every shard with records or offsets of it
 has a *participant* (called branch in code): an open transaction of the broker's own, staged under the same token, which

@@ -1,4 +1,4 @@
-"""The broker: all verbs for protocols on one facade (decision 0003).
+"""The broker: all verbs for protocols on one facade (decision 0107).
 
 Verbs never wait. They return what is known, raise errors, and call back on the loop, never from inside the call, for
 anything that must reach the log first. To change state, a verb builds a change, adds it to the write batch, and applies

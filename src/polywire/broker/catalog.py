@@ -1,7 +1,7 @@
 """The catalogue of topics and partitions.
 
 Guarantees:
-* Full names are unique over all streams and identify one stream and topic (decision 0027).
+* Full names are unique over all streams and identify one stream and topic (decision 0116).
 * Incarnations increase and are never reused, also after a restart.
 * Changes are checked first (``check_*``) and then applied without failing (``apply_*``).
 """

@@ -1,4 +1,4 @@
-"""Topics of other shards, as far as groups coordinated by this shard need them (decision 0080)."""
+"""Topics of other shards, as far as groups coordinated by this shard need them (decision 0128)."""
 
 from __future__ import annotations
 

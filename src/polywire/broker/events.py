@@ -1,5 +1,5 @@
 """Event sourcing: events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision
-0011).
+0110).
 
 Checking the expected version, numbering the record and noting its offset are one step and one group of the journal.
 Reads use offsets and never scan.
@@ -24,7 +24,7 @@ from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, WriteBatch
 from polywire.types import Buffer, Level
 
-ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), with padding
+ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0102), with padding
 CHANGE_BYTES: Final = 64  # of a change beside its key and payload
 FORGET_INTERVAL_S: Final = 10.0  # between two checks for events that retention has removed
 

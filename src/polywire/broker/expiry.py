@@ -1,5 +1,5 @@
 """Expire unused state: groups, offsets, group bindings, writers, transactional ids and open transactions (decision
-0030).
+0115).
 
 A pass checks a bounded number of items and the next one continues from there. A full disk only delays it. Times are
 those of the elapsed clock, so nothing expires early because a clock was set.

@@ -1,4 +1,4 @@
-"""Owners of broker state, and who may use it (decision 0029).
+"""Owners of broker state, and who may use it (decision 0115).
 
 An owner is one number: a user's id, which is never reused; below zero the address of a client without a user; or
 UNOWNED. Only state of users is protected: a client without a user cannot prove its identity tomorrow. Unowned state,

@@ -61,7 +61,7 @@ def opened(permissions: int) -> int:
 
 
 def resource_name(stream: str, topic: str) -> str:
-    """Return a topic's name in grants: ``stream/topic``, with ``/`` in the stream's name escaped (decision 0037)."""
+    """Return a topic's name in grants: ``stream/topic``, with ``/`` in the stream's name escaped (decision 0116)."""
     return f"{names.escape(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
 
 

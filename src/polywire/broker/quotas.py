@@ -1,4 +1,4 @@
-"""Use of broker state per owner, and its limits (decision 0030).
+"""Use of broker state per owner, and its limits (decision 0115).
 
 All state that a client can create is counted here by owner (``broker.owners``): number by kind, and bytes of memory.
 One owner may use a share of every limit, so no owner can lock out others. A user always has a small reserve, even when

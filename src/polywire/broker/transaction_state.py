@@ -1,5 +1,5 @@
 """Transactional ids with their epochs, the content of their latest transactions, and decisions for other shards
-(decision 0079).
+(decision 0129).
 
 The state follows from the changes alone.
 """

@@ -1,7 +1,7 @@
 """Transactions over many requests: staged records and offsets of groups, with one atomic end.
 
 The content of a transaction is journalled in the same group as the staged record, so counts and records agree after any
-crash. Records and offsets of a commit take effect in one group (decision 0012).
+crash. Records and offsets of a commit take effect in one group (decision 0111).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Transactions:
 
     By default everything is synced before it is acknowledged: losing the tail of a transaction in a power failure, and
     then committing the rest, would break its atomicity. So the transaction of a producer that asks for less is aborted
-    by the next start; a transaction with participants in several shards is always synced (decision 0079). Participants
+    by the next start; a transaction with participants in several shards is always synced (decision 0129). Participants
     are ended by ``Branches`` alone.
 
     Invariant: ``_left_open`` are the tokens of those to abort. ``_endings`` are the commits in progress, by

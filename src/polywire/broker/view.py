@@ -1,4 +1,4 @@
-"""Iterate over tables as they were at one moment while they change, to encode a snapshot in slices (decision 0033).
+"""Iterate over tables as they were at one moment while they change, to encode a snapshot in slices (decision 0106).
 
 A view yields each record as it was when the view was opened. A key costs nothing until it changes or is reached.
 """

@@ -15,7 +15,7 @@ from polywire.log.base import Completion, Log, Need
 from polywire.types import Level
 
 PROBE_BYTES = 4096  # size of a typical record, with everything stored around it
-ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0002), with padding
+ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0102), with padding
 
 
 class WriteBatchVerbs(Protocol):

@@ -1,4 +1,4 @@
-"""Create and restore backups of a data directory while its broker writes to it (decision 0061).
+"""Create and restore backups of a data directory while its broker writes to it (decision 0123).
 
 Guarantees:
 

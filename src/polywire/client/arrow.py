@@ -74,7 +74,7 @@ _COMPACTED: Final = int(BatchFlags.COMPACTED)
 _VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
 _KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
 _NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
-# Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
+# Decision 0101: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
 _facts: Final = header_fields("length", "flags", "record_count", "base_offset", "append_time_us", "offset_span")
 
 

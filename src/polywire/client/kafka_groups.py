@@ -1,4 +1,4 @@
-"""Groups over the Kafka wire: members by the newer protocol (spec: kafka#consumer-groups, decision 0053).
+"""Groups over the Kafka wire: members by the newer protocol (spec: kafka#consumer-groups, decision 0118).
 
 The broker shares partitions out. A member keeps what it was told until its caller joins again: only then the broker hears that it has let go
 of what others are to have.

@@ -1,4 +1,4 @@
-"""The journal as objects: the groups that they hold, each continuing the one before (decision 0058).
+"""The journal as objects: the groups that they hold, each continuing the one before (decision 0124).
 
 A group that does not verify or does not continue the chain is Corrupt.
 """

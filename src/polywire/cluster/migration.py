@@ -1,4 +1,4 @@
-"""Import a stopped broker's data directory into an empty bucket (decision 0069).
+"""Import a stopped broker's data directory into an empty bucket (decision 0124).
 
 Guarantees:
 * The directory is not changed.

@@ -1,4 +1,4 @@
-"""Open the log of a shard in a bucket: claim it, replay it, continue after it (decision 0058).
+"""Open the log of a shard in a bucket: claim it, replay it, continue after it (decision 0124).
 
 On return the start is claimed and everything recovered is being sealed. The local directory holds nothing that is
 needed.

@@ -1,4 +1,4 @@
-"""The requests with which a broker comes to lead a shard, in order (decision 0058).
+"""The requests with which a broker comes to lead a shard, in order (decision 0124).
 
 Each procedure is a generator of requests, each answered before the next. There is no clock, thread or bucket in here,
 so that a simulation can replay any order of events from a seed. Rules that keep two leaders apart are marked with their

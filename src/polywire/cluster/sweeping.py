@@ -1,4 +1,4 @@
-"""Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0070).
+"""Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0124).
 
 These are procedures of requests, as in ``protocol``. An object is deleted only if it was unneeded before the grace
 period began, so readers that received its name can finish. A deposed leader does no harm by collecting, because

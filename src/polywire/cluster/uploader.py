@@ -1,4 +1,4 @@
-"""Upload groups to the bucket: adjacent groups of a slot become one object, one object after the other (decision 0058).
+"""Upload groups to the bucket: adjacent groups of a slot become one object, one object after the other (decision 0124).
 
 Implements ``log.journal.syncer``. A group is durable once its object is stored and is ours. The loop never waits for
 the network.

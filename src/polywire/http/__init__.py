@@ -1,1 +1,1 @@
-"""HTTP: health checks, metrics, the admin API and the console (decision 0054)."""
+"""HTTP: health checks, metrics, the admin API and the console (decision 0121)."""

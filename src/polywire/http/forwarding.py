@@ -1,4 +1,4 @@
-"""HTTP of several processes that share a data directory (decision 0076).
+"""HTTP of several processes that share a data directory (decision 0127).
 
 Requests about a topic are forwarded to the process that has it. Lists, sums and metrics are merged from all processes. A forwarded request
 keeps its credentials, and the other process checks them again.

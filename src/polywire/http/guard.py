@@ -1,6 +1,6 @@
 """Authenticates HTTP requests and rejects those that another web page caused.
 
-* A request that a foreign page causes changes and returns nothing (decision 0055).
+* A request that a foreign page causes changes and returns nothing (decision 0121).
 * Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no login.
 """
 

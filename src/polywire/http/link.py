@@ -1,4 +1,4 @@
-"""HTTP between the processes of one broker (decision 0076).
+"""HTTP between the processes of one broker (decision 0127).
 
 A connection carries one request. It starts with a preamble that contains the key of the data directory; a web page cannot send it.
 """

@@ -1,6 +1,6 @@
 """Sends dead letters back: the letters and the committed offset in one transaction, also with topics in several processes.
 
-The process of the dead letters coordinates the transaction (decision 0079). It adds a branch for each other process, which stages the
+The process of the dead letters coordinates the transaction (decision 0129). It adds a branch for each other process, which stages the
 letters for its topics and follows the decision. Letters go to other processes over HTTP's own link.
 
 * Either all letters are sent and the offset is committed, or nothing happens.

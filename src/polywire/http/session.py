@@ -1,4 +1,4 @@
-"""The session of an HTTP connection (decision 0054).
+"""The session of an HTTP connection (decision 0121).
 
 A request is executed once it has arrived completely, one at a time, on the broker's loop. Further requests wait unread. A connection without
 a complete request for IDLE_S is closed.

@@ -1,5 +1,5 @@
 """The log's ports: verbs that the broker calls on the log, and verbs that the log needs from broker, loop and clock
-(decisions 0002, 0003).
+(decisions 0102, 0107).
 
 The broker sees partitions, batches and opaque changes. Everything added between two commits is one atomic group.
 

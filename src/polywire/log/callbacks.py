@@ -1,5 +1,5 @@
 """Separate failures of the log's own callbacks, which end the log, from failures of a client's callback (decision
-0020).
+0107).
 
 Guarantees:
 * An exception of the log's own code reaches ``broken`` before anything else runs.

@@ -1,4 +1,4 @@
-"""Open a log: lock the directory, recover its state, begin a new start (decision 0002).
+"""Open a log: lock the directory, recover its state, begin a new start (decision 0102).
 
 Guarantees:
 * On return everything recovered is in synced segments, and the new start is on the disk.
@@ -354,7 +354,7 @@ class _Opening:
         assert current is not None, "the start was written to it"
         state.contents.setdefault(current.serial, Contents())
 
-    # Starts without space (decision 0021), or with a body that the disk cannot read yet
+    # Starts without space (decision 0102), or with a body that the disk cannot read yet
 
     def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
         """Continue where the last start ended: slots wait for the sealer, and the start begins in a free one or after

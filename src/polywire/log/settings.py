@@ -34,7 +34,7 @@ class LogSettings:
         unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
         staged_bytes_max: most staged bytes.
         staged_batches_max: most staged batches; each costs some 300 bytes of memory.
-        group_bytes_max: see decision 0002; smaller slots lower it.
+        group_bytes_max: see decision 0102; smaller slots lower it.
         disk_reserve_bytes: free space reserved for deletion, retention, offsets and the sealer; below it appends are
             refused.
         scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before

@@ -1,4 +1,4 @@
-"""All functions of the stored batch under one name: build, number, check, walk, look up, reshape (decision 0001).
+"""All functions of the stored batch under one name: build, number, check, walk, look up, reshape (decision 0101).
 
 Functions take buffers and return values or bytes, with one compiled call per batch or chunk.
 """

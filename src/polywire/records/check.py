@@ -1,4 +1,4 @@
-"""Validate a batch from outside: all rules of decision 0001 in one pass.
+"""Validate a batch from outside: all rules of decision 0101 in one pass.
 
 Guarantees:
 * Every function of this package can read a valid batch without leaving its bytes.
@@ -323,7 +323,7 @@ def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.
 def _broken_rule(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong, length: cython.Py_ssize_t
 ) -> cython.int:
-    """Return the first rule of decision 0001 that the batch breaks, or -1."""
+    """Return the first rule of decision 0101 that the batch breaks, or -1."""
     rule: cython.int = _header_rule(p, at, places)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     if rule < 0:
@@ -370,7 +370,7 @@ def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_
 
 
 def validate(batch: Buffer, at: int = 0) -> int:
-    """Check all rules of decision 0001 for the batch at ``at`` and return its length in bytes.
+    """Check all rules of decision 0101 for the batch at ``at`` and return its length in bytes.
 
     Fields that the broker sets when it numbers a batch (partition, epoch, offset, address, time) may have any value.
     Expand a compressed body first.

@@ -1,4 +1,4 @@
-"""Header fields, columns, kinds and limits of the stored batch (docs/decisions/0001-stored-batch.md).
+"""Header fields, columns, kinds and limits of the stored batch (docs/internals/decisions/0101-stored-batch.md).
 
 Every number of the format is defined here.
 """
@@ -100,7 +100,7 @@ class HeaderKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """Fixed header of a batch; fields as in decision 0001."""
+    """Fixed header of a batch; fields as in decision 0101."""
 
     length: int
     flags: int

@@ -1,4 +1,4 @@
-"""Compress and expand the body of a stored batch as a whole, with lz4 or zstd (decision 0001).
+"""Compress and expand the body of a stored batch as a whole, with lz4 or zstd (decision 0101).
 
 An uncompressed batch passes through unchanged. Expanding never takes more memory than its limit, whatever the bytes
 claim.

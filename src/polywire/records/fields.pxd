@@ -1,4 +1,4 @@
-# Fields of a stored batch's header (decision 0001) for the other compiled modules, inlined. ``at`` is where the batch begins, in memory that
+# Fields of a stored batch's header (decision 0101) for the other compiled modules, inlined. ``at`` is where the batch begins, in memory that
 # holds its whole header.
 
 from polywire.records.memory cimport load_i64, load_u32, load_u64

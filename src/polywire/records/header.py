@@ -1,4 +1,4 @@
-"""Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0001).
+"""Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0101).
 
 Numbering a batch changes only its header and updates the header's checksum. No function reads beyond the buffer,
 whatever its bytes say. Pass bytes from outside through ``check.validate`` once before trusting their columns.

@@ -1,4 +1,4 @@
-"""Expand gzip streams and snappy blocks under a limit; clients compress with both (decision 0001).
+"""Expand gzip streams and snappy blocks under a limit; clients compress with both (decision 0101).
 
 Guarantees:
 * Never more than ``limit`` bytes are expanded, whatever the input claims.

@@ -1,4 +1,4 @@
-"""Make new batches from records of existing ones: merge, slice, take, compact (decision 0001).
+"""Make new batches from records of existing ones: merge, slice, take, compact (decision 0101).
 
 Records retain all their columns, and offsets, addresses and sequences where a function says so. Sources must have been
 validated.

@@ -1,5 +1,5 @@
 """Convert records as values to and from stored batches: for clients, slow paths and tests, never on a hot path
-(decision 0001).
+(decision 0101).
 
 ``to_records(from_records(records))`` returns equal records, except that an id of zeros becomes None and empty event
 metadata become no metadata.

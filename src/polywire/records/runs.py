@@ -1,4 +1,4 @@
-"""Concatenate runs of records from stored batches, column by column (decision 0001).
+"""Concatenate runs of records from stored batches, column by column (decision 0101).
 
 A *run* is (source, start, stop): consecutive records of one source. Records retain all their columns; an optional
 column that only some sources have is filled with its default. Sources must have been validated.

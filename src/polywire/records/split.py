@@ -13,7 +13,7 @@ from polywire.records.memory import Lendable
 from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer
 
-# Decision 0001: u32 columns at byte 12, record count at 28.
+# Decision 0101: u32 columns at byte 12, record count at 28.
 _FACTS: Final = Struct("<12xI12xI")
 _PLAIN_BITS: Final = sum(
     [

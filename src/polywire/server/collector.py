@@ -1,4 +1,4 @@
-"""Schedule Python's garbage collections so that none blocks the event loop for long (decision 0033).
+"""Schedule Python's garbage collections so that none blocks the event loop for long (decision 0106).
 
 A full collection visits every object: 120 ms for half a million of them, each time their number has grown by a quarter. Most objects are
 the broker's state and stay. So the survivors of a full collection are frozen (``gc.freeze``), and the next collection visits only newer

@@ -51,7 +51,7 @@ HTTP: Final = "http"  # the listener of health, metrics, the admin API and the c
 HTTP_ADDRESS: Final = "127.0.0.1:9080"
 ANY: Final = "any"  # the listener that detects the protocol
 TLS_SUFFIX: Final = "-tls"  # of the name of a listener with TLS
-# Default addresses of protocols without a login, while no users are configured (decision 0028).
+# Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; the state of any protocol fits, too
@@ -123,7 +123,7 @@ class ServeConfig:
     non-loopback addresses without authentication, or with passwords in clear text. driver: I/O driver of plain connections: ``epoll``,
     ``loop`` (the event loop), or ``auto`` for epoll where it is available. log_format: format of log lines, ``logfmt`` or ``json``.
     audit_log: file for audit events, in addition to the log. partition_count: of automatically created topics. processes: number of
-    processes that share the data directory (decision 0072) or the bucket (decision 0075); 0 for one, or one for each shard
+    processes that share the data directory or the bucket (decision 0126); 0 for one, or one for each shard
         of the bucket.
     shard_port: first port of the listeners of single processes, 20 for each; 0: on a directory every process adds 100 to the shared port,
     in a
@@ -134,7 +134,7 @@ class ServeConfig:
     topics; 0 for no limit. retention_mib: default retention size of each partition; 0 for no limit. offsets_retention_hours: hours after
     which unused committed offsets expire; 0 for never. state_mib, owner_share: memory limit for groups, offsets, writers and protocol
     state, and the share of it for one user or address. idle_poll_us: microseconds to poll for more requests before sleeping while the
-    broker is busy (decision 0008). flux_admin: enable the admin commands of FLUX. flux_strict_leaders: topics created over FLUX have no
+    broker is busy (decision 0112). flux_admin: enable the admin commands of FLUX. flux_strict_leaders: topics created over FLUX have no
     leaders at first. flux_pipes: FLUX keys and values can contain pipes, as in the original broker; without it, a line has exactly four
     sections. flux_replication_factor: default replication factor of FLUX topics, including the leader. flux_min_isr: in-sync replicas,
     including the leader, that acks=all of FLUX waits for; at most the replication factor. flux_exports: write groups.json and offsets.json

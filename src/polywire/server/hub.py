@@ -172,7 +172,7 @@ class Hub:
     def commit(self) -> None:
         """Write the batches of this pass now.
 
-        If the log fails, it has stopped and reported the failure itself (decision 0020). The exception ends here, so that the connection
+        If the log fails, it has stopped and reported the failure itself (decision 0107). The exception ends here, so that the connection
         that is being read, or a drain, is not interrupted half-way.
         """
         assert not self.lending, "the loop asks for a buffer"

@@ -1,4 +1,4 @@
-"""Polling before sleeping: for a moment after bytes arrive, the event loop polls for more instead of sleeping (decision 0008). Compiled.
+"""Polling before sleeping: for a moment after bytes arrive, the event loop polls for more instead of sleeping (decision 0112). Compiled.
 
 It polls only if the recent intervals between bytes were shorter than three times the limit, and never longer than the limit without bytes.
 """

@@ -1,4 +1,4 @@
-"""Mutual TLS of the links between machines that serve one bucket (decision 0075).
+"""Mutual TLS of the links between machines that serve one bucket (decision 0126).
 
 Guarantees:
 

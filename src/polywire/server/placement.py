@@ -1,5 +1,5 @@
-"""Which shard owns a topic. On a data directory a symbolic link for each name says so (decision 0072); with a bucket the hash of the name
-decides (decision 0075).
+"""Which shard owns a topic. On a data directory a symbolic link for each name says so; with a bucket the hash of the name
+decides (decision 0126).
 
 Of several processes that claim a name at the same time, one gets it, because creating a symbolic link is atomic. The links are a cache: a
 shard's log says which topics it has, and every start creates the links again.
@@ -41,7 +41,7 @@ class Names(Protocol):
 
 
 class HashedNames:
-    """The hash of a name says which shard owns the topic, and never changes (decision 0075)."""
+    """The hash of a name says which shard owns the topic, and never changes (decision 0126)."""
 
     __slots__ = ("_count", "_own")
 

@@ -1,4 +1,4 @@
-"""The parent process of several broker processes, for a data directory (decision 0072) or the shards of a bucket (decision 0075).
+"""The parent process of several broker processes, for a data directory or the shards of a bucket (decision 0126).
 
 Guarantees:
 

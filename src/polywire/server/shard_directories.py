@@ -1,4 +1,4 @@
-"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards`` (decision 0072)."""
+"""The directories of the shards of a data directory: the first is the directory itself, the others are in ``shards`` (decision 0126)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read ranges of records from the broker's sealed files or bucket, else from the broker (decisions 0015, 0065).
+"""Read ranges of records from the broker's sealed files or bucket, else from the broker (decision 0120).
 
 The result equals that of the broker: each record once and in order. Files and buckets are read only if the broker's
 mark is found there, and their data is used only if all its checksums match. Otherwise the broker is asked, or the read

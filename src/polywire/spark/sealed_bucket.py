@@ -1,4 +1,4 @@
-"""Read sealed segments from a bucket, by processes with access to it (decision 0065).
+"""Read sealed segments from a bucket, by processes with access to it (decision 0120).
 
 Only the broker's own bucket is read, with the credentials of this process. Several requests of one run are in flight.
 """

@@ -1,4 +1,4 @@
-"""Locate a plan's ranges in the broker's bucket during planning, so that tasks need no broker (decision 0065).
+"""Locate a plan's ranges in the broker's bucket during planning, so that tasks need no broker (decision 0120).
 
 Ranges without a location are read from the broker, or refused, by the task: planning never fails where the task would
 not.

@@ -1,4 +1,4 @@
-"""Cache of recently written blobs, for readers that follow the log closely (decision 0016).
+"""Cache of recently written blobs, for readers that follow the log closely (decision 0104).
 
 Guarantees:
 * It uses as many bytes as requested, or as many as writing needs if that is more.

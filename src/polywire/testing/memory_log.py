@@ -22,7 +22,7 @@ from polywire.records.columns import BatchHeader, Column
 from polywire.testing.memory_partition import MemoryPartition, Wait
 from polywire.types import Buffer, Level
 
-GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0002
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0102
 
 
 class _Kind(Enum):

@@ -1,4 +1,4 @@
-"""Transactions below any wire: commits that are laid out a little at a time, and what happens to them meanwhile (decision 0012)."""
+"""Transactions below any wire: commits that are laid out a little at a time, and what happens to them meanwhile (decision 0111)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches from spans and from columns hold what they were given, laid out as decision 0001 draws it."""
+"""Batches from spans and from columns hold what they were given, laid out as decision 0101 draws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that breaks a rule of decision 0001 passes, also when its checksums are right."""
+"""Nothing that breaks a rule of decision 0101 passes, also when its checksums are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of classic groups that had settled when the broker was killed go on as if nothing had happened (decision 0071)."""
+"""Members of classic groups that had settled when the broker was killed go on as if nothing had happened (decision 0118)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in several shards goes on in a data directory that was written before: branches follow, and others are told (decision 0079)."""
+"""What lies in several shards goes on in a data directory that was written before: branches follow, and others are told (decision 0129)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build and verify the journal's groups: header, directory, entries (decision 0002).
+"""Build and verify the journal's groups: header, directory, entries (decision 0102).
 
 Building makes one call per entry, which also numbers a batch; verifying makes one call per group. Nothing is read beyond
 the buffer, whatever its bytes say.

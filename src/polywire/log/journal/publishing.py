@@ -1,4 +1,4 @@
-"""Prepare a publish: lay out its group except for the numbers, a little at a time (decision 0031).
+"""Prepare a publish: lay out its group except for the numbers, a little at a time (decision 0106).
 
 Guarantees:
 * A token belongs to one publish until that is written or cancelled.

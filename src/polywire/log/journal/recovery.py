@@ -1,4 +1,4 @@
-"""Find the journal's unbroken chain of groups after any kind of stop (decision 0002).
+"""Find the journal's unbroken chain of groups after any kind of stop (decision 0102).
 
 Recovery only reads. Evidence that a synced group is damaged is Corrupt; anything else at the end is a torn tail, which
 is reported and cut.
@@ -171,7 +171,7 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
     """Return the groups of a start and of earlier ones that it continues, because there was no space to seal them
-    (decision 0021).
+    (decision 0102).
     """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:

@@ -1,4 +1,4 @@
-"""The journal's files: preallocated slots that are overwritten in place and reused (decision 0002).
+"""The journal's files: preallocated slots that are overwritten in place and reused (decision 0102).
 
 Guarantees:
 * A group is in one slot; the first one after ``align`` begins on a new page.

@@ -1,4 +1,4 @@
-"""The blob of a snapshot: state of the log and of the broker (decision 0002).
+"""The blob of a snapshot: state of the log and of the broker (decision 0102).
 
 A blob of which neither copy verifies is Corrupt. Versions 1 and 2 can be read.
 

@@ -1,4 +1,4 @@
-"""Batches staged under a token until they are published, abandoned or expire (decision 0002).
+"""Batches staged under a token until they are published, abandoned or expire (decision 0102).
 
 Guarantees:
 * Staged data is limited in bytes and in batches.

@@ -1,4 +1,4 @@
-"""Additions to a write batch other than batches, each as a step (decision 0003).
+"""Additions to a write batch other than batches, each as a step (decision 0107).
 
 A step becomes part of the group when it is entered, which never fails.
 """

@@ -26,7 +26,7 @@ class Syncer(Protocol):
     def is_local(self) -> bool:
         """Whether recovery reads the slots.
 
-        A group may then count although earlier ones do not (decision 0013), and a group that says what was synced
+        A group may then count although earlier ones do not (decision 0102), and a group that says what was synced
         distinguishes damage from a torn end.
         """
 

@@ -1,4 +1,4 @@
-"""The write batch: additions between two commits, which become one group (decision 0003).
+"""The write batch: additions between two commits, which become one group (decision 0107).
 
 Guarantees:
 * Entries are in the order of the calls; small batches of one partition are merged.

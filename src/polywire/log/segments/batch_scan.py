@@ -48,7 +48,7 @@ else:
     from polywire.records.header import body_matches, header_matches
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
-INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0002: one index entry per 64 KiB of a run
+INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0102: one index entry per 64 KiB of a run
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)

@@ -1,4 +1,4 @@
-"""Compaction: retain the newest record of each key of a partition (decision 0009).
+"""Compaction: retain the newest record of each key of a partition (decision 0105).
 
 A pass fills a table with the newest offset of each key in the part that was never compacted. It then rewrites the
 partition's sealed runs, group by group, oldest first, without records for which the table has a newer one. The rest
@@ -40,7 +40,7 @@ NEVER: Final = 2**62
 
 _facts: Final = header_fields("flags", "record_count", "base_offset", "base_address", "address_span", "offset_span")
 _length: Final = header_fields("length")
-"""Flags, records, offset, address, address span, offset span (decision 0001)."""
+"""Flags, records, offset, address, address span, offset span (decision 0101)."""
 
 
 class Compaction:

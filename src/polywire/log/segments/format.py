@@ -1,4 +1,4 @@
-"""Format of a sealed segment: batches sorted by partition and offset, and the footer that locates them (decision 0002).
+"""Format of a sealed segment: batches sorted by partition and offset, and the footer that locates them (decision 0102).
 
 Only a verified footer is used; one intact copy of the two is enough.
 

@@ -1,4 +1,4 @@
-"""Merge sealed blobs: drop unneeded data and join small neighbours (decision 0002).
+"""Merge sealed blobs: drop unneeded data and join small neighbours (decision 0102).
 
 Guarantees:
 * A run of the new blob covers the offsets of the runs it replaces.

@@ -1,4 +1,4 @@
-"""Sealing: turn the content of full slots into segments, and free the slots (decision 0002).
+"""Sealing: turn the content of full slots into segments, and free the slots (decision 0102).
 
 A slot is freed only when a group on the disk names its segments and a snapshot. A slot may hold batches of tens of
 thousands of partitions. So the loop only collects what is in it, the sealer's thread plans and writes, and installing

@@ -1,5 +1,5 @@
 """Read a sealed segment: an immutable blob of batches sorted by partition and offset (layout in ``format``, decision
-0002).
+0102).
 
 Opening reads only the footer. A read touches at most one index stride more than it returns, and returns verified
 batches.

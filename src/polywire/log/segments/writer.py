@@ -1,4 +1,4 @@
-"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0002, layout in
+"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0102, layout in
 ``format``).
 
 Guarantees:
@@ -59,7 +59,7 @@ from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
-OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024  # decision 0002: a partition with this much in a slot gets its own blob
+OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024  # decision 0102: a partition with this much in a slot gets its own blob
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
 WRITTEN_BYTES: Final = 1024 * 1024  # collected before they are written, while still in the processor's cache
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches can still be fetched, sliced and sent one by one

@@ -1,4 +1,4 @@
-"""A session that carries requests to the shards that have the topics they name (decision 0076).
+"""A session that carries requests to the shards that have the topics they name (decision 0127).
 
 Promises: answers leave in the order of the requests, wherever they come from; requests about one topic keep their order; a peer that does not
 read is not read for. Nothing is carried for who has yet to log in. Must not know: sockets, how topics are placed.

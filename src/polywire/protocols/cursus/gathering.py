@@ -1,4 +1,4 @@
-"""Cursus commands that name no topic: which shards are asked, and what their answers are together (decision 0076).
+"""Cursus commands that name no topic: which shards are asked, and what their answers are together (decision 0127).
 
 Promises: lists are what one broker would tell that had all topics; a transactional id has one epoch, whatever shard it writes to.
 Must not know: who asks shards, and how.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-STORED_BYTES_MAX: Final = 255  # limit of a stored batch (decision 0001)
+STORED_BYTES_MAX: Final = 255  # limit of a stored batch (decision 0101)
 DIGEST_BYTES: Final = 32
 
 

@@ -1,4 +1,4 @@
-"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0076).
+"""The other end of a link: a session whose peer is another process of this broker, with requests of a peer of its own (decision 0127).
 
 Promises: requests mean what they meant where they came from; who asks has proved who it is over this link, too. Must not know: sockets, who
 has which topic.

@@ -352,7 +352,7 @@ def integer(text: str) -> int | None:
 
 
 def topic_word(name: str) -> str:
-    """Encode a topic's name as one word, with ``%XX`` where necessary (decision 0037)."""
+    """Encode a topic's name as one word, with ``%XX`` where necessary (decision 0116)."""
     word = names.escape(name, _RESERVED)
     return word.replace("message=", "message%3D")  # otherwise the rest of the word would be a message
 

@@ -364,7 +364,7 @@ def _columns(
     """Return a run's columns other than keys and values.
 
     Sequences are stored if they have gaps, and also to retain the epoch of an unchecked producer: a stored batch with
-    an epoch and consecutive sequences takes part in idempotence (decision 0001, ``broker.producers``).
+    an epoch and consecutive sequences takes part in idempotence (decision 0101, ``broker.producers``).
     """
     columns: dict[int, Lendable] = {}
     count = run.stop - start

@@ -1,4 +1,4 @@
-"""How one process of a broker asks another over the Cursus wire: requests and answers with what they rest on (decision 0076).
+"""How one process of a broker asks another over the Cursus wire: requests and answers with what they rest on (decision 0127).
 
 A link opens with ``MAGIC`` and the key of the directory's processes. Frames of requests, and what stands in front of each answer::
 

@@ -1,4 +1,4 @@
-"""A connection whose lines go to the shards that have what they name; the answers come in the order of the lines (decision 0072).
+"""A connection whose lines go to the shards that have what they name; the answers come in the order of the lines (decision 0126).
 
 Promises: lines about one topic keep their order; what the peer does not take is not read for it; an answer that a process owes when it ends
 ends the connection, as the broker's end would. Must not know: sockets, how topics are placed.

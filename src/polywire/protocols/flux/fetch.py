@@ -81,7 +81,7 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 
 
 class Reply:
-    """A reply with records, written in pieces (decision 0034).
+    """A reply with records, written in pieces (decision 0119).
 
     bytes_max: end after this many bytes of records, at least one record; such a reply is written at once. Without it,
     pieces are written as the client reads them. hw: reported after the records, or, if they end early, the last offset

@@ -1,4 +1,4 @@
-"""The other end of a link: a FLUX session whose peer is another process of this broker (decision 0076).
+"""The other end of a link: a FLUX session whose peer is another process of this broker (decision 0127).
 
 Promises: a line counts once all of it has come. Must not know: sockets, which process it is.
 """

@@ -187,7 +187,7 @@ def integers(text: bytes) -> list[int]:
 
 
 def topic_word(name: str) -> str:
-    """Encode a topic's name as one word, with ``%XX`` for characters that end words and lists (decision 0037)."""
+    """Encode a topic's name as one word, with ``%XX`` for characters that end words and lists (decision 0116)."""
     return names.escape(name, _RESERVED)
 
 
@@ -200,7 +200,7 @@ def named(text: bytes) -> str:
 
 
 def topic_name(text: bytes) -> str:
-    """Decode a valid topic name (decision 0037); raise Refused ``invalid topic``."""
+    """Decode a valid topic name (decision 0116); raise Refused ``invalid topic``."""
     name = named(text)
     parts = TopicName.parse(name)
     if not is_name(parts.stream) or not is_name(parts.topic):

@@ -229,7 +229,7 @@ class FluxSession(BarePipelined):
 
     @property
     def principal(self) -> Principal:
-        """The client's principal; this protocol has no authentication (decision 0028). Raises Denied."""
+        """The client's principal; this protocol has no authentication (decision 0115). Raises Denied."""
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)

@@ -6,7 +6,7 @@ Numbers count from 0 here. Must not know: bytes, sessions.
 A stream is kept in the wire's own state under ``stream.<number>``; a topic's number, name and settings, and its groups' numbers, lie in its
 ``wire_options``. A name changed over this wire is changed on this wire only: the broker's name of a topic is where its records lie.
 
-Of several shards (decision 0078) the first keeps the streams; another one's directory has what it has seen of them, under numbers below
+Of several shards (decision 0127) the first keeps the streams; another one's directory has what it has seen of them, under numbers below
 zero, which nobody is told. A topic's number tells its shard, unless it was chosen, or given while there was one.
 
 spec: iggy#between-dialects

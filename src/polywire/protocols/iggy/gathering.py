@@ -1,4 +1,4 @@
-"""Iggy commands that several shards answer: what they are asked, and what their answers are together (decision 0078).
+"""Iggy commands that several shards answer: what they are asked, and what their answers are together (decision 0127).
 
 Promises: lists are what one broker would tell that had all topics; what one shard refuses, or cannot say, is refused. Must not know: sockets,
 how shards are asked.

@@ -30,12 +30,12 @@ def numbered(name: str, number: int) -> str:
 
 
 def space_of(name: str) -> str:
-    """The broker's stream for a stream of this name: there a dot would end the stream's name (decision 0027)."""
+    """The broker's stream for a stream of this name: there a dot would end the stream's name (decision 0116)."""
     return name.replace(".", "=")
 
 
 def is_broker_name(name: str) -> bool:
-    """Whether the broker can have a stream or topic of this name (decision 0037)."""
+    """Whether the broker can have a stream or topic of this name (decision 0116)."""
     return is_name(name) and name[:2] != "__"
 
 

@@ -1,4 +1,4 @@
-"""Which stream and which shard a request means: the streams are kept by the first shard, a topic says itself where it is (decision 0078).
+"""Which stream and which shard a request means: the streams are kept by the first shard, a topic says itself where it is (decision 0127).
 
 Promises: every process finds the same. Streams that other wires have made in any shard get their numbers from the first one when they are
 first named; while that one does not answer, streams are still found by name. Must not know: sockets, what is done with what was found.

@@ -1,4 +1,4 @@
-"""How one process of a broker asks another over the Iggy wire: requests with what they rest on, and answers (decision 0078).
+"""How one process of a broker asks another over the Iggy wire: requests with what they rest on, and answers (decision 0127).
 
 A link opens with ``MAGIC`` and the key of the directory's processes. Numbers are little-endian::
 

@@ -1,4 +1,4 @@
-"""Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0079, 0080).
+"""Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0129, 0128).
 
 Each question is one ``BETWEEN_SHARDS`` request of a link. Its body and that of the response are MessagePack: one of
 ``Question``, and its answer.

@@ -1,4 +1,4 @@
-"""A client's connection to a broker of several processes: it forwards requests to the other processes (decision 0077).
+"""A client's connection to a broker of several processes: it forwards requests to the other processes (decision 0128).
 
 * A request is repeated while its process restarts, if repeating is harmless; a failure is reported once.
 * A topic of another process gets the error that makes clients look up its leader.

@@ -1,4 +1,4 @@
-# CRC-32C by the processor's instruction, where it has one: C, because no other language of ours has a word for it (decision 0044). crc32c.py
+# CRC-32C by the processor's instruction, where it has one: C, because no other language of ours has a word for it (decision 0117). crc32c.py
 # asks for it, and does without it elsewhere.
 #
 # A result of the instruction is there three steps later, while it can be begun anew each step, so three stretches of the data are taken in turn, and their results joined:

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat for topics in several processes, at the home of a group (decision 0080).
+"""ConsumerGroupHeartbeat for topics in several processes, at the home of a group (decision 0128).
 
 * A member learns of topics in other shards in its first response, unless a shard does not respond.
 * Its permissions are checked by the shards that have the topics.

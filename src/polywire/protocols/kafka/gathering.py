@@ -1,4 +1,4 @@
-"""Responses that any process gives for all of them: brokers, topics and topic administration (decision 0077).
+"""Responses that any process gives for all of them: brokers, topics and topic administration (decision 0128).
 
 A request is split by the shards of the topics it names. Each part is checked and executed by the shard of its topics.
 The responses are joined into that of a single broker.

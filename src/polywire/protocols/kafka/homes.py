@@ -1,4 +1,4 @@
-"""Groups of a broker with several processes (decision 0077).
+"""Groups of a broker with several processes (decision 0128).
 
 The hash of a group's name selects the shard that coordinates it: its home. Members and generations are at the home.
 Committed offsets are stored by the shards that have the topics, so that every protocol finds them there. The home

@@ -1,4 +1,4 @@
-"""Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0063).
+"""Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
 
 A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so the
 time is linear. Sets of states and their successors are cached: for most names a character costs one look-up.

@@ -1,4 +1,4 @@
-"""The sending end of a link: one process of a broker sends Kafka requests to another (decision 0077).
+"""The sending end of a link: one process of a broker sends Kafka requests to another (decision 0128).
 
 A link opens with ``MAGIC``, the key of the broker's processes, and a frame that identifies the client::
 

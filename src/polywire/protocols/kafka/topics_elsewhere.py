@@ -1,4 +1,4 @@
-"""Topics of other shards, as groups of this shard and look-ups by id see them (decision 0080).
+"""Topics of other shards, as groups of this shard and look-ups by id see them (decision 0128).
 
 * Callers get what is known so far. Topics that groups read are queried periodically.
 * A shard that does not respond delays callers only briefly; its topics stay as they were.

@@ -1,4 +1,4 @@
-"""Transactions of a broker with several processes (decision 0079).
+"""Transactions of a broker with several processes (decision 0129).
 
 The hash of a transactional id selects the shard that coordinates it: its home. The home assigns producer ids and
 decides how transactions end. Records and offsets are staged by the shards that have the topics, after the home has let

@@ -1,4 +1,4 @@
-"""A Kafka 0.7 connection whose requests go to the shards that have the topics they name (decision 0076).
+"""A Kafka 0.7 connection whose requests go to the shards that have the topics they name (decision 0127).
 
 Producers are never answered, so a later read is a producer's only acknowledgement: before it, forwarded sets are confirmed by an empty FETCH
 over the same link.

@@ -1,4 +1,4 @@
-"""Bytes that replace a hole left by compaction (decision 0032).
+"""Bytes that replace a hole left by compaction (decision 0119).
 
 A client that adds the sizes of messages to an address (spec: kafka-0.7#iterating) passes a hole only over bytes. So the
 bytes for addresses [a, b) must have the size b - a. Three kinds do:

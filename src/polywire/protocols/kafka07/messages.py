@@ -230,7 +230,7 @@ _REFUSED: Final = _Refused()
 
 
 def topic_bytes(name: str) -> bytes:
-    """Encode a topic's name, with ``%XX`` for characters that 0.7 refuses (decision 0037)."""
+    """Encode a topic's name, with ``%XX`` for characters that 0.7 refuses (decision 0116)."""
     return names.escape(name, _REFUSED).encode("utf-8", "surrogateescape")
 
 

@@ -244,7 +244,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._go_on()
 
     def _authorize(self, action: Action, name: str) -> None:
-        """Authorize an action; this protocol has no authentication (decision 0028). Raises Denied."""
+        """Authorize an action; this protocol has no authentication (decision 0115). Raises Denied."""
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
             self._principal = access.nameless(self.output.certified)

@@ -23,7 +23,7 @@ from polywire.types import Buffer, KeyHash
 if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
 
-# Decision 0001: u32 flags at byte 8, columns at 12, record count at 28.
+# Decision 0101: u32 flags at byte 8, columns at 12, record count at 28.
 _facts: Final = header_fields("flags", "columns", "record_count")
 
 

@@ -1,4 +1,4 @@
-"""Scatter-gather for requests that name no topic, or several (decision 0072).
+"""Scatter-gather for requests that name no topic, or several (decision 0126).
 
 The combined lists equal those of a single broker with all topics, page for page.
 """

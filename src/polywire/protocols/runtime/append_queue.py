@@ -1,6 +1,6 @@
 """Append a connection's batches to the log: at once or, while the log is full, in order after a wait.
 
-A batch that still does not fit after the wait is refused, from the loop like every completion (decision 0041). There is
+A batch that still does not fit after the wait is refused, from the loop like every completion (decision 0107). There is
 no task, and no timer unless something waits.
 """
 

@@ -1,4 +1,4 @@
-"""Verbs of the broker that every protocol uses; each adds its own in its ``context`` (decision 0042)."""
+"""Verbs of the broker that every protocol uses; each adds its own in its ``context`` (decision 0107)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of sessions that forward requests to other shards, and of sessions at the receiving end (decision 0076)."""
+"""Shared parts of sessions that forward requests to other shards, and of sessions at the receiving end (decision 0127)."""
 
 from __future__ import annotations
 

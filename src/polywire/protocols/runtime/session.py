@@ -1,5 +1,5 @@
 """The Session port: what the connection driver calls on a protocol's session, and what a session may do to its
-connection (decision 0003).
+connection (decision 0107).
 
 Sessions do no I/O: bytes in, bytes out. They keep the order of answers.
 """

@@ -1,4 +1,4 @@
-"""The other shards, as sessions that forward requests see them (decision 0072)."""
+"""The other shards, as sessions that forward requests see them (decision 0126)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of the newer protocol, and topics by id, where several processes have the topics (decision 0080)."""
+"""Groups of the newer protocol, and topics by id, where several processes have the topics (decision 0128)."""
 
 from __future__ import annotations
 

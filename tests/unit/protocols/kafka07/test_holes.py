@@ -1,4 +1,4 @@
-"""Readers that add sizes to addresses get over the holes of a compacted partition (decision 0032)."""
+"""Readers that add sizes to addresses get over the holes of a compacted partition (decision 0119)."""
 
 from __future__ import annotations
 

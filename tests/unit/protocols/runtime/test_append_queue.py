@@ -130,7 +130,7 @@ def test_what_the_log_never_takes_is_refused_in_its_turn(door: Door) -> None:
 
 
 def test_a_refusal_comes_from_the_loop_and_holds_up_what_is_behind_it(door: Door) -> None:
-    """Never from inside the call that handed the batch over (decision 0041)."""
+    """Never from inside the call that handed the batch over (decision 0107)."""
     door.room = 1
     door.send(TOO_LARGE)
     assert door.told == []
