@@ -2,7 +2,7 @@
 
 FUZZ_SECONDS (30) of a processor is what each target has in all, FUZZ_SEED what repeats a run. Ends at the first input that breaks something.
 ``--on COUNTS`` goes on until it is stopped, over what breaks something as well, and keeps its counts in that file, what broke beside it.
-``--keep`` adds what was taken to the table of docs/operate/reliability.md; ``--keep COUNTS ...`` adds, and removes, what such files have.
+``--keep`` adds what was taken to the table of benchmarks/results/reliability-2026-11.md; ``--keep COUNTS ...`` adds, and removes, what such files have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import structlog
 TURN_S: Final = 5.0
 ROUNDS: Final = 8  # between two looks at the clock
 TARGETS: Final = sorted(path.stem for path in Path(__file__).parent.glob("fuzz_*.py"))
-PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
+PAGE: Final = Path(__file__).parents[2] / "benchmarks/results/reliability-2026-11.md"
 BEGIN: Final = "<!-- made by `python -m tests.fuzz --keep` -->"
 END: Final = "<!-- end of fuzz -->"
 

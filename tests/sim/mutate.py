@@ -2,7 +2,7 @@
 
 ``python -m tests.sim.mutate broker producer-epochs`` tries those of one world, and one more, and leaves the others as they stand.
 
-Promises: writes what it saw into docs/operate/reliability.md; ends with 1 when a switch is noticed no more that once was. Must not know: what
+Promises: writes what it saw into benchmarks/results/reliability-2026-11.md; ends with 1 when a switch is noticed no more that once was. Must not know: what
 a mechanism does.
 """
 
@@ -34,7 +34,7 @@ MUTATIONS: Final = (
     *SHARDS_MUTATIONS,
 )
 RUNS: Final = 100
-PAGE: Final = Path(__file__).parents[2] / "docs/operate/reliability.md"
+PAGE: Final = Path(__file__).parents[2] / "benchmarks/results/reliability-2026-11.md"
 BEGIN: Final = "<!-- made by `make sim-mutations` -->"
 END: Final = "<!-- end -->"
 UNNOTICED: Final = "not noticed"
