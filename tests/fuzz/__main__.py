@@ -1,8 +1,11 @@
-"""``python -m tests.fuzz``: all targets in one process by turns, and how many inputs each has taken; ``fuzz_http`` and others by name.
+"""``python -m tests.fuzz``: run all fuzz targets in turns and count their inputs; ``fuzz_http`` and others select targets.
 
-FUZZ_SECONDS (30) of a processor is what each target has in all, FUZZ_SEED what repeats a run. Ends at the first input that breaks something.
-``--on COUNTS`` goes on until it is stopped, over what breaks something as well, and keeps its counts in that file, what broke beside it.
-``--keep`` adds what was taken to the table of benchmarks/results/reliability-2026-11.md; ``--keep COUNTS ...`` adds, and removes, what such files have.
+FUZZ_SECONDS (30) is the processor time of each target and FUZZ_SEED repeats a run. The run ends at the first failure.
+
+* ``--on COUNTS`` continues after failures until it is stopped. It stores its counts in that file and failing inputs
+  beside it.
+* ``--keep`` adds the counts to the table of benchmarks/results/reliability-2026-11.md. ``--keep COUNTS ...`` adds the
+  counts of those files and removes them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/cursus/shard_link.py",
     "src/polywire/protocols/iggy",
     "src/polywire/testing",
-    "docs/operate",
     "tests",
     "benchmarks",
     "tools",

@@ -1,9 +1,8 @@
-"""``python -m tests.sim.mutate``: take out one mechanism after the other, and see within how many runs its simulated world notices.
+"""``python -m tests.sim.mutate``: switch off one mechanism after the other and count the runs until a simulation fails.
 
-``python -m tests.sim.mutate broker producer-epochs`` tries those of one world, and one more, and leaves the others as they stand.
-
-Promises: writes what it saw into benchmarks/results/reliability-2026-11.md; ends with 1 when a switch is noticed no more that once was. Must not know: what
-a mechanism does.
+``python -m tests.sim.mutate broker producer-epochs`` tries the mechanisms of one world and one more; other results stay.
+The results go to benchmarks/results/reliability-2026-11.md. The exit code is 1 if the simulation no longer detects a
+mechanism that it once detected.
 """
 
 from __future__ import annotations
