@@ -1,1 +1,1 @@
-"""Consumer groups: members, generations, assignments, positions."""
+"""Consumer groups: members, generations, assignments and committed positions."""

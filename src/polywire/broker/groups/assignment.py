@@ -1,7 +1,8 @@
-"""Who reads which partition: a pure function of the members' ids and the number of partitions (concepts: groups#what-a-group-is).
+"""Assign partitions to members, from their ids and the number of partitions alone (concepts: groups#what-a-group-is).
 
-Promises: every partition has exactly one owner when there is a member, shares differ by at most one partition, and
-equal input gives equal output whatever the order of members. Must not know: generations, liveness, wires.
+* Every partition has exactly one owner if there is a member.
+* The sizes of shares differ by at most one.
+* The result does not depend on the order in which members are given.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from polywire.types import Assignor
 
 
 def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> dict[str, range]:
-    """Partitions of each member."""
+    """Return the partitions of each member."""
     ids = ordered(members)
     return {key.decode(): share(at, len(ids), partition_count, assignor) for at, key in enumerate(ids)}
 
 
 def share(index: int, member_count: int, partition_count: int, assignor: Assignor) -> range:
-    """Partitions of one member, ascending, by its place in the order of ids. A range, because members × partitions numbers would be
-    gigabytes at the broker's limits.
+    """Return the partitions of one member, ascending, from its index in the order of ids.
 
-    ROUND_ROBIN gives partition p to member p mod n, RANGE gives contiguous blocks of which the first P mod n have one more.
+    The result is a range, because a list for every member would take gigabytes at the broker's limits. ROUND_ROBIN
+    gives partition p to member p mod n. RANGE gives contiguous blocks, and the first P mod n blocks have one more
+    partition.
     """
     match assignor:
         case Assignor.ROUND_ROBIN:
@@ -36,7 +38,7 @@ def share(index: int, member_count: int, partition_count: int, assignor: Assigno
 
 
 def index_of(partition: int, member_count: int, partition_count: int, assignor: Assignor) -> int:
-    """The member, by its place in the order of ids, in whose ``share`` a partition is."""
+    """Return the index, in the order of ids, of the member whose ``share`` contains a partition."""
     match assignor:
         case Assignor.ROUND_ROBIN:
             return partition % member_count
@@ -49,10 +51,10 @@ def index_of(partition: int, member_count: int, partition_count: int, assignor: 
 
 
 def ordered(members: Iterable[str]) -> Sequence[bytes]:
-    """The order of ids: by their bytes."""
+    """Return the ids as bytes, sorted."""
     return sorted({ordered_by(member) for member in members})
 
 
 def ordered_by(member: str) -> bytes:
-    """What an id is ordered by; also of one that is no valid text, which no member has."""
+    """Return the sort key of an id; it also exists for invalid text, which no member has as its id."""
     return member.encode("utf-8", "surrogatepass")

@@ -1,10 +1,12 @@
-"""A classic consumer group, whose members share out the work themselves (concepts: groups#classic-groups): one pure state machine.
+"""A classic consumer group, whose leader assigns the partitions: a pure state machine (concepts:
+groups#classic-groups).
 
-The broker is a blackboard: it elects a leader, shows it what every member wrote, and hands the leader's assignments out, all of it bytes
-that nobody here reads.
+The broker elects a leader, gives it the metadata of all members, and distributes the assignments that it returns. The
+broker does not read these bytes.
 
-Promises: every transition stands in ``TRANSITIONS``; what a member waits for is answered in the end, at the latest when ``deadline`` has come
-and ``expire`` is called; assignments never outlive their generation. Must not know: loops, clocks, the journal, wires.
+* ``TRANSITIONS`` lists every transition.
+* Every waiting member gets an answer, at the latest when ``expire`` is called after ``deadline``.
+* Assignments never outlive their generation.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from polywire.broker.groups.classic_members import (
 )
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
-BROKER: Final = "broker"  # who leads a group whose members share with others; no member is called so
-SEATS_MAX: Final = 2_000  # of members in topics, where a group is shared: some 60 us each, twice in a generation
-TOPICS_MAX: Final = 100_000  # that members name, each for itself: some 5 ms whenever all of them are put together
-PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
+BROKER: Final = "broker"  # the leader of a group that is shared with other protocols; no member has this id
+SEATS_MAX: Final = 2_000  # memberships (member and topic) of a shared group: some 60 us each, twice per generation
+TOPICS_MAX: Final = 100_000  # topics of all members, counted per member: some 5 ms to merge them
+PATIENCE_MIN_S: Final = 1.0  # shortest time limit of a phase with members missing, whatever the members asked for
 
 
 class Phase(Enum):
-    """How far a group has come with its generation."""
+    """The phase of a group in its generation."""
 
     EMPTY = "empty"
     PREPARING = "preparing_rebalance"
@@ -45,7 +47,7 @@ class Phase(Enum):
 
 
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.STABLE, Phase.DEAD}),  # stable: one that outlived its broker
+    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.STABLE, Phase.DEAD}),  # to STABLE: a group restored after a restart
     Phase.PREPARING: frozenset({Phase.COMPLETING, Phase.EMPTY}),
     Phase.COMPLETING: frozenset({Phase.STABLE, Phase.PREPARING}),
     Phase.STABLE: frozenset({Phase.PREPARING}),
@@ -54,7 +56,9 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
-    """Refuse for others a name whose members share a topic out themselves. Raises Conflict(GROUP_PROTOCOL_MISMATCH)."""
+    """Refuse to join a classic group whose members assign the topic themselves. Raises
+    Conflict(GROUP_PROTOCOL_MISMATCH).
+    """
     group = groups.get(name)
     if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
@@ -66,11 +70,13 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
 class ClassicGroup:
     """One group.
 
-    ``is_shared``: members of other wires are in it, so the broker assigns; set it before what may begin a generation.
+    ``is_shared``: the group has members of other protocols, so the broker assigns. Set it before a call that may begin
+    a generation.
 
-    Invariant: ``_static`` names a member for each instance; ``_supported`` counts members by protocol; ``bytes`` is the sum of all sizes;
-    ``_topics`` is what members read, None until somebody asks; ``revision`` goes up whenever what should outlive the broker changes;
-    in PREPARING and COMPLETING ``_ends_at`` is when the phase ends at the latest, in STABLE when who has not synced is gone.
+    Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members by protocol. ``bytes`` is
+    the sum of all sizes. ``_topics`` is the set of the members' topics, None until it is needed. ``revision`` increases
+    with every change that should survive a restart. In PREPARING and COMPLETING, ``_ends_at`` is the time limit of the
+    phase; in STABLE, members that have not synced expire then.
     """
 
     __slots__ = (
@@ -95,7 +101,7 @@ class ClassicGroup:
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
-        """generation: of those before it, whose members may still be there."""
+        """generation: of an earlier group of this name, whose members may still exist."""
         self.name: Final = name
         self.phase = Phase.EMPTY
         self.generation = generation
@@ -108,43 +114,44 @@ class ClassicGroup:
         self.changes = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
-        self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
+        self._given: dict[str, float] = {}  # ids given to new members that should join again, with their expiry time
         self._static: dict[str, str] = {}
         self._supported: Counter[str] = Counter()
         self._topics: frozenset[str] | None = frozenset()
         self._ends_at = math.inf
         self._answers: list[Answer] = []
 
-    # Looking
+    # Queries
 
     @property
     def member_count(self) -> int:
-        """Members, and those that were only given an id."""
+        """Return the number of members and of ids given to new members."""
         return len(self._members) + len(self._given)
 
     @property
     def has_members(self) -> bool:
-        """Whether there are any."""
         return bool(self._members)
 
     @property
     def everybody(self) -> Collection[Member]:
-        """All members, in the order in which they came."""
+        """All members in the order in which they joined."""
         return self._members.values()
 
     def member(self, member_id: str) -> Member | None:
-        """One of them."""
+        """Return a member, None if there is no such member."""
         return self._members.get(member_id)
 
     def can_be_shared(self, join: Join | None = None) -> bool:
-        """Whether the broker can assign for all of them, and for one more: it can write for them, and has seats for them."""
+        """Return whether the broker can assign for all members and for one more: it can encode for them and has
+        memberships left.
+        """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
         return all(one.writing is not None for one in joins) and sum(len(one.topics) for one in joins) <= SEATS_MAX
 
     @property
     def members(self) -> tuple[MemberView, ...]:
-        """All members, in the order in which they came."""
+        """All members in the order in which they joined."""
         return tuple(
             MemberView(
                 id=member.id,
@@ -158,35 +165,36 @@ class ClassicGroup:
         )
 
     def reads(self, topic: str) -> bool:
-        """Whether a member says that it reads this topic."""
+        """Return whether a member subscribes to a topic."""
         return any(topic in member.join.topics for member in self._members.values())
 
     @property
     def topics(self) -> frozenset[str]:
-        """All that members say they read."""
+        """All topics that members subscribe to."""
         if self._topics is None:
             self._topics = frozenset().union(*(member.join.topics for member in self._members.values()))
         return self._topics
 
     @property
     def deadline(self) -> float:
-        """When ``expire`` has to be called next, infinity while nothing can end by itself."""
+        """Return when ``expire`` must be called next, infinity if nothing can expire."""
         members = min((member.gone_at for member in self._members.values()), default=math.inf)
         return min(members, min(self._given.values(), default=math.inf), self._ends_at)
 
     def take_answers(self) -> list[Answer]:
-        """What members have waited for, in order, since this was last asked."""
+        """Return the answers for waiting members since the last call, in order."""
         answers, self._answers = self._answers, []
         return answers
 
     # Joining
 
     def join(self, join: Join, *, new_id: str, now: float) -> str:
-        """Become a member, or stay one; returns the id that the answer goes to.
+        """Join or rejoin; return the member id that the answer goes to.
 
-        new_id: for who has none. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
+        new_id: for a member without an id. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED),
+        Missing(MEMBER_MISSING), Busy(BUSY).
         """
-        assert self.phase is not Phase.DEAD, "who deletes a group forgets it"
+        assert self.phase is not Phase.DEAD, "a deleted group is not used again"
         self._check_protocols(join)
         known_id = join.member_id or self._static.get(join.instance_id or "", "")
         member = self._members.get(known_id)
@@ -211,7 +219,7 @@ class ClassicGroup:
         return self._join_again(member, join, now)
 
     def _check_protocols(self, join: Join) -> None:
-        """Members have to speak of the same thing, and know one way to share it that all of them know."""
+        """Require the group's protocol type and at least one protocol that all members support."""
         names = {name for name, _ in join.protocols}
         if not self._members:
             fits = bool(join.protocol_type and names)
@@ -225,7 +233,7 @@ class ClassicGroup:
             )
 
     def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
-        """Refuse a member, or a metadata, too many. Raises Busy(BUSY)."""
+        """Enforce the limits of members, topics and metadata. Raises Busy(BUSY)."""
         limits = self._limits
         if not given and instead is None and self.member_count >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
@@ -269,7 +277,7 @@ class ClassicGroup:
         self.bytes -= member.size
 
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
-        """The member as it describes itself now, in its old place among the others."""
+        """Replace a member by its new description; its place in the order stays."""
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
         renewed = Member(
@@ -288,7 +296,9 @@ class ClassicGroup:
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
-        """A member joins once more. In a generation under way that changes something for others only if it leads or says something else."""
+        """Rejoin. In a stable generation this begins a new one only if the member is the leader or its description
+        changed.
+        """
         changed = member.join.protocols != join.protocols
         if changed or member.join != join:
             member = self._rejoin(member, join, now)
@@ -302,7 +312,7 @@ class ClassicGroup:
         return member.id
 
     def _replace(self, old: Member, join: Join, new_id: str, now: float) -> str:
-        """A static member is back under another id: the one it had is fenced."""
+        """Give a returning static member a new id and fence the old one."""
         self._refuse(old, self._fenced(old.id))
         led = old.id == self.leader
         member = self._rejoin(old, join, now, id_=new_id)
@@ -342,19 +352,19 @@ class ClassicGroup:
         self.revision += 1
 
     def resume(self, members: Collection[Member], *, protocol_type: str, protocol: str, leader: str) -> None:
-        """Go on, before anybody has joined, as a group that has settled on this generation."""
+        """Continue a settled generation after a restart, before any member has joined."""
         for member in members:
             self._put(member)
         self.protocol_type, self.protocol, self.leader = protocol_type, protocol, leader
         self._go(Phase.STABLE)
 
     def rebalance(self, now: float) -> None:
-        """Members should have something else: all of them have to join anew."""
+        """Begin a rebalance because assignments should change: all members have to rejoin."""
         if self._members:
             self._rebalance(now)
 
     def _rebalance(self, now: float) -> None:
-        """Somebody came, went or changed: all members have to join anew."""
+        """Begin a rebalance after a member joined, left or changed."""
         if self.phase is not Phase.PREPARING:
             rebalancing = Conflict(
                 ErrorCode.GROUP_REBALANCING, f"the group is rebalancing (join again) group={self.name!r}"
@@ -369,7 +379,7 @@ class ClassicGroup:
         self._complete_if_all_joined(now)
 
     def _patience(self) -> float:
-        """How long the slowest member may take."""
+        """Return the longest rebalance timeout of the members."""
         return max([PATIENCE_MIN_S, *[member.join.rebalance_timeout_s for member in self._members.values()]])
 
     def _complete_if_all_joined(self, now: float) -> None:
@@ -377,7 +387,9 @@ class ClassicGroup:
             self._complete(now)
 
     def _complete(self, now: float) -> None:
-        """All have joined, or those who have not are late: a generation begins. Static members keep their place until their session ends."""
+        """Begin a generation: all have joined or the time is over. Static members keep their place until their session
+        ends.
+        """
         for member in [one for one in self._members.values() if not one.is_joining and not one.is_static]:
             self._take(member)
         joined = [member for member in self._members.values() if member.is_joining]
@@ -406,7 +418,10 @@ class ClassicGroup:
             self._answer_joined(member)
 
     def _choose(self) -> str:
-        """The protocol that most members like best among those that all of them know; of equals the one in use, or named first."""
+        """Return the protocol with most votes among those that all members support.
+
+        The one in use wins a tie, then the first that was named.
+        """
         count = len(self._members)
         votes: Counter[str] = Counter()
         for member in self._members.values():
@@ -428,9 +443,10 @@ class ClassicGroup:
         protocol: str | None = None,
         now: float,
     ) -> None:
-        """Ask for what was assigned, which the leader brings for everybody. None of type and protocol are not compared.
+        """Wait for the assignment; the leader brings those of all members. A type or protocol of None is not compared.
 
-        Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) for too large assignments.
+        Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) for too
+        large assignments.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -449,17 +465,17 @@ class ClassicGroup:
             self._answer_synced(now)
 
     def settle(self, now: float) -> None:
-        """The broker has assigned to all members of a group that is shared."""
-        assert self.leader == BROKER, "where a member leads it settles the group"
+        """Note that the broker has assigned to all members of a shared group."""
+        assert self.leader == BROKER, "otherwise the leader settles the group"
         self._go(Phase.STABLE)
         self._answer_synced(now)
 
     def assign(self, member_id: str, assignment: bytes) -> None:
-        """What the broker assigns to a member of a group that is shared. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
+        """Assign to a member of a shared group. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
-        """What each member has from now on; who is not named has nothing, who is no member gets nothing."""
+        """Set the assignments: members without one get an empty one, and assignments of unknown members are ignored."""
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
         if self.bytes + size > limit:
@@ -481,7 +497,7 @@ class ClassicGroup:
     # Members
 
     def _find(self, member_id: str, instance_id: str | None) -> Member:
-        """A member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) where another has its instance."""
+        """Return a member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance."""
         holder = None if instance_id is None else self._static.get(instance_id)
         if holder is not None and holder != member_id:
             raise self._fenced(member_id)
@@ -507,10 +523,10 @@ class ClassicGroup:
             raise Conflict(ErrorCode.GROUP_REBALANCING, f"the group is rebalancing (join again) group={self.name!r}")
 
     def heartbeat(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
-        """A sign of life.
+        """Record a heartbeat.
 
-        Raises, in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), Conflict(GROUP_REBALANCING) when
-        the member has to join again; that is a sign of life, too.
+        Raises, in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), and
+        Conflict(GROUP_REBALANCING) if the member must rejoin. The last one counts as a heartbeat, too.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -518,10 +534,10 @@ class ClassicGroup:
         self._check_settled()
 
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
-        """Refuse who may not store positions now: a member of this generation may, and while there are no members anybody.
+        """Check that a member may commit: one of this generation may, and anyone may while there are no members.
 
-        Raises as ``heartbeat``; Conflict(GROUP_REBALANCING) while members wait for their assignments, not while they join, since what they
-        had is still theirs then.
+        Raises as ``heartbeat``, but Conflict(GROUP_REBALANCING) only while members wait for assignments. While members
+        join, the old assignments are still theirs.
         """
         if not self._members and generation < 0:
             return
@@ -532,7 +548,9 @@ class ClassicGroup:
         member.heard_at = max(member.heard_at, now)
 
     def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
-        """Stop being a member. Who has no id is found by its instance. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED)."""
+        """Leave the group; a member without an id is found by its instance. Raises Missing(MEMBER_MISSING),
+        Conflict(MEMBER_FENCED).
+        """
         if member_id in self._given and instance_id is None:
             del self._given[member_id]
             if self.phase is Phase.PREPARING:
@@ -556,7 +574,7 @@ class ClassicGroup:
             self._rebalance(now)
 
     def _refuse(self, member: Member, error: BrokerError) -> None:
-        """Whatever a member waits for will not come."""
+        """Answer a waiting member with an error."""
         if member.is_joining:
             self._answers.append(Answer(member.id, Asked.JOIN, error))
         if member.is_syncing:
@@ -564,12 +582,12 @@ class ClassicGroup:
         member.is_joining = member.is_syncing = False
 
     def expire(self, now: float) -> None:
-        """Time has passed: take out who was not heard of, and end a phase that took too long."""
+        """Remove members whose session ended, and end a phase whose time is over."""
         due, was = self._ends_at <= now, (self.phase, self.generation)
         for id_ in [id_ for id_, until in self._given.items() if until <= now]:
             del self._given[id_]
         self._remove([member for member in self._members.values() if member.gone_at <= now], now)
-        due = due and was == (self.phase, self.generation)  # what began just now has its own time
+        due = due and was == (self.phase, self.generation)  # a phase that began just now has its own time limit
         if self.phase is Phase.PREPARING and due:
             self._complete(now)
         elif self.phase is Phase.PREPARING:
@@ -580,7 +598,7 @@ class ClassicGroup:
             self._remove(late, now)
 
     def end(self) -> None:
-        """The group is deleted. Raises Conflict(GROUP_NOT_EMPTY)."""
+        """Delete the group. Raises Conflict(GROUP_NOT_EMPTY)."""
         if self._members:
             raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"the group has members group={self.name!r}")
         self._given.clear()

@@ -1,9 +1,9 @@
-"""The broker's verbs about classic groups: all of them, their timers, owners and limits (concepts: groups#classic-groups).
+"""The broker's calls on classic groups, with timers, owners and limits (concepts: groups#classic-groups).
 
-Promises: who waits is answered once, on the loop and never from inside a call; where members of other wires are in a group of the same name,
-the broker assigns to all of them, or refuses whom it cannot assign to. Generations that members have settled on outlive the broker; positions
-are in the table that all wires share.
-Must not know: wires, sockets.
+* Every waiting call is answered once, on the event loop and never from inside another call.
+* If a group of the same name has members of other protocols, the broker assigns to all members, or refuses those that
+  it cannot assign to.
+* Settled generations survive a restart of the broker. Committed positions are in the table of all protocols.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
-KEEP_AGAIN_S: Final = 1.0  # until a group is kept that could not be: when peers that were refused come back, too
+KEEP_AGAIN_S: Final = 1.0  # after a failure to store a group; refused clients retry at that rate, too
 
 
 class Host(Protocol):
-    """What classic groups ask of the broker."""
+    """The broker as classic groups use it."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and make them true."""
+        """Journal changes as one group and apply them."""
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse what belongs to another user. Raises Denied(DENIED)."""
+        """Refuse access to another user's group. Raises Denied(DENIED)."""
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Full name of a topic that positions are keyed by."""
+        """Return the full name of a topic that positions are keyed by."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicView:
-    """A group as lists show it, whatever wires its members speak."""
+    """A group as lists show it, whatever protocols its members use."""
 
     name: str
     phase: Phase
@@ -62,7 +62,7 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here; ``has_begun``: it had a member; ``kept``: the revision that is in the journal.
+    """A group with its timers and accounts. ``has_begun``: it had a member. ``kept``: the revision in the journal.
 
     Invariant: ``owner`` is charged for ``members`` and ``bytes``.
     """
@@ -83,7 +83,7 @@ class _Entry:
 class ClassicGroups:
     """All classic groups of one broker.
 
-    Invariant: ``_table`` has the group of every entry, for those who must know whether a name has members.
+    Invariant: ``_table`` has the group of every entry; other parts of the broker use it to look up members.
     """
 
     __slots__ = (
@@ -140,12 +140,13 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Become a member, or stay one, in topics that ``check_topics`` has let pass; ``done`` is told of the generation once all others have
+        """Join or rejoin with topics that passed ``check_topics``; ``done`` gets the generation once all members have
         joined.
 
-        new_id: for who has none; nobody has had it before. by: who asks; the group becomes theirs if it is nobody's.
-        Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group, Conflict(MEMBER_FENCED),
-        Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH), also where the name has members of other wires in a topic.
+        new_id: a unique id for a member without one. by: the caller, who becomes the owner of a group without one.
+        Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
+        Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH), also if the
+        name has members of other protocols in a topic.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
@@ -175,17 +176,20 @@ class ClassicGroups:
             )
 
     def check_topics(self, group: str, topics: Iterable[str], *, by: Caller) -> Iterator[None]:
-        """Refuse who may not use a group in one of these topics, one after the other: to be gone through before ``join``, in slices where
-        there are many. Raises Denied(DENIED)."""
+        """Check topic by topic that the caller may use a group there: run it in slices before ``join``. Raises
+        Denied(DENIED).
+        """
         for topic in topics:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
             yield
 
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
-        """Refuse who cannot be assigned to where others are; returns whether they are."""
+        """Return whether the group has members of other protocols; refuse a member that the broker then could not
+        assign to.
+        """
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
-            pass  # others may have come since
+            pass  # other members may have joined since
         is_shared = entry is not None and entry.group.is_shared
         has_others = is_shared or any(self._sharings.has_others(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
@@ -196,12 +200,12 @@ class ClassicGroups:
             )
         return has_others
 
-    # Sharing with members of other wires
+    # Sharing with members of other protocols
 
     def _meet(self, group: str, topic: str) -> None:
-        """Somebody on another wire is about to join: a group that has shared the work out itself does so no more.
+        """Share a classic group, because a member of another protocol is about to join it.
 
-        Raises Conflict(GROUP_PROTOCOL_MISMATCH) where the broker cannot assign to its members.
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to its members.
         """
         entry = self._entries.get(group)
         self._sharings.met(group)
@@ -217,7 +221,7 @@ class ClassicGroups:
         self._settle(entry)
 
     def _on_seated(self, group: str) -> None:
-        """The members of a group that is shared have their assignments."""
+        """Settle a shared group: its members have their assignments."""
         entry = self._entries[group]
         entry.group.settle(self._clock.monotonic())
         self._settle(entry)
@@ -235,9 +239,9 @@ class ClassicGroups:
         return entry
 
     def restore(self, wire: str, writing: Writing) -> None:
-        """Go on with a wire's groups as the broker before this one left them: members have their generation, and a whole session from now.
+        """Restore a protocol's groups after a restart: members keep their generation and have a full session timeout.
 
-        writing: how its members write what is assigned. A group that has had later generations, or is shared, begins anew.
+        writing: encodes assignments for its members. A group with later generations, or a shared one, starts empty.
         """
         ended: list[changes.Change] = []
         for found in self._state.classic_groups.values():
@@ -254,11 +258,11 @@ class ClassicGroups:
             entry.kept = group.revision
             self._state.usage.charge(Kind.GROUPS, entry.owner, 1, group_size(found.name, ""))
             self._settle(self._add(entry))
-        with suppress(BrokerError):  # the disk is full: the next start finds the same
+        with suppress(BrokerError):  # the disk is full; the next start retries
             self._host.change_all(ended, level=Level.WRITTEN, done=None)
 
     def _keep(self, entry: _Entry) -> None:
-        """Have what members have settled on outlive the broker; while they have not, nothing does."""
+        """Journal the settled generation, or delete the stored one if none is settled."""
         group = entry.group
         if entry.kept == group.revision:
             return
@@ -267,19 +271,17 @@ class ClassicGroups:
         try:
             if made is not None or group.name in self._state.classic_groups:
                 self._host.change_all((change,), level=Level.WRITTEN, done=None)
-        except (
-            BrokerError
-        ):  # no space, or the log is behind: what is kept has another generation, and is not taken for this one
+        except BrokerError:  # no space, or the log is behind: the stored generation is older, so a restart ignores it
             return
         entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
-        """The latest that positions were stored in, which is what a restart leaves of a group's generations; -1 for none."""
+        """Return the latest generation with a committed position, -1 for none; a restart restores no other generation."""
         found = self._state.positions.of(PositionKind.GROUP, group)
         return max((position.generation for _, _, position in found), default=-1)
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """What a group takes is its owner's."""
+        """Set the owner of a group and charge its members and bytes to that user."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -293,7 +295,7 @@ class ClassicGroups:
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
     def _wait(self, entry: _Entry, member: str, asked: Asked, done: Completion[Any]) -> None:
-        """Who asks again takes the place of its earlier question, which nobody reads any more."""
+        """Register a waiting call. A repeated call replaces the earlier one."""
         earlier = entry.waiting.get((member, asked))
         if earlier is not None:
             again = Conflict(
@@ -303,11 +305,11 @@ class ClassicGroups:
         entry.waiting[member, asked] = done
 
     def _settle(self, entry: _Entry) -> None:
-        """Something happened to a group: answer who waited, count what it takes now, and look again when something is due."""
+        """Process a change of a group: answer waiting members, update the accounts and set the timer."""
         group = entry.group
         for member_id, asked, answer in group.take_answers():
             done = entry.waiting.pop((member_id, asked), None)
-            assert done is not None, "only who asked is answered"
+            assert done is not None, "an answer without a waiting call"
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
         self._sharings.follow(group)
@@ -319,12 +321,14 @@ class ClassicGroups:
         if group.phase is Phase.EMPTY and not count:
             entry.empty_at = self._clock.monotonic()
         if group.phase is Phase.EMPTY and not count and not entry.has_begun:
-            self._forget(entry)  # nobody has come who was let in
+            self._forget(entry)  # no member with a given id has joined
         else:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Look at a group when its next deadline has come, or soon where it could not be kept; one nobody uses is forgotten after a while."""
+        """Set the timer: for the next deadline, soon after a failure to store the group, or later to forget an unused
+        one.
+        """
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
@@ -348,7 +352,7 @@ class ClassicGroups:
         elif not entry.members and now >= entry.empty_at + self._settings.group_expiry_us / SECOND_US:
             self._forget(entry)
         else:
-            self._keep(entry)  # in case it could not be
+            self._keep(entry)  # retry an earlier failure
             self._schedule(entry)
 
     def _forget(self, entry: _Entry) -> None:
@@ -372,7 +376,7 @@ class ClassicGroups:
         by: Caller = NO_CALLER,
         done: Completion[Synced],
     ) -> None:
-        """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
+        """Wait for the assignment until the leader has sent it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
             entry.group.sync(
@@ -391,7 +395,7 @@ class ClassicGroups:
     def heartbeat(
         self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """A sign of life. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
+        """Record a heartbeat. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
         entry, now = self._find(group, member_id, by), self._clock.monotonic()
         if self._sharings.is_due(entry.group):
             entry.group.rebalance(now)
@@ -399,7 +403,7 @@ class ClassicGroups:
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
     def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NO_CALLER) -> None:
-        """Stop being a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
+        """Leave the group. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
             entry.group.leave(member_id, instance_id=instance_id, now=self._clock.monotonic())
@@ -418,12 +422,12 @@ class ClassicGroups:
     def check_commit(
         self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Refuse who may not store positions of a group now: while it has members, only they may.
+        """Check that the caller may commit: while a group has members, only they may.
 
-        After a restart nobody is known until somebody joins. Until then what was read before may be stored, but not by a generation older
-        than the last that stored anything.
+        After a restart there are no members until one joins. Until then positions may be committed in any generation
+        that is not older than the last that committed.
 
-        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for a generation that nobody here knows of.
+        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an unknown generation.
         """
         entry = self._entries.get(group)
         if entry is not None:
@@ -435,8 +439,11 @@ class ClassicGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
-        """Refuse what others read, of who passed ``check_commit``. Raises Missing(MEMBER_MISSING) where the name has members of other wires
-        in the topic, Conflict(PARTITION_NOT_ASSIGNED) for what they read, Denied(DENIED)."""
+        """Refuse partitions that other members read; call it after ``check_commit``.
+
+        Raises Missing(MEMBER_MISSING) if the name has members of other protocols in the topic,
+        Conflict(PARTITION_NOT_ASSIGNED) for partitions of other members, Denied(DENIED).
+        """
         self._sharings.check(group, topic, member_id, partitions, by)
 
     def commit(
@@ -450,10 +457,12 @@ class ClassicGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets by topic's full name and partition number, all of a topic or none, for who passed ``check_commit``.
+        """Store next offsets by topic's full name and partition number, all of a topic or none; call it after
+        ``check_commit``.
 
-        Returns why which topics were refused: Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), Missing(MEMBER_MISSING)
-        where the name has members of other wires, Conflict(PARTITION_NOT_ASSIGNED) of what they read. Raises Busy(DISK_FULL).
+        Returns the refused topics with their errors: Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED),
+        Busy(BUSY), Missing(MEMBER_MISSING) if the name has members of other protocols, Conflict(PARTITION_NOT_ASSIGNED)
+        for their partitions. Raises Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
@@ -467,16 +476,16 @@ class ClassicGroups:
         return refused
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
-        """All positions of a group in a topic, by partition number."""
+        """Return all positions of a group in a topic by partition number."""
         return self._commits.held(topic, group)
 
     def subscribed_topics(self, group: str) -> Set[str]:
-        """Full names of the topics that members say they read, none of a group that is not there."""
+        """Return the full names of the topics that members subscribe to, empty for an unknown group."""
         entry = self._entries.get(group)
         return frozenset() if entry is None else entry.group.topics
 
     def topics(self, group: str) -> list[str]:
-        """Full names of the topics that a group has positions in, is coordinated in, or whose members say that they read them."""
+        """Return the full names of the topics in which a group has positions, members or subscriptions."""
         entry = self._entries.get(group)
         found = set() if entry is None else set(entry.group.topics)
         found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
@@ -486,13 +495,13 @@ class ClassicGroups:
     # Administration
 
     def names(self) -> list[str]:
-        """All groups there are: with members or positions, of any wire."""
+        """Return the names of all groups with members or positions, of any protocol."""
         found = {name for _, name, _ in self._state.positions.owners(PositionKind.GROUP)}
         found.update(self._state.group_topics)
         return sorted(found.union(self._entries))
 
     def view(self, group: str) -> ClassicView | None:
-        """One group, None when there is none. One that the broker assigns shows the members it has in all topics."""
+        """Return one group, None if there is none. A group that the broker assigns shows its members of all topics."""
         entry = self._entries.get(group)
         if entry is not None and entry.members:
             known = entry.group
@@ -505,7 +514,7 @@ class ClassicGroups:
         return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=members)
 
     def _others(self, group: str) -> tuple[MemberView, ...]:
-        """Members that the coordinator knows beside those of a classic group."""
+        """Return the coordinator's members of this name that do not belong to the classic group."""
         ours = self._sharings.seats(group)
         views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
         found = {
@@ -518,31 +527,32 @@ class ClassicGroups:
         return tuple(found.values())
 
     def has_members(self, group: str) -> bool:
-        """Whether a group has members of the classic protocol."""
+        """Return whether a group has members of the classic protocol."""
         entry = self._entries.get(group)
         return entry is not None and bool(entry.members)
 
     def generation(self, group: str) -> int:
-        """The generation that a group has, or comes from; -1 for one that is not there."""
+        """Return the current or last generation of a group, -1 for an unknown group."""
         entry = self._entries.get(group)
         return -1 if entry is None else entry.group.generation
 
     def owner(self, group: str) -> int:
-        """Whose group it is, UNOWNED where nobody is a member."""
+        """Return the owner of a group, UNOWNED if it has no members."""
         entry = self._entries.get(group)
         return UNOWNED if entry is None else entry.owner
 
     def has_readers(self, group: str, topic: str) -> bool:
-        """Whether members of a group read a topic, as far as they say."""
+        """Return whether members of a group subscribe to a topic."""
         entry = self._entries.get(group)
         return self._sharings.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
         self, group: str, *, by: Caller = NO_CALLER, level: Level = Level.WRITTEN, done: Completion[int] | None = None
     ) -> None:
-        """End a group and its positions in all topics.
+        """Delete a group and its positions in all topics.
 
-        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's, Conflict(GROUP_NOT_EMPTY), Busy(DISK_FULL).
+        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's group, Conflict(GROUP_NOT_EMPTY),
+        Busy(DISK_FULL).
         """
         entry, topics = self._entries.get(group), self.topics(group)
         if entry is None and not topics:

@@ -1,6 +1,6 @@
-"""What members of a classic group say, what they are answered, and what is kept of each (concepts: groups#classic-groups).
+"""Values of classic groups: requests and answers of members, and their state (concepts: groups#classic-groups).
 
-Promises: values; a member's bytes are what it wrote, unread. Must not know: the group and its phases, clocks, wires.
+The bytes of a member's metadata are not read here.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ from typing import Final, NamedTuple, Protocol
 
 from polywire.errors import BrokerError
 
-NUMBER_BYTES: Final = 36  # of memory, of each partition that a member keeps
-NEW_MEMBER_S: Final = 300.0  # how long a rebalance keeps somebody who joined for the first time and may be gone again
+NUMBER_BYTES: Final = 36  # of memory, for each partition that a member retains
+NEW_MEMBER_S: Final = 300.0  # longest wait of a new member in a rebalance; its client may be gone
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """members_max: of one group, with those that were only given an id. bytes_max: of all that its members wrote and were assigned."""
+    """members_max: of one group, with ids given to new members. bytes_max: of the metadata and assignments of its
+    members.
+    """
 
     members_max: int
     bytes_max: int
 
 
 class Writing(Protocol):
-    """How members write what is assigned, where the broker can do it for them."""
+    """Encodes assignments for a protocol's members, if the broker can do so."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
-        """An assignment of partitions by topic's full name."""
+        """Encode an assignment of partitions by topic's full name."""
 
     def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
-        """The partitions of an assignment; none where it cannot be read."""
+        """Decode the partitions of an assignment, empty if it is not readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What somebody says who wants to be a member, or to stay one.
+    """A request to join or rejoin.
 
-    member_id: empty for who has none yet. instance_id: of a static member, which keeps its place while it is away. protocols: ways to share
-    the work that it knows, by preference, each with what it has to say. topics: full names of those it will read, as far as that is known.
-    id_first: a dynamic member without an id is given one and has to come back with it, so that nobody becomes a member twice.
-    may_skip: as the leader of a group that need not rebalance it can be told so.
-    writing: None where only members know what they write. kept: partitions by topic's full name that it goes on reading while it joins.
+    member_id: empty for a new member. instance_id: of a static member, which keeps its place while it is away.
+    protocols: the member's metadata by assignment protocol, in order of preference. topics: full names of its
+    subscription, if known. id_first: give a dynamic member without an id one and require it to join again with that id,
+    so that a retry does not add a second member. may_skip: a leader that rejoins a settled group may skip the
+    assignment. writing: None if only members can encode assignments. kept: partitions by topic's full name that it
+    continues to read while it joins.
     """
 
     member_id: str
@@ -63,7 +66,7 @@ class Join:
 
     @property
     def size(self) -> int:
-        """Bytes that a group keeps of it."""
+        """The number of bytes that a group stores for it."""
         names = len(self.client_id) + len(self.client_host) + len(self.instance_id or "") + sum(map(len, self.topics))
         kept = NUMBER_BYTES * sum(map(len, self.kept.values()))
         return names + kept + sum(len(name) + len(metadata) for name, metadata in self.protocols)
@@ -71,7 +74,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as others see it: what it wrote for the protocol in use, and what it was assigned."""
+    """A member as others see it: its metadata for the protocol in use, and its assignment."""
 
     id: str
     instance_id: str | None
@@ -83,16 +86,16 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class IdGiven:
-    """Join again with this id."""
+    """The answer to a first join: join again with this id."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A generation begins, or goes on.
+    """The answer to a join: a generation begins or continues.
 
-    member_id: whom it is told. members: for its leader only. skip_assignment: the leader is to leave everything as it was.
+    member_id: of the recipient. members: for the leader only. skip_assignment: the leader keeps the assignments.
     """
 
     member_id: str
@@ -106,7 +109,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What the leader assigned to a member."""
+    """The leader's assignment to a member."""
 
     protocol_type: str
     protocol: str
@@ -114,14 +117,14 @@ class Synced:
 
 
 class Asked(Enum):
-    """The two things that a member may have to wait for."""
+    """The two calls that wait."""
 
     JOIN = "join"
     SYNC = "sync"
 
 
 class Answer(NamedTuple):
-    """What a member waited for."""
+    """The answer to a waiting member."""
 
     member_id: str
     asked: Asked
@@ -130,7 +133,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member. Invariant: ``heard_at`` counts only while it waits for nothing; ``is_new`` until its first generation."""
+    """A member. Invariant: ``heard_at`` counts only while no call of it waits; ``is_new`` until its first generation."""
 
     id: str
     join: Join
@@ -147,12 +150,12 @@ class Member:
 
     @property
     def seat(self) -> str:
-        """What the coordinator knows it by, where it shares with members of other wires."""
+        """The member's id in the coordinator's groups, if it shares topics with members of other protocols."""
         return self.join.instance_id or self.id
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """What it reads now, as far as the broker can read it."""
+        """The partitions that it reads now, as far as the broker can decode its assignment."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)
@@ -167,7 +170,7 @@ class Member:
 
     @property
     def gone_at(self) -> float:
-        """When it is no member any more unless it is heard of."""
+        """When its session ends without another heartbeat."""
         if self.is_joining:
             return self.heard_at + NEW_MEMBER_S if self.is_new else math.inf
         return math.inf if self.is_syncing else self.heard_at + self.join.session_timeout_s

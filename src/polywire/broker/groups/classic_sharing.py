@@ -1,8 +1,7 @@
-"""One classic group whose members share topics with members of other wires: the broker assigns, and the members think that one of them did
-(concepts: groups#one-group-for-all).
+"""One classic group that shares topics with members of other protocols: the broker assigns in place of a leader.
 
-Promises: what a member still reads is nobody else's; seats are taken and given back step by step, each short whatever the group has.
-Must not know: wires, how assignments are written, when a generation begins, loops.
+See concepts: groups#one-group-for-all. A partition that a member still reads is assigned to no other member.
+Memberships are taken and given back in short steps, whatever the size of the group.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ from polywire.broker.groups.seats import Seat, Seats
 from polywire.broker.owners import Caller
 from polywire.errors import BrokerError, Conflict, ErrorCode
 
-SEATS_AT_ONCE_MAX: Final = 25  # taken in a step: some 60 us each
+SEATS_AT_ONCE_MAX: Final = 25  # joined in one step: some 60 us each
 LOOKS_AT_ONCE_MAX: Final = (
-    250  # topics that a heartbeat has looked at, some 5 us each; the next one goes on behind them
+    250  # topics that a heartbeat checks, some 5 us each; the next heartbeat continues behind them
 )
 
 
 class Sharing:
-    """The seats of one group's members. ``generation``: that this was last told of; ``_known``: who came and went until then.
+    """The memberships of one group's members in the coordinator's groups, one per topic.
 
-    ``has_failed``: something could not be stored, so members have what they have, and it is due to try again.
-    Invariant: ``_taken`` has a seat for each that was a member when this last looked, ``_leaving`` those of others that are still somebody's;
-    ``_untaken``: topics of members whose seats there may be missing. ``_freed``: topics in which somebody has let go of something.
-    ``_dealing``: what is left of dealing out. ``_dealt``: what the shares of this generation follow from. ``_lacks``: what others had to let
-    go of when somebody got less than its share, and how often they had by then. ``_looked``: the topic of these that is looked at next;
-    ``_alone``: how many in a row had no others.
+    ``generation``: the generation of the last call. ``_known``: the members as of that call. ``has_failed``: a change
+    could not be stored, so members retain their assignments until a retry. Invariant: ``_taken`` has the memberships of
+    all members at the last check, ``_leaving`` those of former members that still exist. ``_untaken``: topics of
+    members that may lack a membership there. ``_freed``: topics with released partitions. ``_dealing``: the rest of the
+    current assignment work. ``_dealt``: the inputs of this generation's shares. ``_lacks``: partitions that others had
+    to release when a member got less than its share, and their release counts then. ``_looked``: the topic to check
+    next. ``_alone``: how many topics in a row had no other members.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Sharing:
     )
 
     def __init__(self, name: str, seats: Seats, by: Caller) -> None:
-        """by: whose the seats are."""
+        """by: the owner of the memberships."""
         self._name: Final = name
         self._seats: Final = seats
         self.generation = -1
@@ -75,13 +75,13 @@ class Sharing:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has a seat."""
+        """Whether no memberships are left."""
         return not self._taken and not self._leaving
 
-    # What happens to the group
+    # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Others have come to a group whose members shared the work out themselves: what these read is theirs until they join again."""
+        """Start to share a group whose members assigned themselves: what they read stays theirs until they rejoin."""
         self.generation = group.generation
         self.follow(group)
         for member in group.everybody:
@@ -90,14 +90,14 @@ class Sharing:
                     self._seats.hold(self._name, self._taken[member.seat], topic, partitions)
 
     def end(self) -> None:
-        """Nobody is to have a seat any more."""
+        """Start to give back all memberships."""
         self._leaving |= self._taken
         self._taken.clear()
         self._untaken.clear()
         self._dealing, self.has_failed = None, False
 
     def follow(self, group: ClassicGroup) -> None:
-        """Members are to have seats, and nobody else; in another generation for what they say then."""
+        """Adapt the memberships to the members, and to their subscriptions in a new generation."""
         is_new, self.generation = group.generation != self.generation, group.generation
         if not is_new and self._known == group.changes:
             return
@@ -115,17 +115,17 @@ class Sharing:
             self._dealing, self.has_failed = self._deal_out(group), False
 
     def joined(self, member: Member) -> None:
-        """A member joins (again), for another generation: it reads no more than it says."""
+        """Note that a member rejoins: from now on it reads only the partitions that it names."""
         seat = self._taken.get(member.seat) or self._leaving.get(member.seat)
         for topic, id_ in () if seat is None else seat.topics.items():
             held = self._seats.held(self._name, id_)
             held.release(member.seat, held.of(member.seat) - frozenset(member.join.kept.get(topic, ())))
             self._freed[id_] = None
 
-    # What follows from it, step by step
+    # Work in steps
 
     def step(self, group: ClassicGroup | None) -> bool:
-        """Do one of the things that are left to do; whether there was any. group: None once it is not shared."""
+        """Do one step; return whether there was one. group: None once it is not shared."""
         if group is None or group.phase is not Phase.COMPLETING:
             self._dealing = None
         todo = self._todo()
@@ -166,12 +166,12 @@ class Sharing:
         del self._freed[id_]
 
     def _deal_on(self) -> None:
-        assert self._dealing is not None, "there is something to deal out"
+        assert self._dealing is not None, "there is assignment work"
         if next(self._dealing, self) is self:
             self._dealing = None
 
     def _deal_out(self, group: ClassicGroup) -> Iterator[None]:
-        """Assign to all members, who have seats by now; what changes meanwhile is noticed later, because it is looked at first."""
+        """Assign to all members, which have their memberships by now. A later change is detected by ``is_due``."""
         dealt: dict[str, object] = {}
         for topic in group.topics:
             dealt[topic] = self._deal(topic, self._seats.group_in(self._name, topic))
@@ -188,11 +188,13 @@ class Sharing:
 
     def _seat(self, group: ClassicGroup, id_: str) -> Seat:
         member = group.member(id_)
-        assert member is not None, "who goes ends the generation"
+        assert member is not None, "a leaving member ends the generation"
         return self._taken[member.seat]
 
     def _share(self, seat: Seat, topic: str, found: dict[str, Collection[int]]) -> None:
-        """What a member reads in this generation: of its share what nobody else has to let go of."""
+        """Add the member's partitions of a topic for this generation: its share without those that others must still
+        release.
+        """
         share = self._seats.share(self._name, seat, topic)
         if share is None:
             return
@@ -201,11 +203,12 @@ class Sharing:
         if len(found[topic]) < len(share.partitions):
             self._lacks[seat.topics[topic]] = share.holdings.releases
 
-    # Looking
+    # Checks
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Whether members should have something else than they were dealt, or can have what others held. Of many topics some are looked at,
-        and others the next time."""
+        """Return whether the shares have changed, or partitions that were missing are free now. It checks some of the
+        topics per call.
+        """
         is_other = [self._look_at(topic) for topic in self._next_topics()]
         if any(is_other) or self.has_failed or group.topics != self._dealt.keys():
             return True
@@ -218,23 +221,26 @@ class Sharing:
         return [topics[(first + at) % len(topics)] for at in range(count)]
 
     def _look_at(self, topic: str) -> bool:
-        """Whether another deal than that of this generation is right by now."""
+        """Return whether the shares in a topic differ from those of this generation."""
         there = self._seats.group_in(self._name, topic)
         has_others = there is not None and any(member.id not in self for member in there.members)
         self._alone = 0 if has_others else self._alone + 1
         return self._deal(topic, there) != self._dealt[topic]
 
     def met(self) -> None:
-        """Somebody is about to join, perhaps in a topic that was looked at already."""
+        """Note that a member of another protocol is about to join, perhaps in a topic that was checked already."""
         self._alone = 0
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are members of this group only, as far as was looked since others came."""
+        """Return whether the group has no members of other protocols, as far as the topics have been checked."""
         return self._alone >= len(self._dealt) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
-        """Refuse partitions that a member does not read; whether it is known what it reads there. Raises Conflict(PARTITION_NOT_ASSIGNED)."""
+        """Refuse partitions that a member does not read; return whether its partitions there are known.
+
+        Raises Conflict(PARTITION_NOT_ASSIGNED).
+        """
         id_ = self._taken[member.seat].topics.get(topic) if member.seat in self._taken else None
         held = None if id_ is None else self._seats.held(self._name, id_)
         if held is None or member.seat not in held:

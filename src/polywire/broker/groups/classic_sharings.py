@@ -1,7 +1,7 @@
-"""Which classic groups the broker assigns in, and the work that it takes, in slices (concepts: groups#one-group-for-all).
+"""The classic groups in which the broker assigns, and their work in slices (concepts: groups#one-group-for-all).
 
-Promises: a group waits for its assignments until its members have their seats, and others do not wait for that; seats of a group that is
-shared no more are given back though nobody asks. Must not know: wires, timers of members, what is answered.
+A group waits for its assignments until its members have their memberships; other groups do not wait for that. A group
+that is no longer shared gives its memberships back by itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from polywire.clock import Clock
 from polywire.errors import ErrorCode, Missing
 from polywire.log.base import Loop
 
-RETRY_S: Final = 1.0  # the disk was full
+RETRY_S: Final = 1.0  # after the disk was full
 
 
 class Sharings:
-    """Those of one broker. Invariant: ``_shared`` has what is left to do of every group that ``is_shared``, or of which somebody has a seat;
-    ``_working`` those that are in ``sliced``."""
+    """The shared groups of one broker.
+
+    Invariant: ``_shared`` has the outstanding work of every group that ``is_shared`` or has memberships left;
+    ``_working`` has those in ``sliced``.
+    """
 
     __slots__ = ("_clock", "_coordinator", "_loop", "_on_seated", "_seats", "_shared", "_sliced", "_table", "_working")
 
@@ -40,7 +43,9 @@ class Sharings:
         clock: Clock,
         on_seated: Callable[[str], None],
     ) -> None:
-        """table: all classic groups by name. on_seated: called with the name of a group whose members have their assignments."""
+        """table: all classic groups by name. on_seated: called with the name of a group whose members have their
+        assignments.
+        """
         self._seats: Final = seats
         self._coordinator: Final = coordinator
         self._table: Final = table
@@ -52,16 +57,16 @@ class Sharings:
         self._working: set[str] = set()
 
     def seats(self, group: str) -> Container[str]:
-        """Who the coordinator knows that is a member of a classic group, or has been until just now."""
+        """Return the members of the coordinator's group that belong to a classic group, or did until just now."""
         return self._shared.get(group, ())
 
     def has_others(self, group: str, topic: str) -> bool:
-        """Whether the coordinator's group of this name has members that are no classic group's."""
+        """Return whether the coordinator's group of this name has members outside the classic group."""
         found, ours = self._coordinator.view(group, topic), self.seats(group)
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """From the next generation on the broker assigns. by: whose the seats are."""
+        """Let the broker assign from the next generation on. by: the owner of the memberships."""
         sharing = self._shared.setdefault(group.name, Sharing(group.name, self._seats, by))
         sharing.by = by
         sharing.begin(group)
@@ -69,23 +74,23 @@ class Sharings:
         self._work(group.name)
 
     def _unshare(self, group: ClassicGroup) -> None:
-        """From the next generation on members share the work out themselves again."""
+        """Let the members assign themselves from the next generation on."""
         self._shared[group.name].end()
         group.is_shared = False
         self._work(group.name)
 
     def joined(self, group: ClassicGroup, member_id: str, by: Caller) -> None:
-        """A member has joined, or waits for others to join."""
+        """Note that a member has joined or waits for others to join."""
         if not group.is_shared:
             return
         sharing, member = self._shared[group.name], group.member(member_id)
         sharing.by = by
         is_going_on = group.phase is not Phase.PREPARING and group.generation == sharing.generation
-        if member is not None and not is_going_on:  # who goes on in its generation reads what it was assigned
+        if member is not None and not is_going_on:  # a member that stays in its generation reads its assignment
             sharing.joined(member)
 
     def follow(self, group: ClassicGroup) -> None:
-        """Something happened to a group: whoever is a member has a seat where it is shared; with the last of them that ends."""
+        """Adapt the memberships of a shared group to its members; sharing ends with the last of them."""
         if not group.is_shared:
             return
         if not group.has_members:
@@ -95,7 +100,9 @@ class Sharings:
         self._work(group.name)
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Whether members have to join anew: they should have something else, or nobody is left to share with."""
+        """Return whether members have to rejoin: their shares changed, or the group no longer has members of other
+        protocols.
+        """
         if not group.is_shared or group.phase is not Phase.STABLE:
             return False
         sharing = self._shared[group.name]
@@ -105,13 +112,13 @@ class Sharings:
         return is_due or not group.is_shared
 
     def met(self, group: str) -> None:
-        """Somebody is about to join the coordinator's group of this name in a topic."""
+        """Note that a member of another protocol is about to join the group of this name."""
         sharing = self._shared.get(group)
         if sharing is not None:
             sharing.met()
 
     def check(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
-        """Refuse positions of what others read, where members of other wires are in the group.
+        """Refuse positions in partitions of others, if the group has members of other protocols.
 
         Raises Missing(MEMBER_MISSING), Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """
@@ -133,7 +140,7 @@ class Sharings:
             self._sliced.put(partial(self._work_on, name))
 
     def _work_on(self, name: str, end: float) -> bool:
-        """Do a slice; whether there is more to do in the loop's next pass."""
+        """Do a slice; return whether more work is left."""
         sharing, found = self._shared[name], self._table.get(name)
         group = found if found is not None and found.is_shared else None
         while sharing.step(group):

@@ -1,6 +1,6 @@
-"""Classic groups as they outlive the broker: what their members have settled on (concepts: groups#classic-groups).
+"""Settled classic groups as they are stored in the journal (concepts: groups#classic-groups).
 
-Promises: pure; a group that goes on tells its members the same as before. Must not know: when anything is stored, clocks, wires.
+A restored group gives its members the same answers as before.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from polywire.broker.changes import ClassicGroupStored, ClassicMemberStored
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Join, Limits, Member, Writing
 
-KEPT_BYTES_MAX: Final = (
-    1024 * 1024
-)  # of one group, written with every generation; Kafka's own broker keeps no more either
+KEPT_BYTES_MAX: Final = 1024 * 1024  # of one group, written with every generation; Kafka's broker has the same limit
 _MEMBER_BYTES: Final = 64  # lengths and numbers of one member
-_WEIGHT_BYTES: Final = 256  # that take as long to encode as a small record
+_WEIGHT_BYTES: Final = 256  # bytes that take as long to encode as a small record
 
 
 def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
-    """The group as a change; None of one that has not settled, that the broker assigns in, or that is larger than that."""
+    """Return a group as a change, None if it is not settled, is shared, or exceeds ``bytes_max``."""
     size = group.bytes + _MEMBER_BYTES * group.member_count
     if group.phase is not Phase.STABLE or group.is_shared or size > min(bytes_max, KEPT_BYTES_MAX):
         return None
@@ -52,7 +50,7 @@ def _stored_member(member: Member) -> ClassicMemberStored:
 
 
 def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
-    """The group a change tells of, all of whose members were heard of just now. writing: how they write what is assigned."""
+    """Return the group of a change with a heartbeat of every member at ``now``. writing: encodes their assignments."""
     found = ClassicGroup(group.name, limits, group.generation)
     members = [_restored_member(member, group.protocol_type, writing, now) for member in group.members]
     found.resume(members, protocol_type=group.protocol_type, protocol=group.protocol, leader=group.leader)
@@ -77,7 +75,7 @@ def _restored_member(member: ClassicMemberStored, protocol_type: str, writing: W
 
 
 def weight(group: ClassicGroupStored) -> int:
-    """How long it takes to encode it, in small records."""
+    """Return the time that encoding takes, in units of small records."""
     return sum(
         1 + len(one.topics) + (len(one.assignment) + sum(len(said) for _, said in one.protocols)) // _WEIGHT_BYTES
         for one in group.members

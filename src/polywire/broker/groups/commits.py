@@ -1,6 +1,6 @@
-"""What commits store: the checks that stand before a position is another one.
+"""Checks and limits of commits.
 
-Promises: all or none; a group's positions are its owner's to move. Must not know: members and generations, the log.
+A commit stores all of its positions or none. Only the owner of a group may change its positions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polywire.types import PositionKind
 
 
 class Commit(NamedTuple):
-    """A next offset to store, with the epoch of the last record read and what is to be written beside it."""
+    """A next offset to store, with the epoch of the last record read and the metadata."""
 
     offset: int
     epoch: int = NO_EPOCH
@@ -31,7 +31,7 @@ class Commit(NamedTuple):
 
     @property
     def is_noted(self) -> bool:
-        """Whether there is more to it than the offset."""
+        """Whether it has more than the offset."""
         return self.epoch != NO_EPOCH or bool(self.metadata)
 
 
@@ -41,7 +41,7 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commits:
-    """Positions of all topics."""
+    """Reads and checks the positions of all topics."""
 
     __slots__ = ("_classic", "_clock", "_owners", "_settings", "_state")
 
@@ -53,7 +53,7 @@ class Commits:
         owners: Owners,
         classic: Mapping[str, ClassicGroup],
     ) -> None:
-        """classic: all classic groups by name, which look after their positions themselves."""
+        """classic: all classic groups by name; they check their own members."""
         self._state = state
         self._classic = classic
         self._settings = settings
@@ -61,7 +61,7 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """A position; asking for it is a sign of life."""
+        """Return a position; this counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
@@ -69,7 +69,7 @@ class Commits:
         return held.partitions.get(partition_number)
 
     def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """All positions of a group in a topic, by partition number; asking for them is a sign of life."""
+        """Return all positions of a group in a topic by partition number; this counts as a use of the group."""
         held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
         if held is None:
             return MappingProxyType({})
@@ -77,7 +77,8 @@ class Commits:
         return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
-        """Refuse another user's group; a consumer without a group is whoever says so. Returns whose the positions are.
+        """Refuse another user's group; return the owner of the positions. A consumer without a group is open to every
+        caller.
 
         Raises Denied(DENIED).
         """
@@ -91,7 +92,7 @@ class Commits:
     def stored_of_members(
         self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
     ) -> changes.PositionsStored:
-        """The same for what the members of a group on Kafka's wire were allowed to store."""
+        """Return the change for members of a Kafka group that passed the checks."""
         return self.stored(
             full_name,
             {number: commit.offset for number, commit in commits.items()},
@@ -115,7 +116,9 @@ class Commits:
         by: Caller,
         of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """The change that stores these next offsets, as ``Broker.positions_stored`` says. of_classic: a classic group has let them pass."""
+        """Return the change that stores these next offsets; see ``Broker.positions_stored``. of_classic: a classic
+        group checked them.
+        """
         if kind is PositionKind.GROUP and not of_classic:
             check_no_classic(self._classic, name, full_name)
         positions, count_max = self._state.positions, self._settings.partition_count_max
@@ -139,7 +142,7 @@ class Commits:
         return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
 
     def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
-        """Refuse what is written beside positions that are not stored, or is too long; returns its bytes."""
+        """Return the size of the metadata. Refuse metadata without a position and metadata above the limit."""
         limit = self._settings.position_metadata_bytes_max
         for number, (epoch, metadata) in notes.items():
             if number not in offsets or not NO_EPOCH <= epoch < 2**31 or _utf8_bytes(metadata) > limit:
@@ -151,7 +154,7 @@ class Commits:
 
 
 def _utf8_bytes(text: str) -> float:
-    """Length of a text, infinite for what is none."""
+    """Return the UTF-8 length of a text, infinity for invalid text."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,10 +1,11 @@
-"""A consumer group whose members ask by heartbeats what they may read (concepts: groups#handing-over): one pure state machine.
+"""A consumer group of Kafka's newer protocol, whose heartbeats assign partitions: a pure state machine.
 
-Who gets which partitions is decided elsewhere; here a member comes from what it holds to what it should have, in two steps where others are
-concerned: it lets go, says so, and only then the next one begins. Its epoch becomes the group's when it has let go of all that it should.
+See concepts: groups#handing-over. The coordinator computes the shares. Here a member moves from the partitions it holds
+to its share in two steps: it releases partitions and confirms that, then others may have them. Its epoch becomes the
+group's epoch once it has released everything that it should.
 
-Promises: nobody is told of a partition that another holds; a member that has time to let go and does not is gone. Must not know: loops,
-clocks, the journal, wires.
+* A member never gets a partition that another member holds.
+* A member that does not release its partitions in time is removed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from polywire.broker.groups.seats import Seat, Share
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import Assignor
 
-JOINING: Final = 0  # epoch of who comes with nothing
+JOINING: Final = 0  # epoch of a member that joins without partitions
 LEAVING: Final = -1
-AWAY: Final = -2  # of a static member that will be back
-TOPICS_MAX: Final = 500  # of one member: it gets a seat in each at once, and each is looked at with every heartbeat
+AWAY: Final = -2  # epoch of a static member that will return
+TOPICS_MAX: Final = 500  # of one member: it joins each of them at once, and every heartbeat checks each
 
 Partitions = Mapping[bytes, Set[int]]
 """Partitions by topic's id."""
@@ -31,8 +32,9 @@ Partitions = Mapping[bytes, Set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member reads, as it says so: by full names, and by a pattern that its wire knows how to read. version: of the list of topics in
-    which those that match were looked for."""
+    """A member's subscription: full names, and a pattern of its protocol. version: of the list of topics in which the
+    pattern was last matched.
+    """
 
     names: frozenset[str] = frozenset()
     pattern: str = ""
@@ -41,10 +43,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a member says. None is what it has said before.
+    """A heartbeat. A field of None is unchanged.
 
-    epoch: the one it was told last, or JOINING, LEAVING, AWAY. instance_id: of a static member, which keeps its place while it is away.
-    topics: full names of what it will read, as its subscription says. owned: what it reads at the moment.
+    epoch: the last one that the member received, or JOINING, LEAVING, AWAY. instance_id: of a static member, which
+    keeps its place while it is away. topics: full names of the topics that its subscription selects. owned: the
+    partitions that it reads now.
     """
 
     member_id: str
@@ -62,31 +65,31 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether it says everything, as who has not heard the last answer does."""
+        """Whether all fields are given, as after a lost response."""
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property
     def size(self) -> int:
-        """Bytes that a group keeps of it."""
+        """The number of bytes that a group stores for it."""
         pattern = "" if self.subscription is None else self.subscription.pattern
         texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host, pattern)
         return sum(len(text or "") for text in texts) + sum(map(len, self.topics or ()))
 
 
 class MemberPhase(Enum):
-    """How far a member is with what it should have."""
+    """The phase of a member on the way to its share."""
 
     STABLE = "stable"
-    REVOKING = "revoking"  # it has yet to say that it let go
-    WAITING = "waiting"  # others have
+    REVOKING = "revoking"  # it must confirm that it released partitions
+    WAITING = "waiting"  # other members must
 
 
 @dataclass(slots=True)
 class Member:
-    """A member. ``told``: what it was told that it may read. ``revoking``: what it holds beside that. ``seen``: what the last look at its
-    shares has found.
+    """A member. ``assigned``: the partitions that it may read. ``revoking``: those it must release. ``seen``: the result of
+    the last check of its shares.
 
-    Invariant: what it holds is ``told`` and ``revoking``; also in topics that it has no seat in any more.
+    Invariant: it holds ``assigned`` and ``revoking``, also in topics that it has left.
     """
 
     id: str
@@ -99,7 +102,7 @@ class Member:
     subscription: Subscription = Subscription()
     rebalance_timeout_s: float = 0.0
     size: int = 0
-    told: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    assigned: dict[bytes, frozenset[int]] = field(default_factory=dict)
     revoking: dict[bytes, frozenset[int]] = field(default_factory=dict)
     revoke_by: float = math.inf
     seen: object = None
@@ -109,13 +112,15 @@ class Member:
 class ConsumerGroup:
     """One group.
 
-    Invariant: ``_instances`` names a member for each instance; ``bytes`` is the sum of what members have said.
+    Invariant: ``_instances`` maps each instance to its member; ``bytes`` is the sum of the members' sizes.
     """
 
     __slots__ = ("_generations", "_instances", "_limits", "_members", "_session_s", "bytes", "epoch", "name")
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
-        """session_s: how long a member may be silent. epoch: of those before it, whose members may still be there."""
+        """session_s: how long a member may be silent. epoch: of an earlier group of this name, whose members may still
+        exist.
+        """
         self.name: Final = name
         self.epoch = epoch
         self.bytes = 0
@@ -127,11 +132,11 @@ class ConsumerGroup:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """All members, by id."""
+        """All members by id."""
         return self._members
 
     def find(self, member_id: str, instance_id: str | None = None) -> Member:
-        """A member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) where another has its instance."""
+        """Return a member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance."""
         if instance_id is not None and self._instances.get(instance_id, member_id) != member_id:
             raise self._fenced(instance_id)
         member = self._members.get(member_id)
@@ -144,13 +149,14 @@ class ConsumerGroup:
             ErrorCode.MEMBER_FENCED, f"another member has this instance id group={self.name!r} instance={instance_id!r}"
         )
 
-    # Coming and going
+    # Joining and leaving
 
     def beat(self, beat: Beat, now: float) -> Member:
-        """A sign of life; returns who gave it.
+        """Record a heartbeat; return its member.
 
-        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) where another has its instance, Conflict(GENERATION_STALE) for an epoch that
-        it cannot have been told last, Invalid(INVALID_REQUEST), Busy(BUSY).
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member has its instance,
+        Conflict(GENERATION_STALE) for an epoch that is neither the current one of the member nor the one before,
+        Invalid(INVALID_REQUEST), Busy(BUSY).
         """
         if len(beat.topics or ()) > TOPICS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics group={self.name!r} limit={TOPICS_MAX}")
@@ -178,14 +184,14 @@ class ConsumerGroup:
         member = Member(beat.member_id, Seat(seat, beat.wire, is_consumer=True) if was is None else was.seat, now)
         if was is not None:
             self.take(was)
-            member.told, member.revoking = was.told, was.revoking
+            member.assigned, member.revoking = was.assigned, was.revoking
         self._members[member.id] = member
         if beat.instance_id is not None:
             self._instances[beat.instance_id] = member.id
         return member
 
     def _admit(self, freed: int, beat: Beat, *, is_new: bool) -> None:
-        """Refuse a member, or a word, too many. Raises Busy(BUSY)."""
+        """Enforce the limits of members and bytes. Raises Busy(BUSY)."""
         limits = self._limits
         if is_new and len(self._members) >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
@@ -196,14 +202,16 @@ class ConsumerGroup:
             )
 
     def _check_epoch(self, member: Member, beat: Beat) -> None:
-        """Who has not heard the last answer says the epoch before, and what it reads."""
+        """Check the epoch. A member whose last response was lost sends the epoch before and the partitions that it
+        reads.
+        """
         if beat.epoch == member.epoch:
             return
         owned = beat.owned
         if (
             beat.epoch != member.previous_epoch
             or owned is None
-            or not all(of <= member.told.get(id_, frozenset()) for id_, of in owned.items())
+            or not all(of <= member.assigned.get(id_, frozenset()) for id_, of in owned.items())
         ):
             raise self._stale(member, beat.epoch)
 
@@ -214,7 +222,7 @@ class ConsumerGroup:
         )
 
     def check_epoch(self, member_id: str, epoch: int, instance_id: str | None = None) -> Member:
-        """The member of this epoch. Raises as ``find``, Conflict(GENERATION_STALE)."""
+        """Return the member of this epoch. Raises as ``find``, Conflict(GENERATION_STALE)."""
         member = self.find(member_id, instance_id)
         if epoch != member.epoch:
             raise self._stale(member, epoch)
@@ -233,59 +241,61 @@ class ConsumerGroup:
         member.size = size
 
     def take(self, member: Member) -> None:
-        """It is no member any more; whoever takes it out has it let go and leave its seats."""
+        """Remove a member; the caller releases its partitions and leaves its topics."""
         del self._members[member.id]
         self.bytes -= member.size
         if member.said.instance_id is not None:
             self._instances.pop(member.said.instance_id, None)
 
     def depart(self, member: Member) -> None:
-        """It has left, and is no member any more as soon as somebody takes it out; only by joining is it one again."""
+        """Mark a member as gone until it is removed; it can return only by joining."""
         member.epoch = member.previous_epoch = AWAY
         member.heard_at = -math.inf
 
     # Time
 
     def gone_at(self, member: Member) -> float:
-        """When it is no member any more unless it is heard of, or lets go."""
+        """Return when a member is removed unless it sends a heartbeat or releases its partitions."""
         return min(member.heard_at + self._session_s, member.revoke_by)
 
     @property
     def deadline(self) -> float:
-        """When the first may be gone."""
+        """Return the earliest time at which a member may have to be removed."""
         return min(map(self.gone_at, self._members.values()), default=math.inf)
 
     def expired(self, now: float) -> list[Member]:
-        """Those whose time is over."""
+        """Return the members whose time is over."""
         return [member for member in self._members.values() if self.gone_at(member) <= now]
 
-    # What they read
+    # Assignment
 
     def noticed(self, shares: Mapping[bytes, Share]) -> None:
-        """The coordinator's groups are in these generations: what members should have may be something else."""
+        """Compare the generations of the coordinator's groups; a new one may change the members' shares."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
             self.epoch = max(self.epoch + 1, *generations.values())
 
     def forgotten(self, topic_id: bytes) -> None:
-        """Nobody reads a topic any more."""
+        """Forget a topic that no member reads any more."""
         self._generations.pop(topic_id, None)
 
     def renewed(self, topic_id: bytes, generation: int) -> None:
-        """A generation has begun that changes nothing for members of this group."""
+        """Note a generation that changes nothing for members of this group."""
         self._generations[topic_id] = generation
 
-    def begin_anew(self, member: Member, shares: Mapping[bytes, Share]) -> None:
-        """It comes with nothing: what it held is free, and what it may read is told to it again."""
+    def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:
+        """Reset a member that joins without partitions: what it held is free, and the next response has its whole
+        assignment.
+        """
         for share in shares.values():
             share.holdings.release(member.seat.id, list(share.holdings.of(member.seat.id)))
-        member.told, member.revoking, member.revoke_by = {}, {}, math.inf
+        member.assigned, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
-        """Bring a member nearer to its shares; returns whether it has to be told what it may read.
+        """Move a member closer to its shares; return whether the response must have its assignment.
 
-        owned: what it says that it reads.
+        owned: the partitions that it says it reads.
         """
         seen = (self.epoch, [(id_, share.generation, share.holdings.releases) for id_, share in shares.items()])
         if seen == member.seen and owned is None and not member.revoking:
@@ -297,16 +307,16 @@ class ConsumerGroup:
             member.revoking, member.revoke_by = {}, math.inf
         if not member.revoking:
             self._reach(member, shares, now)
-        told = {
+        assigned = {
             id_: frozenset(share.holdings.of(member.seat.id) - member.revoking.get(id_, frozenset()))
             for id_, share in shares.items()
         }
-        told = {id_: partitions for id_, partitions in told.items() if partitions}
-        is_new, member.told, member.seen = told != member.told, told, seen
+        assigned = {id_: partitions for id_, partitions in assigned.items() if partitions}
+        is_new, member.assigned, member.seen = assigned != member.assigned, assigned, seen
         return is_new
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
-        """Have it let go of what it should not have, or else take what it should as far as nobody holds it."""
+        """Let a member release what exceeds its shares; if there is nothing, give it the free partitions of its shares."""
         revoking = {id_: share.holdings.of(member.seat.id) - set(share.partitions) for id_, share in shares.items()}
         member.revoking = {id_: frozenset(gone) for id_, gone in revoking.items() if gone}
         if member.revoking:

@@ -1,10 +1,10 @@
-"""The broker's verbs about consumer groups, whose members are told by heartbeats what they may read (concepts: groups#handing-over).
+"""The broker's calls on consumer groups of Kafka's newer protocol, whose heartbeats assign partitions.
 
-A member has a seat in the coordinator's group of each of its topics, beside members of other wires; what the coordinator deals out to a seat
-is what the member comes to by and by.
+See concepts: groups#handing-over. A member joins the coordinator's group of each of its topics, together with members
+of other protocols. The coordinator computes the shares, and heartbeats move the member to them.
 
-Promises: a partition is told to a member, here or on another wire, only when nobody else holds it. Seats and generations are journalled, what
-members hold is not: after a restart they join again, and have their seats until then. Must not know: wires, sockets.
+A member, of this protocol or another, gets a partition only when no other member holds it. Memberships and generations
+are journalled; held partitions are not. After a restart members have to rejoin, and their memberships last until then.
 """
 
 from __future__ import annotations
@@ -49,21 +49,23 @@ SEATS_AT_ONCE_MAX: Final = 50  # some 2 ms
 
 
 class Host(Protocol):
-    """What consumer groups ask of the broker."""
+    """The broker as consumer groups use it."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and make them true."""
+        """Journal changes as one group and apply them."""
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse what belongs to another user. Raises Denied(DENIED)."""
+        """Refuse access to another user's group. Raises Denied(DENIED)."""
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """The topic of this id."""
+        """Return the topic of this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """What a member is told: its epoch, what it may read by topic's id (None: as before), and whether that is all it should have."""
+    """The answer to a heartbeat: the epoch, the assignment by topic's id (None: unchanged), and whether it is the full
+    share.
+    """
 
     epoch: int
     assignment: Mapping[bytes, Set[int]] | None
@@ -72,7 +74,9 @@ class Beaten:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here. Invariant: ``bytes`` is what ``owner`` is charged for, beside the group itself."""
+    """A group with its timers and accounts. Invariant: ``bytes`` is what ``owner`` is charged for, beside the group
+    itself.
+    """
 
     group: ConsumerGroup
     owner: int
@@ -126,12 +130,12 @@ class ConsumerGroups:
     # Members
 
     def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> Beaten:
-        """A sign of life: become a member, stay one, or leave.
+        """Process a heartbeat: join, stay or leave.
 
-        by: who asks; the group becomes theirs if it is nobody's.
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
-        Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Conflict(GROUP_PROTOCOL_MISMATCH) where members of the name share a topic out
-        themselves, Busy(BUSY, DISK_FULL).
+        by: the caller, who becomes the owner of a group without one. Raises Invalid(INVALID_NAME, INVALID_REQUEST),
+        Denied(DENIED) for another user's group, Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED),
+        Conflict(GENERATION_STALE), Conflict(GROUP_PROTOCOL_MISMATCH) if members of the name assign a topic themselves,
+        Busy(BUSY, DISK_FULL).
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(beat.member_id, self._settings.name_bytes_max)
@@ -146,7 +150,7 @@ class ConsumerGroups:
         except Denied:
             if joins or beat.member_id in entry.group.members:
                 raise
-            raise _missing(group, beat.member_id) from None  # whether there is such a group is its owner's business
+            raise _missing(group, beat.member_id) from None  # do not reveal whether another user's group exists
         try:
             return self._beat(entry, beat, by)
         finally:
@@ -187,18 +191,19 @@ class ConsumerGroups:
         seated = set(member.seat.topics.values())
         group.noticed({id_: share for id_, share in shares.items() if id_ in seated})
         if beat.epoch == JOINING:
-            group.begin_anew(member, shares)
+            group.reset(member, shares)
         changed = group.reconcile(member, shares, beat.owned, now)
         for id_, generation in self._seats.hand_over(group.name, shares).items():
             group.renewed(id_, generation)
         for id_ in shares.keys() - seated:
             self._seats.clear(group.name, member.seat, id_)
         self._watch(entry, group.gone_at(member))
-        told = member.told if changed or beat.is_full or beat.epoch == JOINING else None
-        return Beaten(member.epoch, told, has_all and member.phase is MemberPhase.STABLE)
+        assigned = member.assigned if changed or beat.is_full or beat.epoch == JOINING else None
+        return Beaten(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _take_seats(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Take a member's seats, many of them in slices: whether it has all. What it still lacks the next sign of life finds.
+        """Join a member's topics, many of them in slices; return whether it has joined all. Later heartbeats complete
+        the rest.
 
         Raises as ``Coordinator.join``.
         """
@@ -211,7 +216,7 @@ class ConsumerGroups:
         def take_more(end: float) -> bool:
             if self._entries.get(name) is not entry or entry.group.members.get(member.id) is not member:
                 return False
-            with suppress(BrokerError):  # the next sign of life is told
+            with suppress(BrokerError):  # the next heartbeat reports the error
                 while not take(member.topics):
                     if now() >= end:
                         return True
@@ -227,28 +232,28 @@ class ConsumerGroups:
             member.epoch = AWAY
         elif len(member.seat.topics) <= SEATS_AT_ONCE_MAX:
             self._remove(entry, member)
-        else:  # as if its time were over: such seats are left some at a time
+        else:  # as if its session had ended: it leaves many topics in slices
             group.depart(member)
             self._watch(entry, self._clock.monotonic())
         return Beaten(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:
-        """It is no member any more, and holds nothing. Raises Busy(DISK_FULL); then it is one still."""
-        self._seats.end(entry.group.name, member.seat, {*member.told, *member.revoking})
+        """Remove a member and release its partitions. Raises Busy(DISK_FULL); then it stays a member."""
+        self._seats.end(entry.group.name, member.seat, {*member.assigned, *member.revoking})
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
-        """What a member should have where it has a seat; nothing where it only has to let go."""
+        """Return a member's shares by topic, empty in a topic in which it only has to release partitions."""
         name = entry.group.name
         shares = self._seats.shares(name, member.seat)
-        for id_ in {*member.told, *member.revoking} - shares.keys():
+        for id_ in {*member.assigned, *member.revoking} - shares.keys():
             shares[id_] = Share(range(0), 0, self._seats.held(name, id_))
         return shares
 
-    # Accounts and time
+    # Accounts and timers
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
-        """What a group takes is its owner's."""
+        """Set the owner of a group and charge its members and bytes to that user."""
         if owner != entry.owner:
             self._charge(entry, -1)
             entry.owner = owner
@@ -261,7 +266,7 @@ class ConsumerGroups:
         usage.charge(Kind.MEMBERS, entry.owner, 0, sign * entry.bytes)
 
     def _settle(self, entry: _Entry) -> None:
-        """Something happened to a group: count what it takes now, and forget it with its last member."""
+        """Process a change of a group: update the accounts, and forget the group with its last member."""
         size = entry.group.bytes + MEMBER_BYTES * len(entry.group.members)
         self._state.usage.charge(Kind.MEMBERS, entry.owner, 0, size - entry.bytes)
         entry.bytes = size
@@ -272,7 +277,7 @@ class ConsumerGroups:
                 entry.timer.cancel()
 
     def _watch(self, entry: _Entry, due: float) -> None:
-        """Look at a group again when somebody's time may be over."""
+        """Set the timer for the next member that may have to be removed."""
         if due >= entry.timer_at:
             return
         if entry.timer is not None:
@@ -285,17 +290,19 @@ class ConsumerGroups:
         if self._entries.get(entry.group.name) is not entry:
             return
         try:
-            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may have many seats: some in a pass
+            for member in entry.group.expired(self._clock.monotonic())[:1]:  # each may be in many topics: one per pass
                 if self._seats.leave_some(entry.group.name, member.seat, SEATS_AT_ONCE_MAX):
                     self._remove(entry, member)
-        except Busy:  # the disk is full: they are gone as well when it is not
+        except Busy:  # the disk is full: a retry removes them
             self._watch(entry, self._clock.monotonic() + RETRY_S)
         else:
             self._watch(entry, entry.group.deadline)
         self._settle(entry)
 
     def end_seats(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Have nobody sit here for groups of a wire that are at home elsewhere by now: their members have their seats there."""
+        """Remove memberships of a protocol's groups whose home is another shard by now: their members have joined
+        there.
+        """
         coordinator = self._coordinator
         others = [(topic, group) for topic, group in coordinator.pairs() if not is_ours(group)]
         left = [
@@ -306,13 +313,15 @@ class ConsumerGroups:
         ]
         for view, member in left:
             if member.wire == wire:
-                with suppress(BrokerError):  # the disk is full: its time is over in a while
+                with suppress(BrokerError):  # the disk is full: the session timeout removes it
                     coordinator.leave(view.name, view.topic, member.id, None, wire=wire, by=ITSELF)
 
     # Positions
 
     def has_member(self, group: str, member_id: str) -> bool:
-        """Whether somebody is a member here, or had a seat when the broker stopped, has not come back, and others have what they had then."""
+        """Return whether a member exists, or existed before a restart and its partitions were assigned to no other
+        member since.
+        """
         entry = self._entries.get(group)
         if entry is not None and member_id in entry.group.members:
             return True
@@ -322,7 +331,7 @@ class ConsumerGroups:
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Refuse who is no member of this epoch. Who has a seat from before a restart has its last one.
+        """Check a member's epoch. A member from before a restart has its last one.
 
         Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
         """
@@ -358,10 +367,11 @@ class ConsumerGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets by topic's full name and partition number, all of a topic or none, of a member that passed ``check_epoch``.
+        """Store next offsets by topic's full name and partition number, all of a topic or none; call it after
+        ``check_epoch``.
 
-        Returns why which topics were refused: Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY).
-        Raises Busy(DISK_FULL).
+        Returns the refused topics with their errors: Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST),
+        Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
@@ -375,17 +385,19 @@ class ConsumerGroups:
         return refused
 
     def turn(self, group: str) -> int:
-        """Another number than when it was last asked for, if somebody may read now, on any wire, what was another member's then."""
+        """Return a number that changes whenever a partition of the group passes from one member to another, on any
+        protocol.
+        """
         return self._coordinator.holdings.turn(group)
 
     # Administration
 
     def names(self) -> list[str]:
-        """Groups that have members here."""
+        """Return the groups that have members here."""
         return sorted(self._entries)
 
     def view(self, group: str) -> ConsumerGroupView | None:
-        """Return a group with its members on all wires, None unless it has consumers or its last member was one."""
+        """Return a group with its members of all protocols, None unless it has consumers or its last member was one."""
         entry = self._entries.get(group)
         topics = sorted(self._state.group_topics.get(group, ()))
         if entry is None and not any(self._state.groups[topic, group].has_consumers for topic in topics):
@@ -416,13 +428,13 @@ class ConsumerGroups:
     def _member_view(self, group: str, member: Member) -> ConsumerView:
         shares = self._seats.shares(group, member.seat)
         names = {
-            id_: topic.name.full for id_ in member.told if (topic := self._host.group_topic_of_id(id_)) is not None
+            id_: topic.name.full for id_ in member.assigned if (topic := self._host.group_topic_of_id(id_)) is not None
         }
         return ConsumerView(
             id=member.id,
             client_id=member.said.client_id,
             client_host=member.said.client_host,
-            reading={names[id_]: sorted(held) for id_, held in member.told.items() if id_ in names},
+            reading={names[id_]: sorted(held) for id_, held in member.assigned.items() if id_ in names},
             target={topic: shares[id_].partitions for topic, id_ in member.seat.topics.items() if id_ in shares},
             instance_id=member.said.instance_id,
             rack_id=member.said.rack_id,
@@ -432,19 +444,19 @@ class ConsumerGroups:
         )
 
     def topics(self, group: str) -> Set[str]:
-        """Full names of the topics that members say they read, none of a group that is not there."""
+        """Return the full names of the topics that members read, empty for an unknown group."""
         entry = self._entries.get(group)
         members = () if entry is None else entry.group.members.values()
         return frozenset().union(*(member.topics for member in members))
 
     def subscription_of(self, group: str, member_id: str) -> Subscription:
-        """What one member has said that it reads."""
+        """Return the subscription of a member."""
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         return Subscription() if member is None else member.subscription
 
     def topics_of(self, group: str, member_id: str) -> Set[str]:
-        """Those that one member says it reads."""
+        """Return the full names of the topics that a member reads."""
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
         return frozenset() if member is None else member.topics
@@ -459,7 +471,7 @@ def _assignor(views: Iterable[GroupView]) -> Assignor:
 
 
 def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
-    """Members that are none of this wire's consumers, with what they read in all topics."""
+    """Return the members that are not consumers of this protocol, with their partitions of all topics."""
     reading: dict[tuple[str, str], dict[str, Sequence[int]]] = {}
     for view in views:
         for member in view.members:

@@ -1,10 +1,10 @@
-"""The one coordinator of consumer groups, whatever wires their members speak (concepts: groups#what-a-group-is).
+"""The coordinator of consumer groups of all protocols (concepts: groups#what-a-group-is).
 
-Promises: every change of a group is journalled with the write batch that made it, so groups survive restarts with their
-generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
-timeout, but those that live as long as their connections are gone. Expiry is lazy: the first verb of a member that finds
-others expired takes them out; who looks meanwhile sees the group without them. Must not know: sockets, wire words, the
-journal beyond its ``Host``.
+* Every change of a group is journalled in the write batch of its request. Groups survive restarts with their
+  generation, assignor and members.
+* Heartbeats are not journalled. After a restart every member has one full timeout; members bound to a connection are
+  gone.
+* Expiry is lazy: the next call of a member removes expired members. A view shows the group without them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from polywire.types import Assignor, Level, PositionKind
 
 
 class Host(Protocol):
-    """What the coordinator asks of the broker."""
+    """The broker as the coordinator uses it."""
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Partitions of the topic, as groups see it. last: how many a group was last dealt."""
+        """Return the number of partitions that groups assign. last: the number in the group's last assignment."""
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """The topic of this full name."""
+        """Return the topic of this full name."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and make them true; with none, ``done`` follows what was journalled before."""
+        """Journal changes as one group and apply them; with none, ``done`` follows earlier changes."""
 
     def commit_positions(
         self,
@@ -57,15 +57,16 @@ class Host(Protocol):
         """Store next offsets by partition number, all or none."""
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse what belongs to another user. Raises Denied(DENIED)."""
+        """Refuse access to another user's group. Raises Denied(DENIED)."""
 
 
 class Coordinator:
     """All groups of one broker.
 
-    Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started, if it could be.
-    ``_changed`` holds when groups that still exist last changed, since the broker started. ``holdings`` are of those who let go of partitions
-    before others have them; where nobody does, a partition is its owner's as soon as it is dealt out.
+    Invariant: ``_seen`` has times of members only; a member without one counts as seen at the broker's start, if it can
+    have survived it. ``_changed`` has when existing groups last changed, since the start. ``holdings`` has the members
+    that must release partitions before others get them; without an entry, a partition belongs to its owner as soon as
+    it is assigned.
     """
 
     __slots__ = (
@@ -101,7 +102,7 @@ class Coordinator:
         self._changed: dict[tuple[str, str], int] = {}
 
     def on_meeting(self, callback: Callable[[str, str], None]) -> None:
-        """Call back with a group's name and topic before somebody joins, who may meet members that share the work out themselves."""
+        """Set a callback with a group's name and topic, called before a member joins that may meet a classic group."""
         self._meet = callback
 
     def join(
@@ -121,19 +122,18 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> Membership:
-        """Become a member, or stay one; joining again under the same id is free.
+        """Join a group or stay a member; joining again under the same id changes nothing.
 
-        assignor: sets the group's when given; a new group without one deals round robin.
-        first_generation: of a group this call creates, before the member is counted.
-        named_alone: the wire names groups without their topic, so a name has one topic at a time: joining with another topic takes
-            this wire's members out of the old one, and the generation goes on counting in the new one.
-        connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
-        watched: the same until the broker stops; it may come back then, and has as long as others for it.
-        is_consumer: the member is a consumer of Kafka's newer protocol.
-        by: who asks; the group becomes theirs if it is nobody's.
-        done: called once the group is journalled at ``level``.
-        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) where a classic group of this
-        name reads the topic whose members nobody else can assign to, Busy(BUSY) when there are too many groups or members.
+        assignor: sets the group's assignor if given; a new group uses round robin. first_generation: of a group that
+        this call creates, before the member is counted. named_alone: the protocol names groups without a topic, so a
+        name has one topic at a time. Joining with another topic removes this protocol's members from the old one, and
+        the generation continues in the new one. connected: the member lives as long as its connection and sends no
+        heartbeats; the caller removes it at the end. watched: like ``connected`` until the broker stops; afterwards it
+        can return within the session timeout. is_consumer: the member is a consumer of Kafka's newer protocol. by: the
+        caller, who becomes the owner of a group without one. done: called once the group is journalled at ``level``.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) if a
+        classic group of this name reads the topic and the broker cannot assign to its members, Busy(BUSY) for too many
+        groups or members.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
@@ -176,10 +176,10 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Make a group without members.
+        """Create a group without members.
 
-        Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Denied(DENIED) where positions of that name are another user's, Busy(BUSY) when
-        there are too many.
+        Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Denied(DENIED) if another user has positions under that
+        name, Busy(BUSY) for too many groups.
         """
         check_name(group, self._settings.name_bytes_max)
         owner = self._check_owner(by, topic, group)
@@ -191,16 +191,17 @@ class Coordinator:
     def sync(
         self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
-        """The member's place again; counts as a sign of life. Raises as ``heartbeat``."""
+        """Return the member's assignment; counts as a heartbeat. Raises as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
     def heartbeat(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
-        """A sign of life. Without a generation it is not compared.
+        """Record a heartbeat and return the assignment. A generation of None is not compared.
 
-        Raises, in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group, Conflict(GENERATION_STALE),
-        Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because its own call removes it first.
+        Raises, in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group,
+        Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because its own
+        call removes it first.
         """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
@@ -219,7 +220,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Stop being a member; the empty group stays and keeps counting. Without a generation it is not compared.
+        """Leave a group. The empty group and its generation remain. A generation of None is not compared.
 
         Raises as ``heartbeat``.
         """
@@ -243,7 +244,8 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store the group's next offset of a partition this member owns; a sign of life only with ``refresh``.
+        """Store the group's next offset of a partition that this member owns; counts as a heartbeat only with
+        ``refresh``.
 
         Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
         """
@@ -284,7 +286,7 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Refuse a member that does not own these partitions in this generation, or now without one. Raises as ``commit``."""
+        """Check that a member owns these partitions in this generation, or now if it is None. Raises as ``commit``."""
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
         shared = self._owned(found, member)
@@ -316,12 +318,12 @@ class Coordinator:
                 raise _not_assigned(member, partition)
 
     def refreshed(self, group: str, topic: str) -> Group | None:
-        """A group as its members find it now; who has expired is taken out."""
+        """Return a group without its expired members, which are removed."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._refreshed(found, self._clock.monotonic())
 
     def renew(self, group: str, topic: str) -> None:
-        """Begin a generation in which members have what others let go of, so that they ask for it."""
+        """Begin a generation in which members get the partitions that others released, so that they ask for them."""
         found = self._state.groups.get((topic, group))
         if found is not None:
             self._change(found.renewed(), found)
@@ -335,9 +337,9 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """End a group, its positions and its bare names, whether it has any of them or all.
+        """Delete a group with its positions and its names without a topic; each of them may be missing.
 
-        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's.
+        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's group.
         """
         key = self._state.topic_key(topic)
         made: list[changes.Change] = []
@@ -357,7 +359,7 @@ class Coordinator:
         self._changed.pop((topic, group), None)
 
     def sweep(self, group: str, topic: str) -> None:
-        """Take out the members of a group that nobody touches any more, so that nobody else takes them out. Raises Busy(DISK_FULL)."""
+        """Remove the expired members of a group without activity. Raises Busy(DISK_FULL)."""
         found = self._state.groups.get((topic, group))
         if found is None or not found.members:
             return
@@ -377,9 +379,11 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Have a wire that names groups alone mean this topic by this name; the group itself begins with its first member.
+        """Bind a group name to a topic, for a protocol that names groups without a topic; the group is created by its
+        first member.
 
-        Raises Invalid(INVALID_NAME), Denied(DENIED) where the name or the group is another user's, Busy(BUSY) when there are too many names.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) if the name or the group is another user's, Busy(BUSY) for too many
+        names.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_owner(by, topic, group)
@@ -390,58 +394,60 @@ class Coordinator:
         )
 
     def bound(self, wire: str) -> dict[str, str]:
-        """The topics a wire means by the names of groups, by name."""
+        """Return the topics of a protocol's group names."""
         return {name: bound.topic for (of, name), bound in self._state.bindings.items() if of == wire}
 
     def owner(self, topic: str, group: str) -> int:
-        """Whose group it is."""
+        """Return the owner of a group."""
         return self._state.group_owner(topic, group)
 
     def topic_of(self, wire: str, group: str) -> str | None:
-        """The topic a wire that names groups alone means by this name."""
+        """Return the topic of a group name, for a protocol that names groups without a topic."""
         bound = self._state.bindings.get((wire, group))
         return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """All groups, or those of a topic, by topic and name; see ``view``."""
+        """Return all groups, or those of a topic, by topic and name; see ``view``."""
         now = self._clock.monotonic()
         topics = sorted(self._state.group_names) if topic is None else [topic]
         return [self._view(self._state.groups[name, group], now) for name in topics for group in self.names(name)]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Topic and name of all groups, in no order."""
+        """Return topic and name of all groups, unordered."""
         return list(self._state.groups)
 
     def names(self, topic: str) -> list[str]:
-        """The groups of a topic, by name."""
+        """Return the groups of a topic by name."""
         return sorted(self._state.group_names.get(topic, ()))
 
     def view(self, group: str, topic: str) -> GroupView | None:
-        """One group as its members will find it: over the partitions of now, and without those who have expired. Looking changes nothing."""
+        """Return a group with the current partitions and without expired members. This changes nothing."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
     def kept(self, group: str, topic: str) -> GroupView | None:
-        """One group as it is kept: with the partitions it was last dealt, and with those who have expired until somebody takes them out."""
+        """Return a group as it is stored: with the partitions of its last assignment, and with expired members until
+        they are removed.
+        """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._shown(found, self._clock.monotonic())
 
     def watch(self) -> None:
-        """Keep the names of groups that change, or whose members are heard of, for ``take_touched``."""
+        """Record the names of groups with changes or heartbeats for ``take_touched``."""
         self._state.touched = set()
 
     def take_touched(self) -> set[str]:
-        """Those names, since they were last asked for: of groups on any wire, and of what has positions like a group."""
+        """Return the names recorded since the last call: groups of every protocol, and readers with positions."""
         touched, self._state.touched = self._state.touched, set()
         return touched or set()
 
     def has_member(self, group: str, topic: str, member: str) -> bool:
-        """Whether the group exists and counts this member, expired or not."""
+        """Return whether the group exists and has this member, expired or not."""
         found = self._state.groups.get((topic, group))
         return found is not None and found.has(member)
 
     def has_changed(self, group: str, topic: str) -> bool:
-        """Whether a group is not what the broker began with: then somebody may have been dealt what was another's before."""
+        """Return whether a group has changed since the start; then a partition may have passed to another member."""
         return (topic, group) in self._changed
 
     def _view(self, group: Group, now: float) -> GroupView:
@@ -477,18 +483,18 @@ class Coordinator:
         return self._host.group_partition_count(group.topic, group.partition_count)
 
     def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
-        """Refuse one more bare name of a group where there are too many. Raises Busy(BUSY)."""
+        """Enforce the limit of group names without a topic. Raises Busy(BUSY)."""
         if (wire, group) not in self._state.bindings:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
 
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
-        """Refuse another user's group; returns whose it is. Raises Denied(DENIED)."""
+        """Refuse another user's group; return its owner. Raises Denied(DENIED)."""
         owner = self._state.group_owner(topic, group)
         self._host.check_owner(by, owner, "group", group)
         return owner
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
-        """The same for a wire's bare name of a group, and for the group that it means."""
+        """Refuse another user's group name without a topic, or the group that it means; return the owner."""
         bound = self._state.bindings.get((wire, group))
         if bound is None:
             return UNOWNED
@@ -497,7 +503,7 @@ class Coordinator:
         return bound.owner
 
     def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change], by: Caller) -> Group | None:
-        """Point the wire's name at this topic; returns the group it pointed at before, which the new one goes on from."""
+        """Bind the protocol's name to this topic; return the group it meant before, which the new one continues."""
         owner = self._check_binding(by, wire, group)
         bound = self._state.bindings.get((wire, group))
         if bound is not None and bound.topic == topic:
@@ -522,7 +528,7 @@ class Coordinator:
         return difference(now, was, gone=gone, joined=joined, at_us=self._elapsed.now_us())
 
     def _expired(self, group: Group, now: float) -> list[str]:
-        """Members not seen for longer than the timeout, and those whose connection an earlier start had."""
+        """Return the members that exceeded the timeout, and those bound to connections of an earlier start."""
         seen = self._seen.get((group.topic, group.name), {})
         oldest = now - self._settings.member_timeout_s
         return [
@@ -534,7 +540,7 @@ class Coordinator:
     def _check(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
     ) -> Group:
-        """Refuse who is no member; the order of the steps is part of the promise."""
+        """Return the member's group after all checks; their order is part of the interface."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
         moved = bound is not None and bound.topic != topic
@@ -552,7 +558,7 @@ class Coordinator:
         return refreshed
 
     def _refreshed(self, found: Group, now: float) -> Group:
-        """The group over the partitions of now, and without those who have expired."""
+        """Return the group with the current partitions and without expired members."""
         gone = self._expired(found, now)
         refreshed = found.changed(gone=gone, partition_count=self._count(found))
         if refreshed is not found:
@@ -564,7 +570,7 @@ class Coordinator:
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
-        """What a member may read now: its share, but for what others have not let go of yet."""
+        """Return the partitions that a member may read now: its share without those that others must still release."""
         share = group.share(member)
         if not self.holdings:
             return share
@@ -578,7 +584,7 @@ class Coordinator:
         self._state.touch(group.name)
 
     def _forget(self, group: Group) -> None:
-        """The group changed. Times are kept of members only; otherwise the table would grow with every consumer that ever was."""
+        """Drop the times of former members; otherwise the table would grow with every consumer that ever existed."""
         self.holdings.turned(group.name)
         self._changed[group.topic, group.name] = self._clock.now_us()
         if len(self._changed) > 2 * len(self._state.groups) + 16:

@@ -1,8 +1,7 @@
 """One consumer group as a value, and its transitions (concepts: groups#what-a-group-is).
 
-Promises: pure; every transition that changes members, assignor or partition count adds exactly one to the generation
-and assigns anew; a member more or less costs no look at the others. Must not know: clocks, the journal, other groups, wires beyond the name
-a member joined over.
+Every transition that changes members, assignor or partition count adds exactly one to the generation and assigns again.
+Adding or removing a member does not visit the others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from polywire.types import Assignor
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member and the wire it joined over; ``connected``: it lives as long as its connection, so never beyond a start."""
+    """A member and the protocol it joined over; ``connected``: it lives as long as its connection, never beyond a
+    restart.
+    """
 
     id: str
     wire: str
@@ -28,11 +29,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of one topic. ``members`` are in the order in which they joined. ``kept``: it was made for itself, and stays when nobody
-    uses it. ``at_us``: when it last changed, by the elapsed clock. ``has_consumers``: the last member to join was a consumer of Kafka's newer
-    protocol; an empty group keeps it, so that tools find the group by the API of its protocol.
+    """A group of one topic. ``members`` are in joining order. ``kept``: it was created explicitly, and stays when
+    unused. ``at_us``: when it last changed, by the elapsed clock. ``has_consumers``: the last member to join was a
+    consumer of Kafka's newer protocol; an empty group keeps it, so that tools find the group by the API of its
+    protocol.
 
-    Invariant: ``order`` is that of their ids; use the transitions, which keep it.
+    Invariant: ``order`` has the sorted ids; the transitions maintain it.
     """
 
     topic: str
@@ -53,33 +55,33 @@ class Group:
         return at if at < len(self.order) and self.order[at] == key else -1
 
     def has(self, member: str) -> bool:
-        """Whether this id is a member."""
+        """Return whether this id is a member."""
         return self._index(member) >= 0
 
     def share(self, member: str) -> range:
-        """The partitions of a member, ascending."""
+        """Return the partitions of a member, ascending."""
         index = self._index(member)
         assert index >= 0, "only members have partitions"
         return share(index, len(self.order), self.partition_count, self.assignor)
 
     def owner_of(self, partition: int) -> str:
-        """Whose share a partition is in; there are members."""
+        """Return the member whose share has a partition; there must be members."""
         return self.order[index_of(partition, len(self.order), self.partition_count, self.assignor)].decode()
 
     def renewed(self) -> Group:
-        """The same in another generation."""
+        """Return the same group in the next generation."""
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
-        """Partitions are dealt out another way; the same group when they were before."""
+        """Return the group with an assignor, the same object if nothing changes."""
         return self if assignor is self.assignor else replace(self, assignor=assignor, generation=self.generation + 1)
 
     def with_owner(self, owner: int) -> Group:
-        """It is somebody's; the same group when it was before."""
+        """Return the group with an owner, the same object if nothing changes."""
         return self if owner == self.owner else replace(self, owner=owner)
 
     def with_member(self, member: Member, *, is_consumer: bool = False) -> Group:
-        """One more member, last in order."""
+        """Return the group with one more member, last in order."""
         return replace(self._joined((member,), self.generation + 1), has_consumers=is_consumer)
 
     def _joined(self, members: tuple[Member, ...], generation: int) -> Group:
@@ -91,7 +93,9 @@ class Group:
         return replace(self, members=self.members + members, order=order, generation=generation)
 
     def changed(self, *, gone: Collection[str], partition_count: int) -> Group:
-        """Without some members and over so many partitions: one generation for all of it, the same group when nothing differs."""
+        """Return the group without some members and with this partition count, in one generation; the same object if
+        nothing changes.
+        """
         if not gone and partition_count == self.partition_count:
             return self
         return replace(self._without(gone), partition_count=partition_count, generation=self.generation + 1)
@@ -104,12 +108,14 @@ class Group:
         return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
-        """This group going on where ``old`` was: above both generations, and without members of its own dealing as ``old`` did."""
+        """Return this group as the successor of ``old``: above both generations, with the assignor of ``old`` if it has
+        no members.
+        """
         assignor = self.assignor if self.members else old.assignor
         return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
 
     def applied(self, change: GroupChanged) -> Group:
-        """The group after a change."""
+        """Return the group after a change."""
         kept = replace(
             self._without(change.gone),
             assignor=change.assignor,
@@ -122,7 +128,7 @@ class Group:
 
 
 def stored(group: Group, at_us: int) -> GroupStored:
-    """The group as a change."""
+    """Return the group as a change."""
     return GroupStored(
         topic=group.topic,
         name=group.name,
@@ -140,8 +146,8 @@ def stored(group: Group, at_us: int) -> GroupStored:
 def difference(
     now: Group, was: Group, *, gone: Collection[str] = (), joined: Collection[Member] = (), at_us: int
 ) -> GroupChanged:
-    """What makes one group of the other: as large as what differs, however many members stay."""
-    assert len(now.members) == len(was.members) - len(gone) + len(joined), "nobody else came or went"
+    """Return the change from one group to the other; its size depends on the difference, not on the number of members."""
+    assert len(now.members) == len(was.members) - len(gone) + len(joined), "no other member joined or left"
     return GroupChanged(
         topic=now.topic,
         name=now.name,
@@ -157,7 +163,7 @@ def difference(
 
 
 def restored(change: GroupStored) -> Group:
-    """The group a change tells of."""
+    """Return the group of a change."""
     members = _members(change.members)
     return Group(
         topic=change.topic,

@@ -1,9 +1,7 @@
-"""Who reads which partitions of a topic until it has let go of them (concepts: groups#handing-over).
+"""Partitions of a topic that members hold until they release them (concepts: groups#handing-over).
 
-A member that learns of its partitions by asking now and then goes on reading what it was given before. What it holds is nobody else's until
-it says that it has let go, or is no member any more.
-
-Promises: a partition has at most one holder; pure. Must not know: generations, clocks, wires, who should have what.
+A member that learns its assignment only now and then continues to read its old partitions meanwhile. No other
+member gets its partitions until it confirms the release or leaves. A partition has at most one holder.
 """
 
 from __future__ import annotations
@@ -14,19 +12,19 @@ from itertools import count
 from typing import Final
 
 _NOTHING: Final[frozenset[int]] = frozenset()
-TURNS_MAX: Final = 100_000  # groups whose last turn is remembered; of others it is as if there had been none
+TURNS_MAX: Final = 100_000  # groups whose last change of a holder is remembered; older ones are forgotten
 
 
 class Holdings:
-    """Those of one group in one topic. ``releases`` goes up whenever somebody lets go, of what ``take_released`` tells.
+    """The held partitions of one group in one topic. ``releases`` counts releases, which ``take_released`` returns.
 
-    Invariant: ``_held`` and ``_holder`` say the same.
+    Invariant: ``_held`` and ``_holder`` agree.
     """
 
     __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
 
     def __init__(self, on_release: Callable[[], None]) -> None:
-        """on_release: called whenever somebody has let go of something."""
+        """on_release: called after every release."""
         self._on_release: Final = on_release
         self._held: dict[str, set[int]] = {}
         self._holder: dict[int, str] = {}
@@ -38,30 +36,30 @@ class Holdings:
 
     @property
     def members(self) -> Collection[str]:
-        """Those who have to let go before others may begin."""
+        """The members that must release partitions before others get them."""
         return self._held.keys()
 
     def enter(self, member: str) -> None:
-        """From now on it has what it holds, not what it should have."""
+        """Track a member: from now on it reads what it holds, not its share."""
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:
-        """What a member holds."""
+        """Return the partitions that a member holds."""
         return self._held.get(member, _NOTHING)
 
     def holder(self, partition: int) -> str | None:
-        """Who holds a partition."""
+        """Return the holder of a partition."""
         return self._holder.get(partition)
 
     def take(self, member: str, partitions: Iterable[int]) -> None:
-        """It holds those of these partitions that nobody else holds."""
+        """Let a member hold those of these partitions that are free."""
         held = self._held.setdefault(member, set())
         for partition in partitions:
             if self._holder.setdefault(partition, member) == member:
                 held.add(partition)
 
     def release(self, member: str, partitions: Iterable[int]) -> None:
-        """It has let go of these, if it held them."""
+        """Release those of these partitions that a member holds."""
         held = self._held.get(member, set())
         for partition in [partition for partition in partitions if partition in held]:
             held.discard(partition)
@@ -71,24 +69,24 @@ class Holdings:
             self._on_release()
 
     def take_released(self) -> set[int]:
-        """What was let go of since this was last asked, and nobody has taken."""
+        """Return the partitions released since the last call that are still free."""
         released, self._released = self._released - self._holder.keys(), set()
         return released
 
     def leave(self, member: str) -> None:
-        """It holds nothing, and is not asked to let go any more."""
+        """Release everything of a member and stop tracking it."""
         self.release(member, list(self.of(member)))
         self._held.pop(member, None)
 
     def owned(self, member: str, share: range) -> Sequence[int]:
-        """What a member that should have ``share`` may read now, ascending."""
+        """Return the partitions that a member with this share may read now, ascending."""
         if member in self._held:
             return tuple(sorted(self._held[member]))
         return tuple([partition for partition in share if partition not in self._holder]) if self._holder else share
 
 
 class AllHoldings:
-    """Those of all groups and topics, and when something in a group last changed hands.
+    """The holdings of all groups and topics, and when a partition of a group last passed to another member.
 
     Invariant: no number in ``_turns`` was given twice.
     """
@@ -104,29 +102,31 @@ class AllHoldings:
         return bool(self._by_place)
 
     def find(self, group: str, topic_id: bytes) -> Holdings | None:
-        """Who has to let go of which partitions of a topic before others have them; None where nobody has to."""
+        """Return the holdings of a topic, None if no member must release partitions there."""
         return self._by_place.get((topic_id, group))
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
-        """The same, and from now on somebody may have to."""
+        """Return the holdings of a topic, created if missing."""
         found = self._by_place.get((topic_id, group))
         if found is None:
             found = self._by_place[topic_id, group] = Holdings(partial(self.turned, group))
         return found
 
     def forget(self, group: str, topic_id: bytes) -> None:
-        """Nothing is kept of a group in which nobody has to let go of anything."""
+        """Forget the holdings of a topic if no member is tracked there."""
         held = self._by_place.get((topic_id, group))
         if held is not None and not held.members:
             del self._by_place[topic_id, group]
 
     def turned(self, group: str) -> None:
-        """Somebody may read from now on what was another member's."""
+        """Note that a partition of a group passed to another member."""
         self._turns.pop(group, None)
         self._turns[group] = next(self._numbers)
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
     def turn(self, group: str) -> int:
-        """Another number than when it was last asked for, if something has changed hands since; 0 where nothing is remembered."""
+        """Return a number that changes whenever a partition of the group passes to another member; 0 if none is
+        remembered.
+        """
         return self._turns.get(group, 0)

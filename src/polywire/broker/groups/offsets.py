@@ -1,8 +1,8 @@
-"""Positions: what consumers and groups will read next, one table for all wires.
+"""Committed positions of consumers and groups, in one table for all protocols.
 
-Promises: a position belongs to one life of a topic: it goes away with it, and one stored before the topic exists
-waits under its name and is bound when the topic is made. An offset is kept as given, also a negative one or one past
-the end (concepts: groups#positions). Must not know: who may commit.
+A position belongs to one incarnation of a topic and is deleted with it. One committed before the topic exists is stored
+under its name and bound when the topic is created. An offset is stored as given, even if it is negative or past the end
+(concepts: groups#positions).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NO_EPOCH: Final = -1
 
 
 class Position(NamedTuple):
-    """Next offset to read, and the generation of the group that stored it (-1: none).
+    """The next offset to read, and the generation of the group that stored it (-1: none).
 
-    epoch: of the last record that was read, -1 where nobody said so. metadata: what was written beside it, for whoever reads on.
+    epoch: of the last record read, -1 if unknown. metadata: the text stored with it.
     """
 
     offset: int
@@ -35,8 +35,10 @@ Reader = tuple[PositionKind, str]
 
 
 class Held:
-    """One reader's positions in a topic by partition; whose they are, and when it last stored one (0: not known) or asked for one since the
-    start, by the elapsed clock. Invariant: ``metadata_bytes`` is the sum over all partitions."""
+    """The positions of a consumer or group in a topic by partition, with their owner and the times of the last commit
+    (0: unknown) and the last query since the start, by the elapsed clock. Invariant: ``metadata_bytes`` is the sum
+    over all partitions.
+    """
 
     __slots__ = ("asked_at_us", "at_us", "metadata_bytes", "name_bytes", "owner", "partitions")
 
@@ -50,12 +52,12 @@ class Held:
 
     @property
     def used_at_us(self) -> int:
-        """When it was last there."""
+        """The time of the last commit or query."""
         return max(self.at_us, self.asked_at_us)
 
 
 class Positions:
-    """All positions by topic (id, or full name while it does not exist), consumer or group, and partition.
+    """All positions by topic (its id, or its full name until it exists), consumer or group, and partition.
 
     Invariant: ``count`` is the number of positions in the table.
     """
@@ -70,7 +72,7 @@ class Positions:
         self.count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
-        """One position."""
+        """Return one position."""
         owners = self._by_topic.get(topic)
         if owners is None:
             return None
@@ -78,48 +80,48 @@ class Positions:
         return None if held is None else held.partitions.get(partition)
 
     def held(self, topic: TopicKey, kind: PositionKind, name: str) -> Held | None:
-        """All that somebody has in a topic."""
+        """Return all positions of a consumer or group in a topic."""
         return self._by_topic.get(topic, {}).get((kind, name))
 
     @property
     def latest_us(self) -> int:
-        """When any was stored last, 0 when none was."""
+        """The time of the latest commit, 0 if there was none."""
         return max((held.at_us for owners in self._by_topic.values() for held in owners.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """Recovery is over: those without a time count from now."""
+        """End the recovery: positions without a time count from now."""
         for owners in self._by_topic.values():
             for held in owners.values():
                 held.at_us = held.at_us or now_us
 
     def readers(self) -> list[tuple[TopicKey, Reader]]:
-        """Everybody who has positions in a topic."""
+        """Return all consumers and groups that have positions, by topic."""
         return [(topic, reader) for topic, owners in self._by_topic.items() for reader in owners]
 
     def offsets(
         self, topic: TopicKey, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Next offsets that somebody has in a topic, by partition number; of these partitions only where they are given."""
+        """Return the next offsets of a consumer or group in a topic by partition number, of ``among`` only if given."""
         held = self.held(topic, kind, name)
         kept = {} if held is None else held.partitions
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
-        """All positions of one consumer or group: topic, partition, position."""
+        """Yield all positions of one consumer or group: topic, partition, position."""
         for topic, owners in self._by_topic.items():
             held = owners.get((kind, name))
             for partition, position in held.partitions.items() if held is not None else ():
                 yield topic, partition, position
 
     def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
-        """Everybody of this kind who has positions in a topic: topic, name, position by partition."""
-        for topic, owners in list(self._by_topic.items()):  # copies: whoever asks may go on after others changed them
+        """Yield all consumers or groups with positions: topic, name, position by partition."""
+        for topic, owners in list(self._by_topic.items()):  # copies: a caller may continue after others changed them
             for (owner_kind, name), held in list(owners.items()):
                 if owner_kind is kind:
                     yield topic, name, held.partitions
 
     def store(self, change: PositionStored | PositionsStored) -> None:
-        """Somebody's next offset, or several of them, are others."""
+        """Store one or several next offsets."""
         if isinstance(change, PositionsStored):
             offsets, notes = change.offsets, change.notes
         else:
@@ -136,7 +138,7 @@ class Positions:
         self._charge_positions(held, len(held.partitions) - had, self._metadata_bytes(held, notes) - freed)
 
     def _metadata_bytes(self, held: Held, numbers: Collection[int]) -> int:
-        """What was written beside the positions of these partitions."""
+        """Return the size of the metadata of these partitions."""
         kept = held.partitions
         return sum([len(kept[number].metadata) for number in numbers if number in kept])
 
@@ -155,33 +157,33 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Somebody begins (or stops) to have all this."""
+        """Charge all of this to its owner, or give it back."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
         self._usage.charge(Kind.POSITIONS, held.owner, sign * len(held.partitions), sign * size)
 
     def _charge_positions(self, held: Held, count: int, metadata_bytes: int) -> None:
-        """It has so many positions more, and so many bytes beside them."""
+        """Charge these many positions and metadata bytes to the owner."""
         self.count += count
         held.metadata_bytes += metadata_bytes
         self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES + metadata_bytes)
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
-        """A topic of this name exists now: positions that waited for it are its own."""
+        """Bind the positions that were stored under a name to the new topic."""
         self._changing(full_name)
         waiting = self._by_topic.pop(full_name, None)
         if waiting is not None:
             self._by_topic[topic_id] = waiting
 
     def drop_topic(self, topic_id: bytes) -> None:
-        """A topic ended."""
+        """Drop all positions of a deleted topic."""
         self._changing(topic_id)
         for held in self._by_topic.pop(topic_id, {}).values():
             self._charge(held, -1)
 
     def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
-        """Partitions from this number on ended."""
+        """Drop the positions of deleted partitions, from this number on."""
         self._changing(topic_id)
         owners = self._by_topic.get(topic_id, {})
         for owner, held in list(owners.items()):
@@ -193,7 +195,7 @@ class Positions:
             self._by_topic.pop(topic_id, None)
 
     def delete(self, change: PositionsDeleted) -> None:
-        """Forget positions of one consumer or group."""
+        """Delete positions of one consumer or group."""
         owner = (change.kind, change.name)
         for topic in [change.topic] if change.topic is not None else list(self._by_topic):
             owners = self._by_topic.get(topic, {})
@@ -211,13 +213,13 @@ class Positions:
                 self._by_topic.pop(topic, None)
 
     def _changing(self, topic: TopicKey) -> None:
-        """Everything in a topic is about to."""
+        """Prepare a change of all positions in a topic."""
         self._readers.changing(topic)
         for owner in self._by_topic.get(topic, ()):
             self._views.changing((topic, owner))
 
     def encoded(self) -> Iterator[bytes]:
-        """All positions as they are now, encoded in pieces."""
+        """Yield all current positions, encoded in pieces."""
         readers = self._readers.open(list(self._by_topic))
         return encoded(self.count, self._views.open(chain.from_iterable(readers)))
 

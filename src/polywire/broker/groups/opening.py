@@ -1,6 +1,6 @@
-"""The parts of a broker that groups are made of, put together (concepts: groups#what-a-group-is).
+"""Create the parts of a broker that make up groups (concepts: groups#what-a-group-is).
 
-Promises: one coordinator and one table of classic groups for all of them. Must not know: what they do.
+All parts share one coordinator and one table of classic groups.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from polywire.log.base import Loop
 
 
 class Host(coordinator.Host, seats.Host, classic_groups.Host, consumer_groups.Host, Protocol):
-    """What they ask of the broker."""
+    """The broker as groups use it."""
 
 
 class Groups(NamedTuple):
-    """table: all classic groups by name."""
+    """The parts. table: all classic groups by name."""
 
     commits: Commits
     coordinator: Coordinator
@@ -48,7 +48,7 @@ def open_groups(
     owners: Owners,
     sliced: SlicedWork,
 ) -> Groups:
-    """The groups of a broker that has recovered its state."""
+    """Create the groups of a broker that has recovered its state."""
     table: dict[str, ClassicGroup] = {}
     commits = Commits(state, settings, elapsed, owners, table)
     coordinated = Coordinator(host, state, settings, clock, elapsed)

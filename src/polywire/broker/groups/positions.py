@@ -1,6 +1,6 @@
-"""The broker's verbs about positions: the part of its facade that consumers, groups and administrators move positions by.
+"""The broker's calls on positions, for consumers, groups and administrators.
 
-Promises: positions of a topic that does not exist yet wait under its name. Must not know: members and generations, wires.
+Positions of a topic that does not exist yet are stored under its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polywire.types import Level, PositionKind
 
 
 class PositionVerbs(WriteBatchVerbs, Protocol):
-    """A base of ``Broker``, whose state these verbs use."""
+    """A base class of ``Broker``, whose state these calls use."""
 
     __slots__ = ()
 
@@ -26,29 +26,29 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     _commits: Commits
 
     def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
-        """The next offset a consumer or group will read, None when it never committed."""
+        """Return the next offset of a consumer or group, None if it never committed."""
         found = self._commits.find(full_name, partition_number, kind, name)
         return None if found is None else found.offset
 
     def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
-        """All positions of one consumer or group, by (topic's full name, partition number)."""
+        """Return all positions of one consumer or group by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
             found[self.topic_name(key), partition] = position.offset
         return found
 
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
-        """Topic's full name and name of all consumers or groups that have positions; may be read on after others changed some."""
+        """Yield topic's full name and name of all consumers or groups with positions; changes meanwhile are allowed."""
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 
     def positions_in(
         self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Next offsets of a consumer or group in a topic by partition number; of these partitions only where they are given."""
+        """Return the next offsets of a consumer or group in a topic by partition number, of ``among`` only if given."""
         return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Full name of a topic that positions are keyed by."""
+        """Return the full name of a topic that positions are keyed by."""
         return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))
 
     def commit_position(
@@ -64,9 +64,10 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a next offset as given; for a topic that does not exist yet it waits under its name.
+        """Store a next offset as given; for a topic that does not exist yet it is stored under its name.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) when there are too many positions.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
+        positions.
         """
         offsets = {partition_number: offset}
         self.commit_positions(full_name, offsets, kind, name, generation=generation, by=by, level=level, done=done)
@@ -101,7 +102,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         generation: int = -1,
         by: Caller = NO_CALLER,
     ) -> changes.PositionsStored:
-        """The change that stores these next offsets, checked but not made. Raises as ``commit_position``."""
+        """Return the change that stores these next offsets, checked but not applied. Raises as ``commit_position``."""
         return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
 
     def delete_positions(
@@ -115,7 +116,10 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Forget positions of a consumer or group: in one topic or all, in one partition or all. Raises Denied(DENIED) for another user's."""
+        """Delete positions of a consumer or group: in one topic or all, in one partition or all.
+
+        Raises Denied(DENIED) for another user's group.
+        """
         for topic in {topic for topic, _ in self.positions(kind, name)} if full_name is None else (full_name,):
             self._commits.check_owner(by, topic, kind, name)
         key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
@@ -123,5 +127,5 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
 
 
 def _full_name(topic: Topic | None) -> str:
-    assert topic is not None, "a position belongs to a living topic"
+    assert topic is not None, "a position belongs to an existing topic"
     return topic.name.full

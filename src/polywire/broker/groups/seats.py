@@ -1,7 +1,8 @@
-"""Seats of members of Kafka's groups in the coordinator's groups, which are of one topic each (concepts: groups#handing-over).
+"""Memberships of Kafka's groups in the coordinator's groups, one per topic (concepts: groups#handing-over).
 
-Promises: a seat is dealt partitions like a member of any wire, and the coordinator is told what it holds; who waits for what was let go of is
-told by a new generation where nothing else does. Must not know: wires, how members learn of their partitions.
+A Kafka group has one membership per topic, assigned like a member of any protocol, and the coordinator knows the
+partitions it holds. Members that wait for released partitions learn of them by a new generation if nothing else
+notifies them.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from polywire.types import Assignor
 
 
 class Host(Protocol):
-    """What seats ask of the broker."""
+    """The broker as memberships use it."""
 
     def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
-        """The topic of this full name."""
+        """Return the topic of this full name."""
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
-        """The topic of this id."""
+        """Return the topic of this id."""
 
 
 class Share(NamedTuple):
-    """What a seat should have in a topic by the coordinator's group, and who holds what there."""
+    """A member's share of a topic by the coordinator's group, and the holders of its partitions."""
 
     partitions: range
     generation: int
@@ -42,7 +43,9 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Seat:
-    """One member's, under one id in all its topics. ``topics``: ids by full name. ``is_consumer``: of the newer protocol."""
+    """The memberships of one member under one id. ``topics``: ids by full name. ``is_consumer``: of Kafka's newer
+    protocol.
+    """
 
     id: str
     wire: str
@@ -51,7 +54,7 @@ class Seat:
 
 
 class Seats:
-    """Those of all groups."""
+    """The memberships of all Kafka groups."""
 
     __slots__ = ("_coordinator", "_host")
 
@@ -69,9 +72,10 @@ class Seats:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Take part wherever there is a topic of these, and nowhere else; whether it does. Raises as ``Coordinator.join``.
+        """Join every existing topic of these and leave all others; return whether that is complete. Raises as
+        ``Coordinator.join``.
 
-        at_most: seats that are taken in this call.
+        at_most: the number of joins in this call.
         """
         found = {topic: self._host.group_topic(topic) for topic in topics}
         wanted = {topic: there.id for topic, there in found.items() if there is not None}
@@ -98,19 +102,22 @@ class Seats:
         return True
 
     def leave(self, group: str, seat: Seat, topic: str) -> None:
-        """Nothing more is dealt out to it there; what it holds it holds until it lets go. Raises Busy(DISK_FULL)."""
+        """Leave a topic; held partitions remain held until they are released. Raises Busy(DISK_FULL)."""
         with suppress(Missing):  # the topic is gone, or the group was deleted
             self._coordinator.leave(group, topic, seat.id, None, wire=seat.wire, by=ITSELF)
         del seat.topics[topic]
 
     def leave_some(self, group: str, seat: Seat, at_most: int) -> bool:
-        """Leave so many topics; whether no seat is left. Raises Busy(DISK_FULL)."""
+        """Leave up to ``at_most`` topics; return whether none is left. Raises Busy(DISK_FULL)."""
         for topic in list(islice(seat.topics, at_most)):
             self.leave(group, seat, topic)
         return not seat.topics
 
     def end(self, group: str, seat: Seat, topic_ids: Collection[bytes]) -> None:
-        """It is nobody's any more, and holds nothing, in these topics neither. Raises Busy(DISK_FULL); then it is still somebody's."""
+        """End a member: leave all topics and release everything, in these topics, too.
+
+        Raises Busy(DISK_FULL); then the member stays.
+        """
         ids = {*topic_ids, *seat.topics.values()}
         for topic in list(seat.topics):
             self.leave(group, seat, topic)
@@ -121,7 +128,7 @@ class Seats:
             self._coordinator.holdings.forget(group, id_)
 
     def end_in(self, group: str, seat: Seat, topic: str) -> None:
-        """It is nobody's any more in one topic, and holds nothing there. Raises Busy(DISK_FULL); then it is still somebody's."""
+        """End a member in one topic and release everything there. Raises Busy(DISK_FULL); then it stays."""
         id_ = seat.topics[topic]
         self.leave(group, seat, topic)
         self._coordinator.holdings.held(group, id_).leave(seat.id)
@@ -129,31 +136,33 @@ class Seats:
         self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, seat: Seat, topic: str, partitions: Collection[int]) -> None:
-        """What is read there is this seat's, which is yet to be taken; nothing where the topic does not exist."""
+        """Note partitions that a member reads before it joins the topic; nothing happens if the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             seat.topics[topic] = id_
             self._coordinator.holdings.held(group, id_).take(seat.id, partitions)
 
     def share(self, group: str, seat: Seat, topic: str) -> Share | None:
-        """What a seat should have in one of its topics."""
+        """Return a member's share of one of its topics."""
         there, id_ = self._coordinator.refreshed(group, topic), seat.topics[topic]
         if there is None or not there.has(seat.id):
             return None
         return Share(there.share(seat.id), there.generation, self._coordinator.holdings.held(group, id_))
 
     def shares(self, group: str, seat: Seat) -> dict[bytes, Share]:
-        """What a seat should have, by topic's id."""
+        """Return a member's shares by topic's id."""
         found = {id_: self.share(group, seat, topic) for topic, id_ in seat.topics.items()}
         return {id_: share for id_, share in found.items() if share is not None}
 
     def topic_id(self, topic: str) -> bytes | None:
-        """The id of a topic, None while it does not exist."""
+        """Return the id of a topic, None if it does not exist."""
         found = self._host.group_topic(topic)
         return None if found is None else found.id
 
     def is_left(self, group: str, topic: str, seat: str) -> bool:
-        """Whether there is a seat that nobody has taken since the broker began, and what others were dealt is as it was then."""
+        """Return whether a membership from before the restart exists that no member claimed and no other assignment
+        replaced.
+        """
         if not self._coordinator.has_member(group, topic, seat) or self._coordinator.has_changed(group, topic):
             return False
         topic_id = self.topic_id(topic)
@@ -164,18 +173,20 @@ class Seats:
         return not is_taken
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
-        """Who has to let go of which partitions of a topic before others have them."""
+        """Return the holdings of a topic, created if missing."""
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, seat: Seat, topic_id: bytes) -> None:
-        """A topic without a seat is done with as soon as nothing in it is held."""
+        """Forget a topic without a membership as soon as nothing in it is held."""
         held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(seat.id):
             held.leave(seat.id)
             self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """Partitions may be free now: members that never let go find out by a new generation, whose numbers are returned by topic's id."""
+        """Begin a generation where partitions may be free, for members that never release any; return the generations
+        by topic's id.
+        """
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:
             held = self._coordinator.holdings.held(group, id_)
@@ -188,5 +199,5 @@ class Seats:
         return renewed
 
     def group_in(self, group: str, topic: str) -> Group | None:
-        """The coordinator's group in a topic as its members find it now."""
+        """Return the coordinator's group of a topic without expired members."""
         return self._coordinator.refreshed(group, topic)

@@ -1,7 +1,4 @@
-"""Groups as members and lists see them (concepts: groups#what-a-group-is).
-
-Promises: values. Must not know: how they come about.
-"""
+"""Values that describe groups to members and lists (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from polywire.types import Assignor
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member's place: the group's generation and the member's partitions, ascending."""
+    """A member's assignment: the group's generation and the member's partitions, ascending."""
 
     generation: int
     partitions: tuple[int, ...]
@@ -21,7 +18,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as lists show it; ``idle_s`` is the time since it was last seen, or since the broker started."""
+    """A member as lists show it; ``idle_s`` is the time since its last heartbeat or the broker's start."""
 
     id: str
     wire: str
@@ -31,7 +28,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as lists show it; ``changed_at_us`` is when it last changed since the broker started, None when it did not."""
+    """A group as lists show it; ``changed_at_us`` is its last change since the broker's start, None if there was none."""
 
     topic: str
     name: str
@@ -44,8 +41,10 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group that has consumers, as lists show it. reading: partitions by topic's full name. target: what it should read.
-    topics, pattern: how it says what it reads."""
+    """A member of a group with consumers, as lists show it.
+
+    reading: partitions by topic's full name. target: its share. topics, pattern: its subscription.
+    """
 
     id: str
     client_id: str
@@ -62,7 +61,7 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupView:
-    """A group of Kafka's newer protocol, with its members on all wires; its consumers may all be gone."""
+    """A group of Kafka's newer protocol with its members of all protocols; its consumers may all be gone."""
 
     name: str
     epoch: int
