@@ -18,7 +18,7 @@ NOT_REWRITTEN: Final = (
     "src/polywire/protocols/cursus/linked.py",
     "src/polywire/protocols/cursus/shard_link.py",
     "src/polywire/protocols/iggy",
-    "src/polywire/testing",
+    "src/polywire/testing/sim",
     "tests",
     "benchmarks",
     "tools",

@@ -1,6 +1,6 @@
-"""Brokers to test against: ``broker()`` in a thread or a process, and for pytest the fixtures of ``polywire.testing.plugin``.
+"""Brokers for tests: ``broker()`` runs one in a thread or a process; ``polywire.testing.plugin`` has pytest fixtures.
 
-Beside them are a broker in memory under control, and the simulated world, which Polywire's own tests use.
+The package also has a broker in memory and the simulation, which Polywire's own tests use.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
-SLOT_MIB: Final = 17  # the smallest journal files that every wire's largest request fits
+SLOT_MIB: Final = 17  # the smallest journal files that fit the largest request of every protocol
 
 
 class RunningBroker(Protocol):
-    """A broker that tests may end and start again as they like."""
+    """A broker that tests can stop and start again."""
 
     @property
     def addresses(self) -> dict[str, tuple[str, int]]:
-        """Host and port of each wire, for its own clients."""
+        """Host and port of each protocol."""
 
     def url(self, wire: str = "polywire") -> str:
-        """Where a wire is spoken, for ``polywire.connect``."""
+        """Return the URL of a protocol for ``polywire.connect``."""
 
     def start(self) -> Any:
-        """Start it again behind ``stop`` or ``kill``, on the same ports."""
+        """Start it again after ``stop`` or ``kill``, on the same ports."""
 
     def kill(self) -> None:
-        """End it without any warning, as ``kill -9`` does; what it acknowledged as written is there again when it starts."""
+        """End it without warning, like ``kill -9``; acknowledged records exist again after the next start."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A store that misbehaves on request, in the ways real ones do.
+"""A store with injected faults, as real stores have them.
 
-Promises: each fault asked for strikes the next call of its verb, once, in the order asked; without any it is the store below. Faults are:
-an error before anything happened, a slow answer, a torn blob, a stale list, a lost reply. Must not know: what is stored, how files work.
+A fault applies to the next call of its operation, once, in the order of injection. Without faults it behaves like the
+store below. Faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from polywire.types import Buffer
 
 
 class Fault(Enum):
-    """What goes wrong.
+    """The kinds of faults.
 
-    ERROR: the call fails and nothing happened.
-    SLOW: the call waits (the function given to the store) and then succeeds.
-    TORN: ``put_new`` leaves a blob that ends in the middle and fails: what a store without atomic writes would leave; ``get`` gives half.
-    STALE: ``list`` does not show what was put last.
-    LOST_REPLY: the call happens, and fails all the same.
+    ERROR: the call fails without an effect. SLOW: the call waits, using the function given to the store, and then
+    succeeds. TORN: ``put_new`` fails and leaves a truncated blob, like a store without atomic writes; ``get`` returns
+    half. STALE: ``list`` omits the last blob. LOST_REPLY: the call has its effect, but fails.
     """
 
     ERROR = "error"
@@ -33,7 +31,7 @@ class Fault(Enum):
 
 
 class Verb(Enum):
-    """The Store's verbs."""
+    """The operations of a Store."""
 
     PUT_NEW = "put_new"
     PUT = "put"
@@ -54,7 +52,7 @@ _ALLOWED = {
 
 
 class FaultyStore:
-    """A store around another one. Guards: no fault is forgotten; ``pending`` says how many have not struck yet."""
+    """A store around another one. ``pending`` is the number of faults that have not occurred yet."""
 
     def __init__(self, store: Store, *, wait: Callable[[], None] = lambda: None) -> None:
         self._store = store
@@ -65,13 +63,13 @@ class FaultyStore:
 
     @property
     def pending(self) -> int:
-        """Faults that have not struck yet."""
+        """The number of faults that have not occurred yet."""
         return sum(fault is not None for faults in self._faults.values() for fault in faults)
 
     def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
-        """Let a fault strike a call of this verb: the next one, or the one after ``after`` more than are planned already.
+        """Inject a fault into the next call of this operation, or into the one after ``after`` more calls.
 
-        Raises ValueError where verb and fault do not go together.
+        Raises ValueError if the operation does not have this fault.
         """
         if verb not in _ALLOWED[fault]:
             raise ValueError(f"no such fault of this verb verb={verb.value} fault={fault.value}")

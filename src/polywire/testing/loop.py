@@ -1,7 +1,7 @@
-"""An event loop driven by hand: callbacks run when a test says so.
+"""An event loop that runs callbacks only on request.
 
-Promises: callbacks run in the order an asyncio loop would run them, timers by their time and then by their making.
-Errors in callbacks are raised to the test. Must not know: asyncio.
+Callbacks run in the order of an asyncio loop, timers by time and then by creation. The test gets the exceptions of
+callbacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from polywire.testing.clock import SimulatedClock
 
-PASSES_MAX: Final = 10_000  # a test whose callbacks schedule each other for ever must end
+PASSES_MAX: Final = 10_000  # ends a test whose callbacks schedule each other without end
 
 
 class Handle:
@@ -29,14 +29,14 @@ class Handle:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
         self.cancelled = True
 
 
 class ManualLoop:
     """Implements ``polywire.log.base.Loop`` over a simulated clock.
 
-    Invariant: nothing runs but inside ``run_pass``, ``run_due`` and ``advance``.
+    Invariant: callbacks run only inside ``run_pass``, ``run_due`` and ``advance``.
     """
 
     __slots__ = ("_order", "_ready", "_timers", "clock")
@@ -54,17 +54,17 @@ class ManualLoop:
         return handle
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call in the next pass; may be used from another thread."""
+        """Call in the next pass; other threads may use this."""
         return self.call_soon(callback, *args)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call in the first pass after so many seconds of the simulated clock."""
+        """Call in the first pass after this many seconds of the simulated clock."""
         handle = Handle(callback, args)
         heapq.heappush(self._timers, (self.clock.monotonic() + delay, next(self._order), handle))
         return handle
 
     def run_pass(self) -> int:
-        """One pass: what was ready when it began, and timers that are due; returns how many callbacks ran."""
+        """Run the callbacks that are ready now and the timers that are due; return how many ran."""
         while self._timers and self._timers[0][0] <= self.clock.monotonic():
             self._ready.append(heapq.heappop(self._timers)[2])
         ran = 0
@@ -76,7 +76,7 @@ class ManualLoop:
         return ran
 
     def run_due(self) -> None:
-        """Pass after pass until nothing is ready and no timer is due."""
+        """Run passes until nothing is ready and no timer is due."""
         for _ in range(PASSES_MAX):
             self.run_pass()
             if not self._ready and not (self._timers and self._timers[0][0] <= self.clock.monotonic()):
@@ -84,11 +84,11 @@ class ManualLoop:
         raise AssertionError(f"callbacks schedule each other for ever passes={PASSES_MAX}")
 
     def advance(self, seconds: float) -> None:
-        """Let time pass and run what becomes due, each timer at its own time."""
+        """Advance the clock and run every timer that becomes due at its own time."""
         end = self.clock.monotonic() + seconds
         self.run_due()
         while self._timers and self._timers[0][0] <= end:
             gap_s = self._timers[0][0] - self.clock.monotonic()
-            self.clock.advance(max(0, ceil(gap_s * 1_000_000)) / 1_000_000)  # the clock knows whole microseconds only
+            self.clock.advance(max(0, ceil(gap_s * 1_000_000)) / 1_000_000)  # the clock has whole microseconds
             self.run_due()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))

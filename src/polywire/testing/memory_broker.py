@@ -1,6 +1,6 @@
-"""A whole broker in memory, with its clock and loop under control, that can be killed and started again.
+"""A broker in memory with a simulated clock and loop, which can be killed and started again.
 
-Promises: the broker is the real one; only the log under it is kept in memory. Must not know: wires.
+The broker is the real one; only its log is in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class MemoryBroker:
     def __init__(
         self, settings: BrokerSettings | None = None, *, loop: Loop | None = None, clock: Clock | None = None
     ) -> None:
-        """Without a loop and a clock both are simulated; an asyncio loop and a ``SystemClock`` do as well."""
+        """Create a broker. Without a loop and a clock both are simulated; an asyncio loop and a ``SystemClock`` work,
+        too.
+        """
         simulated = SimulatedClock()
         self.settings = settings or BrokerSettings()
         self.clock: Clock = clock or simulated
@@ -44,17 +46,17 @@ class MemoryBroker:
         return Broker.over(remember, settings=self.settings, loop=self.loop, clock=self.clock)
 
     def run(self) -> None:
-        """Run everything that is due, so that every callback owed now has been called."""
+        """Run everything that is due, so that all outstanding callbacks have been called."""
         assert isinstance(self.loop, ManualLoop), "a real loop runs by itself"
         self.loop.run_due()
 
     def advance(self, seconds: float) -> None:
-        """Let simulated time pass."""
+        """Advance the simulated time."""
         assert isinstance(self.loop, ManualLoop), "a real loop has its own time"
         self.loop.advance(seconds)
 
     def restart(self, *, synced_only: bool = False) -> Broker:
-        """Kill the broker (``synced_only``: cut the power) and start it again from what the log kept."""
+        """Kill the broker and start it again from its log. synced_only: simulate a power loss instead."""
         log = self.log
         self.broker = self._start(lambda replay: log.reopen(replay, synced_only=synced_only))
         return self.broker

@@ -1,9 +1,9 @@
-"""The log in memory: what the broker runs on in tests and in ``memory://``.
+"""The log in memory, for tests and ``memory://``.
 
-Promises: behaves as ``log.base.Log`` says, write batches, levels, staging, recovery and all; a sync happens one pass of the
-loop after the commit that asked for it, so that ``written`` and ``synced`` can be told apart. ``reopen`` gives the
-log a restarted broker would find. It never merges small batches and never frees memory of its history: it is for
-tests. Must not know: topics, groups, wires.
+* It implements ``log.base.Log`` completely: write batches, levels, staging and recovery.
+* A sync happens one pass of the loop after its commit, so that ``written`` and ``synced`` differ.
+* ``reopen`` returns the log that a restarted broker would have.
+* It neither merges small batches nor frees its history.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """One addition. ``parts`` are (incarnation, batch): numbered once they were committed. staged: a token, its batch, and when that expires.
-    taken: tokens that were published or abandoned."""
+    """One addition. ``parts`` are (incarnation, batch), numbered by the commit. staged: a token, its batch and its
+    expiry. taken: tokens that were published or abandoned.
+    """
 
     kind: _Kind
     incarnation: int = 0
@@ -91,18 +92,18 @@ class MemoryPublication:
 class MemoryLog:
     """Implements ``Log``.
 
-    Invariant: ``_groups`` holds every committed group in order; the first ``_synced`` of them would survive a power loss.
+    Invariant: ``_groups`` has every committed group in order; the first ``_synced`` of them would survive a power loss.
     """
 
     def __init__(
         self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
     ) -> None:
-        """``floor`` is the least level of any acknowledgement."""
+        """``floor`` is the lowest level of any acknowledgement."""
         self.epoch: Final = epoch
         self.disk_full = False
         """Set by a test: additions raise Busy(DISK_FULL)."""
         self.crowded = False
-        """Set by a test: the log says that it is congested."""
+        """Set by a test: the log is congested."""
         self._on_relief: list[Callable[[], None]] = []
         self._loop = loop
         self._clock = clock
@@ -125,22 +126,22 @@ class MemoryLog:
 
     @property
     def group_count(self) -> int:
-        """Groups committed so far."""
+        """The number of groups committed so far."""
         return len(self._groups)
 
     @property
     def congested(self) -> bool:
-        """Never, unless a test says so."""
+        """False unless a test sets ``crowded``."""
         return self.crowded
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Whoever sets ``crowded`` back calls ``relieve``."""
+        """Register a callback; a test that resets ``crowded`` calls ``relieve``."""
         self._on_relief.append(callback)
         if not self.crowded:
             self.relieve()
 
     def relieve(self) -> None:
-        """The log is not congested any more."""
+        """Report that the log is not congested any more."""
         self.crowded = False
         callbacks, self._on_relief = self._on_relief, []
         for callback in callbacks:
@@ -177,7 +178,7 @@ class MemoryLog:
         self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Memory has no sealed part: everything stays."""
+        """Do nothing: memory has no sealed part."""
         self.partition(incarnation)
 
     # Additions
@@ -224,7 +225,7 @@ class MemoryLog:
         staged.parts.append(part)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Nothing is left of earlier starts."""
+        """Do nothing: no batches are staged by earlier starts."""
         self._elapsed = clock
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -299,14 +300,14 @@ class MemoryLog:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something was added since the last commit."""
+        """Whether there are additions since the last commit."""
         return bool(self._write_batch)
 
     def hold(self) -> None:
-        """A commit is scheduled all the same: one more does no harm."""
+        """Do nothing: the commit that is scheduled does no harm."""
 
     def write(self) -> None:
-        """Write the write batch as one group; nobody is told from in here."""
+        """Write the write batch as one group, without any callback."""
         write_batch, self._write_batch = self._write_batch, []
         if not write_batch or self._failure is not None:
             return
@@ -325,7 +326,7 @@ class MemoryLog:
         self._wake()
 
     def commit(self) -> None:
-        """Write the write batch as one group, and tell everybody whom that concerns."""
+        """Write the write batch as one group and call its callbacks."""
         self.write()
         written, self._written = self._written, []
         for done in written:
@@ -349,7 +350,7 @@ class MemoryLog:
         self._wake()
 
     def _number(self, entry: _Entry) -> None:
-        """Number the entry's batches, each after what is before it in the partition."""
+        """Number the entry's batches, each after the end of its partition."""
         after: dict[int, tuple[int, int]] = {}
         first: dict[int, int] = {}
         numbered = []
@@ -402,17 +403,17 @@ class MemoryLog:
                 del partition.wakes[wait]
                 wait.wake()
 
-    # Life
+    # Closing and recovery
 
     def close(self) -> None:
-        """Commit, sync, call what is pending."""
+        """Commit, sync and call all outstanding callbacks."""
         if not self._closed:
             self.commit()
             self._sync()
             self._closed = True
 
     def fail(self) -> None:
-        """What a test calls to see a disk fail: nothing is acknowledged any more."""
+        """Simulate a failing disk: the log acknowledges nothing any more."""
         self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
         waiting = [*self._waiting_sync, *(entry.done for entry in self._write_batch if entry.done is not None)]
         self._waiting_sync, self._write_batch = [], []
@@ -420,19 +421,19 @@ class MemoryLog:
             done(self._failure)
 
     def take_snapshot(self) -> None:
-        """Let recovery begin from the state as it is now."""
+        """Let recovery begin from the current state."""
         self.commit()
         self._snapshot = (self._replay.snapshot(), len(self._groups))
 
     def state(self) -> bytes:
-        """The broker's state after this write batch, as a snapshot would hold it."""
+        """Return the broker's state after this write batch, as a snapshot would have it."""
         self.commit()
         return self._replay.snapshot()
 
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
-        """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss).
+        """Return the log of a broker that restarts after a crash (``synced_only``: after a power loss).
 
-        This one is dead then: it answers nothing more, and what the old broker still adds goes nowhere.
+        This log is dead afterwards: it answers nothing, and later additions of the old broker are lost.
         """
         self._killed = True
         self._write_batch, self._waiting_sync, self._written = [], [], []
@@ -445,12 +446,12 @@ class MemoryLog:
             again._snapshot = self._snapshot
         for number, group in enumerate(groups):
             for entry in group:
-                again._recover(entry, told=number < skipped)
+                again._recover(entry, in_snapshot=number < skipped)
         again._groups = groups
         again._synced = len(groups)
         return again
 
-    def _recover(self, entry: _Entry, *, told: bool) -> None:
+    def _recover(self, entry: _Entry, *, in_snapshot: bool) -> None:
         if entry.kind is _Kind.OPEN:
             self._open(entry.incarnation)
         self._make_true(entry)
@@ -461,9 +462,9 @@ class MemoryLog:
         for incarnation, batch in entry.parts:
             self._partitions[incarnation].synced_offset = self._partitions[incarnation].next_offset
             header = batches.read_header(batch)
-            if not told and header.columns >> Column.PRODUCER_ID & 1:
+            if not in_snapshot and header.columns >> Column.PRODUCER_ID & 1:
                 self._replay.replayed(header, _producer_of(batch, header))
-        if entry.change and not told:
+        if entry.change and not in_snapshot:
             self._replay.apply(entry.change)
 
 

@@ -1,7 +1,7 @@
-"""A bucket in memory that misbehaves on request, and two that break their promises.
+"""A bucket in memory with injected faults, and two defective kinds of bucket.
 
-Promises: each fault asked for strikes the next call of its verb, once, in the order asked; without any, and without a defect, it is a sound
-bucket for all threads. Must not know: what is stored.
+A fault applies to the next call of its operation, once, in the order of injection. Without faults and defects it is a
+correct bucket for all threads.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Stored, check_object_name
 from polywire.types import Buffer
 
-RACE_SECONDS: Final = 0.05  # for which a defective store lets another request overtake
+RACE_SECONDS: Final = 0.05  # time in which a defective store lets another request overtake
 
 
 class ObjectFault(Enum):
-    """What goes wrong.
+    """The kinds of faults.
 
-    DELAY: the call waits (the function given to the store) and then succeeds.
-    LOST_REPLY: the call happens, and fails all the same.
-    BUSY: 409, another request on the name is under way: nothing happens, and the answer is that of a name that exists.
-    REFUSED: 503, nothing happens.
-    LATE: the call fails, and happens when ``deliver`` is called.
-    STALE: ``list`` does not show what was written last.
+    DELAY: the call waits, using the function given to the store, and then succeeds. LOST_REPLY: the call has its
+    effect, but fails. BUSY: 409, another request on the name is in progress: no effect, and the response is that of an
+    existing name. REFUSED: 503, no effect. LATE: the call fails, and has its effect when ``deliver`` is called. STALE:
+    ``list`` omits the last object.
     """
 
     DELAY = "delay"
@@ -41,14 +39,14 @@ class ObjectFault(Enum):
 
 
 class Defect(Enum):
-    """How a store breaks its promises: it looks whether a condition holds and writes afterwards, or does not look at all."""
+    """How a store fails: it checks a condition and writes later, or does not check at all."""
 
     CHECKS_FIRST = "checks_first"
     IGNORES_CONDITIONS = "ignores_conditions"
 
 
 class MemoryObjects:
-    """Implements ``Objects``. Guards: what a request writes, it writes under the lock."""
+    """Implements ``Objects``. All effects happen under its lock."""
 
     def __init__(self, *, defect: Defect | None = None, wait: Callable[[], None] = lambda: None) -> None:
         self._objects: dict[str, bytes] = {}
@@ -61,12 +59,12 @@ class MemoryObjects:
         self._newest = ""
 
     def fail(self, verb: str, fault: ObjectFault, *, after: int = 0) -> None:
-        """Let a fault strike a call of this verb: the next one, or the one after ``after`` more than are planned already."""
+        """Inject a fault into the next call of this operation, or into the one after ``after`` more calls."""
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
     def deliver(self) -> None:
-        """Let the requests that were late arrive, in their order; nobody hears what becomes of them."""
+        """Apply late requests in order, without a response."""
         late, self._late = self._late, []
         for request in late:
             try:
@@ -75,7 +73,7 @@ class MemoryObjects:
                 continue
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        content = b"".join(parts)  # at once: a late request must not look at memory that was lent to it
+        content = b"".join(parts)  # copied now: a late request must not read memory that was lent to it
         self._request("create", name, BlobExists, lambda: self._create(name, content))
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
@@ -156,7 +154,7 @@ class MemoryObjects:
         self._write(name, content)
 
     def _be_overtaken(self) -> None:
-        """Wait until another request has looked as well, or none comes."""
+        """Wait until another request has checked as well, or none comes."""
         try:
             self._race.wait(RACE_SECONDS)
         except BrokenBarrierError:

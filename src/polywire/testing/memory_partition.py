@@ -1,7 +1,4 @@
-"""One partition's history in memory: the reading half of the in-memory log.
-
-Promises: answers like ``log.base.PartitionLog`` says, from lists. Must not know: write batches, staging, recovery.
-"""
+"""One partition's history in memory: the reading half of the log in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from polywire.records.compression import Compression, expand_body
 
 
 class NoPin:
-    """Bytes in memory stay where they are."""
+    """A pin without an effect: bytes in memory stay where they are."""
 
     __slots__ = ()
 
     def release(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 class Wait:
-    """Somebody who waits for the record at ``offset``. Implements ``Handle``."""
+    """A wait for the record at ``offset``. Implements ``Handle``."""
 
     __slots__ = ("_partition", "offset", "wake")
 
@@ -35,14 +32,15 @@ class Wait:
         self.wake = wake
 
     def cancel(self) -> None:
-        """Wake nobody."""
+        """Cancel the wait."""
         self._partition.wakes.pop(self, None)
 
 
 class MemoryPartition:
     """Implements ``PartitionLog``.
 
-    Invariant: ``headers`` and ``bodies`` hold the same batches, ascending and without gaps, from the one that holds ``first_offset`` on.
+    Invariant: ``headers`` and ``bodies`` have the same batches, ascending and without gaps, from the one that contains
+    ``first_offset``.
     """
 
     __slots__ = (
@@ -78,16 +76,16 @@ class MemoryPartition:
 
     @property
     def readable_offset(self) -> int:
-        """Exclusive end of what readers may see."""
+        """The exclusive end of what readers may see."""
         return self.synced_offset if self._hides_unsynced else self.next_offset
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of readable batches."""
+        """The bytes of readable batches."""
         return sum(header.length for header in self.headers)
 
     def add(self, batch: bytes) -> None:
-        """Take a numbered batch."""
+        """Append a numbered batch."""
         header = batches.read_header(batch)
         assert header.base_offset == self.next_offset, "batches follow each other without gaps"
         self.headers.append(header)
@@ -97,7 +95,7 @@ class MemoryPartition:
         self.last_append_time_us = header.append_time_us
 
     def trim(self, first_offset: int) -> None:
-        """Forget batches that end at or below ``first_offset``."""
+        """Drop the batches that end at or below ``first_offset``."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         count = bisect_right(self.headers, self.first_offset, key=lambda header: header.next_offset)
         del self.headers[:count]
@@ -111,7 +109,7 @@ class MemoryPartition:
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read:
-        """Batches from the one holding ``offset`` on; always at hand, so ``then`` is never called."""
+        """Return the batches from the one that contains ``offset``; ``then`` is never called."""
         self._check_range(offset)
         chunks: list[memoryview] = []
         size = 0
@@ -138,19 +136,19 @@ class MemoryPartition:
         return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
 
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located:
-        """Memory has no sealed part."""
+        """Return no location: memory has no sealed part."""
         self._check_range(offset)
         return Located(None, (), more=False)
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int:
-        """First offset appended at or after ``time_us``."""
+        """Return the first offset appended at or after ``time_us``."""
         index = bisect_left(self.headers, time_us, key=lambda header: header.append_time_us)
         return (
             max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
         )
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int:
-        """Offset of the record that starts at this address, or covers it, or follows the hole there."""
+        """Return the offset of the record that starts at this address, or covers it, or follows a hole there."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
@@ -161,7 +159,7 @@ class MemoryPartition:
         return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int:
-        """Address of a record, next_address at the end."""
+        """Return the address of a record, next_address at the end."""
         if offset == self.next_offset:
             return self.next_address
         if not self.first_offset <= offset < self.next_offset:
@@ -170,7 +168,7 @@ class MemoryPartition:
         return batches.address_of(body, batches.record_at_offset(body, offset))
 
     def epoch_end(self, epoch: int) -> int:
-        """Offset where this epoch's records end."""
+        """Return the offset where this epoch's records end."""
         if not 1 <= epoch <= self._current_epoch:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._current_epoch}"
@@ -181,12 +179,12 @@ class MemoryPartition:
         return self.headers[index].base_offset if index < len(self.headers) else self.next_offset
 
     def epoch_at(self, offset: int) -> int:
-        """Epoch of the record at this offset; the current one at next_offset."""
+        """Return the epoch of the record at this offset; the current one at next_offset."""
         self._check_range(offset)
         return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """First offset to keep under these limits."""
+        """Return the first offset to retain under these limits."""
         index = 0
         if age_us_max is not None:
             index = bisect_left(self.headers, now_us - age_us_max, key=lambda header: header.append_time_us)

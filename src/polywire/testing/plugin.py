@@ -1,9 +1,9 @@
-"""Fixtures for pytest, there wherever Polywire is installed.
+"""Fixtures for pytest, available wherever Polywire is installed.
 
-``polywire_broker`` is a broker in memory that speaks every wire, one for the whole run; ``polywire_client`` is its client, ``polywire_topic``
-the name of a topic of the test's own.
+``polywire_broker`` is a broker in memory with every protocol, one for the whole run. ``polywire_client`` is its client.
+``polywire_topic`` is the name of an empty topic for one test.
 
-Promises: nothing of Polywire is loaded before a test asks for a fixture. Must not know: what is tested.
+Polywire itself is imported when a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def polywire_broker() -> Iterator[RunningBroker]:
 
 @pytest.fixture
 def polywire_client(polywire_broker: RunningBroker) -> Iterator[SyncClient]:
-    """A client of the broker, as ``polywire.connect_sync`` makes it."""
+    """A client of the broker, made by ``polywire.connect_sync``."""
     from polywire.client.twin import connect_sync
 
     with connect_sync(polywire_broker.url()) as client:
@@ -39,7 +39,7 @@ def polywire_client(polywire_broker: RunningBroker) -> Iterator[SyncClient]:
 
 @pytest.fixture
 def polywire_topic(polywire_client: SyncClient) -> Iterator[str]:
-    """A topic of three partitions with nothing in it, which is deleted behind the test."""
+    """An empty topic of three partitions, deleted after the test."""
     topic = f"test-{secrets.token_hex(6)}"
     polywire_client.create_topic(topic, 3)
     yield topic

@@ -1,7 +1,8 @@
-"""A real broker in a process of its own, for every test that has to see the outside of one.
+"""A broker in a process of its own, for tests of its behaviour from outside.
 
-Promises: addresses come from the ready file; a process never outlives its test; what the broker logged is shown when it failed.
-Must not know: what is tested.
+* Addresses come from the ready file.
+* The process never outlives its test.
+* A failure shows the broker's log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 
 from polywire.types import spell_address
 
-READY_SECONDS_MAX: Final = 90.0  # a start takes one; a machine that does much else, many
+READY_SECONDS_MAX: Final = 90.0  # a start takes one; on a busy machine, many
 STOP_SECONDS_MAX: Final = 60.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 LOGIN_WIRES: Final = ("cursus", "iggy", "kafka", "polywire")
@@ -32,19 +33,20 @@ SOURCE: Final = Path(__file__).resolve().parents[2]
 
 
 def child_environment() -> dict[str, str]:
-    """What a process needs to import this copy of Polywire, wherever it runs."""
+    """Return the environment that lets a process import this copy of Polywire."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(SOURCE)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def silenced(*but: str) -> tuple[str, ...]:
-    """Options of ``polywire serve`` that switch every wire off, and HTTP, but those named."""
+    """Return options of ``polywire serve`` that switch off all protocols and HTTP except those named."""
     return tuple(word for wire in (*WIRES, "http") if wire not in but for word in (f"--{wire}", "off"))
 
 
 def _lasting_ports() -> Iterator[int]:
-    """Free ports below those that systems give to outgoing connections (Linux from 32768, others from 49152): a broker that
-    is started again finds its own still free. Each test process begins somewhere else.
+    """Yield free ports below those that systems use for outgoing connections (Linux from 32768, others from 49152).
+
+    A restarted broker finds such a port still free. Each test process begins at another port.
     """
     begin = random.Random().randrange(len(PORTS))
     return (port for port in cycle([*PORTS[begin:], *PORTS[:begin]]) if _free(port))
@@ -61,11 +63,11 @@ def _free(port: int) -> bool:
 
 
 _PORT: Final = _lasting_ports()
-_PORT_LOCK: Final = Lock()  # brokers are started in threads, too
+_PORT_LOCK: Final = Lock()  # threads start brokers, too
 
 
 def lasting_port() -> int:
-    """A free port that a broker finds free again when it is started again."""
+    """Return a port that is free now and will be free for a restarted broker."""
     with _PORT_LOCK:
         return next(_PORT)
 
@@ -81,8 +83,9 @@ class BrokerProcess:
         descriptors: int | None = None,
         module: str = "polywire",
     ) -> None:
-        """wires: all without it, with users those that have a login. descriptors: how many the process may have; all it is given without.
-        module: run as ``python -m``, it takes the command line of ``polywire``."""
+        """wires: protocols to serve; default: all, or with users those that have a login. descriptors: limit of open
+        files. module: run by ``python -m``, with the command line of ``polywire``.
+        """
         self.data_dir = data_dir
         self._module = module
         self._wires = wires or (LOGIN_WIRES if "--users" in options else WIRES)
@@ -94,12 +97,12 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running broker."""
+        """The process id of the running broker."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> BrokerProcess:
-        """Start and wait until every listener accepts."""
+        """Start it and wait until every listener accepts connections."""
         ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", self._module, "serve", "--data-dir", str(self.data_dir)]
@@ -124,13 +127,13 @@ class BrokerProcess:
         return self
 
     def url(self, wire: str = "polywire") -> str:
-        """Where a wire is spoken, for ``polywire.connect``."""
+        """Return the URL of a protocol for ``polywire.connect``."""
         host, port = self.addresses[wire]
         return f"{wire}://{spell_address(host, port)}"
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the broker's own, mapped files left out (Linux; 0 elsewhere)."""
+        """Return the broker's private memory without mapped files (Linux; 0 elsewhere)."""
         status = Path(f"/proc/{self.pid}/status")
         lines = status.read_text().splitlines() if status.exists() else []
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
@@ -141,15 +144,15 @@ class BrokerProcess:
         return self._process is None or self._process.poll() is not None
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to do anything."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def log_text(self) -> str:
-        """What the broker has logged in all its starts."""
+        """Return the log of all starts."""
         return self._log.read_text(errors="replace")
 
     def _end(self, number: signal.Signals) -> int:

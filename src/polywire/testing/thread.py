@@ -1,7 +1,6 @@
-"""A broker on a thread of its own, in memory, that any client can connect to.
+"""A broker in memory on a thread of its own, for any client.
 
-Promises: it listens when ``start`` returns, on free ports of this machine that it keeps; nothing is written to a disk, and nothing is left
-when it is stopped. Must not know: what is tested.
+It listens on free ports when ``start`` returns. It writes nothing to disk, and stopping it frees everything.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from polywire.types import spell_address
 
 HOST: Final = "127.0.0.1"
 CALL_SECONDS_MAX: Final = 30.0
-ENDING_PASSES: Final = 50  # of the loop, in which aborted connections go, and come that were being accepted
+ENDING_PASSES: Final = 50  # passes of the loop after connections were aborted; some are still being accepted then
 
 T = TypeVar("T")
 
 
 class BrokerThread:
-    """One broker in memory. Its records outlive ``kill``, as those on a disk do, and not ``stop``.
+    """One broker in memory. Its records survive ``kill``, but not ``stop``.
 
     Example:
         with BrokerThread(wires=["kafka", "polywire"]) as broker:
@@ -39,7 +38,7 @@ class BrokerThread:
     """
 
     def __init__(self, *, wires: Sequence[str] | None = None) -> None:
-        """Prepare a broker that speaks these wires, or all. Raises Invalid(INVALID_REQUEST) for one that there is not."""
+        """Prepare a broker with these protocols, default all. Raises Invalid(INVALID_REQUEST) for an unknown protocol."""
         wires = WIRES if wires is None else wires
         unknown = [wire for wire in wires if wire not in WIRES]
         if unknown or not wires:
@@ -61,12 +60,12 @@ class BrokerThread:
         self.stop()
 
     def url(self, wire: str = "polywire") -> str:
-        """Where a wire is spoken, for ``polywire.connect``."""
+        """Return the URL of a protocol for ``polywire.connect``."""
         host, port = self.addresses[wire]
         return f"{wire}://{spell_address(host, port)}"
 
     def start(self) -> Self:
-        """Listen; behind a ``kill`` on the same ports, over what was kept."""
+        """Start to listen; after ``kill`` on the same ports and with the same records."""
         if self._memory is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="polywire-broker", daemon=True)
@@ -75,11 +74,11 @@ class BrokerThread:
         return self
 
     def kill(self) -> None:
-        """Break all connections and forget what was not written, as ``kill -9`` does; ``start`` brings it back."""
+        """Break all connections and drop what was not written, like ``kill -9``; ``start`` starts it again."""
         self._call(self._break())
 
     def stop(self) -> None:
-        """End it, and forget everything. Calling it again does nothing."""
+        """Stop it and drop everything. Calling it again does nothing."""
         if self._memory is None:
             return
         self._call(self._break())
@@ -112,13 +111,13 @@ class BrokerThread:
         if not listeners:
             return
         self._sweeping.cancel()
-        # A server of asyncio that is closed while it accepts forgets the connection and leaves its peer waiting.
+        # An asyncio server that is closed while it accepts forgets the connection and leaves the client waiting.
         for listener in listeners:
             for listening in listener.server.sockets:
                 self._loop.remove_reader(listening.fileno())
         for _ in range(ENDING_PASSES):
             for peer in list(self._hub.connections):
-                peer.abort()  # who is killed logs nothing
+                peer.abort()  # a killed broker logs nothing
             await asyncio.sleep(0)
         close_listeners(listeners)
 
@@ -135,7 +134,10 @@ _named_lock: Final = threading.Lock()
 
 
 def memory_url(name: str) -> str:
-    """Where the broker of ``memory://name`` is, which is made when it is first asked for and lives as long as this process."""
+    """Return the address of the broker of ``memory://name``.
+
+    The first call creates it, and it lives as long as this process.
+    """
     with _named_lock:
         if name not in _named:
             _named[name] = BrokerThread(wires=["polywire"]).start()
@@ -143,7 +145,7 @@ def memory_url(name: str) -> str:
 
 
 def forget_memory(name: str = "") -> None:
-    """End the broker of ``memory://name`` and its records; the next one to ask gets an empty one."""
+    """End the broker of ``memory://name`` and its records; the next call for it gets an empty one."""
     with _named_lock:
         found = _named.pop(name, None)
     if found is not None:
